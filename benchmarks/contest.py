@@ -1,7 +1,9 @@
-"""Kernels take turns on one or two cores, beside a loop of multiply-adds that is the cores' peak; used by the kernels' benchmarks.
+"""Kernels take turns on one or two cores, beside a loop of multiply-adds that is the cores' peak;
+used by the kernels' benchmarks.
 
-On one core a turn counts the thread's CPU time. On several there is no such clock: a turn's time is the wall time of its fastest
-call, after a pause in which the other contestants' idle threads stop spinning.
+On one core a turn counts the thread's CPU time. On several there is no such clock: a turn's time is
+the wall time of its fastest call, after a pause in which the other contestants' idle threads stop
+spinning.
 """
 
 from __future__ import annotations
@@ -47,12 +49,18 @@ class Contestant:
 
     def against(self, other: Contestant) -> float:
         """Its time over that of `other`, the median over the rounds."""
-        return statistics.median(their / our for our, their in zip(self.shares, other.shares, strict=True))
+        return statistics.median(
+            their / our for our, their in zip(self.shares, other.shares, strict=True)
+        )
 
     def say(self, key: str) -> None:
         """Print the figures on stderr."""
         gflops = statistics.median(self.gflops)
-        print(f"{key:28} {gflops:7.1f} GFLOP/s {self.share:6.1%} of peak  {self.name}", file=sys.stderr, flush=True)
+        print(
+            f"{key:28} {gflops:7.1f} GFLOP/s {self.share:6.1%} of peak  {self.name}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class Contest:
@@ -72,7 +80,9 @@ class Contest:
                 ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {core}))
                 for core in sorted(os.sched_getaffinity(0))
             ]
-            self.peak = Contestant("peak", lambda: wait([pool.submit(library.fma_run, steps) for pool in pools]), flops)
+            self.peak = Contestant(
+                "peak", lambda: wait([pool.submit(library.fma_run, steps) for pool in pools]), flops
+            )
         self.calibrate(self.peak)
 
     def seconds(self, found: Contestant) -> float:
@@ -92,12 +102,17 @@ class Contest:
         return quick if self.cores == 1 else min(quick, self.seconds(found))
 
     def judge(self, contestants: list[Contestant], rounds: int) -> None:
-        """Let them take turns; the peak's time in a round is that of its turns before and after the others."""
+        """Let them take turns; the peak's time in a round is that of its turns before and after the
+        others."""
         for _ in range(rounds):
             around = [self.seconds(self.peak)]
             taken = [self.seconds(contestant) for contestant in contestants]
             around.append(self.seconds(self.peak))
-            top = self.peak.flops / (statistics.fmean(around) if self.cores == 1 else min(around)) / 1e9
+            top = (
+                self.peak.flops
+                / (statistics.fmean(around) if self.cores == 1 else min(around))
+                / 1e9
+            )
             self.peak.gflops.append(top)
             for contestant, seconds in zip(contestants, taken, strict=True):
                 contestant.gflops.append(contestant.flops / seconds / 1e9)
@@ -105,8 +120,11 @@ class Contest:
 
 
 def prepare(cores: int, first: int | None = None) -> None:
-    """Pin this process to `cores` CPUs, from `first` on, and set OpenMP's, OpenBLAS' and TVM's threads, before their import."""
-    assert not {"numpy", "tvm"} & set(sys.modules), "threads are counted when NumPy and TVM are loaded"
+    """Pin this process to `cores` CPUs, from `first` on, and set OpenMP's, OpenBLAS' and TVM's
+    threads, before their import."""
+    assert not {"numpy", "tvm"} & set(sys.modules), (
+        "threads are counted when NumPy and TVM are loaded"
+    )
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
         os.environ[name] = str(cores)
     usable = sorted(os.sched_getaffinity(0))
@@ -114,7 +132,8 @@ def prepare(cores: int, first: int | None = None) -> None:
     if len(usable) < cores:
         raise SystemExit(f"{cores} cores are asked for and {len(usable)} can be used.")
     os.sched_setaffinity(0, usable)
-    os.environ["OMP_PROC_BIND"] = "close"  # as TVM binds its threads; else both of OpenMP's may wait on one core
+    # as TVM binds its threads; else both of OpenMP's may wait on one core
+    os.environ["OMP_PROC_BIND"] = "close"
 
 
 def host_target(cores: int) -> Any:
@@ -122,13 +141,25 @@ def host_target(cores: int) -> Any:
     import tvm
     from tvm.target import codegen
 
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores})
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores}
+    )
 
 
 def compiled(source: Path, folder: Path, *options: str) -> ctypes.CDLL:
     """The C file as a library, built by the system's compiler."""
     made = folder / f"{source.stem}.so"
-    command = ["cc", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-o", str(made), str(source)]
+    command = [
+        "cc",
+        "-O3",
+        "-march=native",
+        "-ffp-contract=fast",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(made),
+        str(source),
+    ]
     subprocess.run([*command, *options], check=True)
     return ctypes.CDLL(str(made))
 

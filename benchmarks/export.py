@@ -1,8 +1,9 @@
 """Time and peak memory of exporting a session: 250,000 layers with four solvers each, from SQLite.
 
-Each size is exported in a separate process, which reports its peak memory. The baseline is a lower bound for any
-exporter: the same rows, joined and sorted by SQLite and written as text by plain Python, in the same run. Memory counts
-as constant if a session with ten times the rows needs at most 1.3 times the bytes.
+Each size is exported in a separate process, which reports its peak memory. The baseline is a lower
+bound for any exporter: the same rows, joined and sorted by SQLite and written as text by plain
+Python, in the same run. Memory counts as constant if a session with ten times the rows needs at
+most 1.3 times the bytes.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ _FORMS = ("find", "perf", "json")
 _BATCH = 10_000
 _SMALL = 10
 _DUMP = (
-    "SELECT config.problem_key, solver.name, find_db.time_ms, find_db.workspace_bytes, solver.algorithm FROM find_db "
-    "JOIN config ON config.id = find_db.config_id JOIN solver ON solver.id = find_db.solver_id "
-    "WHERE find_db.session_id = 1 ORDER BY config.problem_key, find_db.time_ms, solver.name"
+    "SELECT config.problem_key, solver.name, find_db.time_ms, find_db.workspace_bytes,"
+    " solver.algorithm FROM find_db JOIN config ON config.id = find_db.config_id JOIN solver ON"
+    " solver.id = find_db.solver_id WHERE find_db.session_id = 1 ORDER BY config.problem_key,"
+    " find_db.time_ms, solver.name"
 )
 
 
 def main() -> int:
     """Command line; `--rows`: find-db rows of the larger session, the smaller one has a tenth."""
     parser = command_line(__doc__, rows=1_000_000)
-    parser.add_argument("--child", nargs=3, metavar=("WHAT", "DATABASE", "DIRECTORY"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--child", nargs=3, metavar=("WHAT", "DATABASE", "DIRECTORY"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.child:
         return _child(*options.child)
@@ -66,19 +70,37 @@ def _measure(rows: int, folder: Path) -> int:
     figures = {"rows_small": float(sizes["small"]), "rows_large": float(sizes["large"])}
     for what in _FORMS:
         for size in sizes:
-            figures |= {f"{what}_{size}_{name}": found[f"{what}_{size}"][name] for name in ("s", "mib")}
+            figures |= {
+                f"{what}_{size}_{name}": found[f"{what}_{size}"][name] for name in ("s", "mib")
+            }
     ratios = {
-        f"{what}_memory_large_vs_small": figures[f"{what}_large_mib"] / figures[f"{what}_small_mib"] for what in _FORMS
+        f"{what}_memory_large_vs_small": figures[f"{what}_large_mib"] / figures[f"{what}_small_mib"]
+        for what in _FORMS
     }
-    ratios |= {f"{what}_s_vs_dump": found[f"{what}_large"]["s"] / found["dump_large"]["s"] for what in _FORMS}
-    baseline = {f"dump_{size}_{name}": found[f"dump_{size}"][name] for size in sizes for name in ("s", "mib")}
+    ratios |= {
+        f"{what}_s_vs_dump": found[f"{what}_large"]["s"] / found["dump_large"]["s"]
+        for what in _FORMS
+    }
+    baseline = {
+        f"dump_{size}_{name}": found[f"dump_{size}"][name]
+        for size in sizes
+        for name in ("s", "mib")
+    }
     limits = {"find_large_s": BUDGET_S, "find_memory_large_vs_small": BUDGET_MEMORY_RATIO}
     limits |= {f"{what}_memory_large_vs_small": BUDGET_MEMORY_RATIO for what in ("perf", "json")}
     return Outcome("export", figures, baseline, ratios, limits=limits).print()
 
 
 def _run(what: str, database: Path, folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.export", "--child", what, str(database), str(folder / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.export",
+        "--child",
+        what,
+        str(database),
+        str(folder / "out"),
+    ]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(result.stdout)
     return found
@@ -110,7 +132,8 @@ def _dump(database: Path, directory: Path) -> None:
 
 
 def _make(database: Path, layers: int) -> None:
-    """Create a session of `layers` layers, with the rows that an import and a tuning run would store."""
+    """Create a session of `layers` layers, with the rows that an import and a tuning run would
+    store."""
     import sqlalchemy as sa
 
     from tuna.db import configs, models, schema, sessions
@@ -122,7 +145,13 @@ def _make(database: Path, layers: int) -> None:
     with writing(engine) as connection:
         environment = Environment("miopen", "3.3.0", "gfx942", 304, "6.2.0")
         session_id, _ = sessions.create(connection, environment, "benchmark")
-        facts = {"library": "miopen", "kinds": "convolution", "tunable": True, "dynamic": False, "valid": True}
+        facts = {
+            "library": "miopen",
+            "kinds": "convolution",
+            "tunable": True,
+            "dynamic": False,
+            "valid": True,
+        }
         solvers = [facts | {"name": name, "algorithm": family} for name, family in _SOLVERS]
         connection.execute(sa.insert(models.Solver), solvers)
     for batch in _layers(layers):

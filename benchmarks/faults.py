@@ -1,7 +1,9 @@
-"""Fault injection: 2,000 jobs on a cluster of real processes while the faults of a seed are injected, for several seeds.
+"""Fault injection: 2,000 jobs on a cluster of real processes while the faults of a seed are
+injected, for several seeds.
 
-`ok` if the checker finds no violation in the history of any seed; the times show the cost of the faults. A failed seed is
-reported on stderr, with its events, its log directory and the command that repeats it.
+`ok` if the checker finds no violation in the history of any seed; the times show the cost of the
+faults. A failed seed is reported on stderr, with its events, its log directory and the command that
+repeats it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def main() -> int:
     """Command line: which seeds, how many jobs."""
     options = command_line(__doc__, seeds=20, first_seed=1, jobs=2000).parse_args()
     sys.path[:0] = [str(_TESTS), str(_TESTS / "faults")]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits through the `with` blocks, which stop the cluster
+    # exits through the `with` blocks, which stop the cluster
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_"))]:
         del os.environ[name]
     os.environ["TUNA_SIMULATED"] = "1"  # needed by the library of the drill
@@ -42,9 +45,17 @@ def _measure(seeds: range, jobs: int) -> int:
         if report.ok:
             shutil.rmtree(folder)
         else:
-            lines = [*report.happened, *report.objections[:20], f"logs: {folder}", f"repeat: {drill.repeat(seed)}"]
+            lines = [
+                *report.happened,
+                *report.objections[:20],
+                f"logs: {folder}",
+                f"repeat: {drill.repeat(seed)}",
+            ]
             print(f"seed {seed} failed", *lines, sep="\n  ", file=sys.stderr)
-        print(f"seed {seed}: {'ok' if report.ok else 'FAILED'} in {report.seconds:.1f} s", file=sys.stderr)
+        print(
+            f"seed {seed}: {'ok' if report.ok else 'FAILED'} in {report.seconds:.1f} s",
+            file=sys.stderr,
+        )
     figures = {
         "seeds": float(len(reports)),
         "seeds_failed": float(sum(not report.ok for report in reports)),

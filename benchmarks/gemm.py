@@ -1,8 +1,10 @@
-"""Matrix products of our kernels beside oneDNN's and NumPy's OpenBLAS, on one core, by the thread's CPU time, in turns.
+"""Matrix products of our kernels beside oneDNN's and NumPy's OpenBLAS, on one core, by the thread's
+CPU time, in turns.
 
-B is packed ahead by us and by oneDNN, as the weights of a layer are; OpenBLAS packs it in each call. Every product gets up to
-`--candidates` points of the space; the best few of a quick look take turns with the vendors for `--rounds` rounds. The verdict: the
-geometric mean of our time over that of the better vendor is at most 1.10.
+B is packed ahead by us and by oneDNN, as the weights of a layer are; OpenBLAS packs it in each
+call. Every product gets up to `--candidates` points of the space; the best few of a quick look take
+turns with the vendors for `--rounds` rounds. The verdict: the geometric mean of our time over that
+of the better vendor is at most 1.10.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from benchmarks.contest import Contest, Contestant, host_target, prepare
 from benchmarks.harness import Outcome
 from tuna.configs import GemmConfig
 
-#: Name, then M, N, K. The last four are of transformers: a token, a few, and a sequence through 768 to 4096 wide layers.
+#: Name, then M, N, K. The last four are of transformers: a token, a few, and a sequence through 768
+#: to 4096 wide layers.
 PRODUCTS = {
     "256": (256, 256, 256),
     "512": (512, 512, 512),
@@ -37,12 +40,18 @@ _FINALISTS = 3
 def main() -> int:
     """Run it; options say what with."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--onednn", type=Path, help="folder with oneDNN's include and lib; without it OpenBLAS alone")
+    parser.add_argument(
+        "--onednn",
+        type=Path,
+        help="folder with oneDNN's include and lib; without it OpenBLAS alone",
+    )
     parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=list(PRODUCTS))
     parser.add_argument("--candidates", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--core", type=int, help="the first CPU to use")
-    parser.add_argument("--all", action="store_true", help="print the quick look at every candidate")
+    parser.add_argument(
+        "--all", action="store_true", help="print the quick look at every candidate"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     prepare(1, options.core)
@@ -53,7 +62,9 @@ def main() -> int:
         for product in options.products:
             _one(outcome, product, options, contest, rival)
     ratios = list(outcome.ratios.values())
-    mean = outcome.ratios["against the better vendor, geometric mean"] = statistics.geometric_mean(ratios)
+    mean = outcome.ratios["against the better vendor, geometric mean"] = statistics.geometric_mean(
+        ratios
+    )
     outcome.figures |= {"worst": max(ratios), "peak": statistics.median(contest.peak.gflops)}
     outcome.limits["against the better vendor, geometric mean"] = LIMIT
     print(f"geometric mean {mean:.3f} of at most {LIMIT}, worst {max(ratios):.3f}", file=sys.stderr)
@@ -66,7 +77,9 @@ def _rival(prefix: Path | None, folder: Path) -> Any:
     return Onednn(prefix, folder) if prefix else None
 
 
-def _one(outcome: Outcome, name: str, options: argparse.Namespace, contest: Contest, rival: Any) -> None:
+def _one(
+    outcome: Outcome, name: str, options: argparse.Namespace, contest: Contest, rival: Any
+) -> None:
     from benchmarks.rivals import openblas
 
     m, n, k = PRODUCTS[name]
@@ -74,7 +87,9 @@ def _one(outcome: Outcome, name: str, options: argparse.Namespace, contest: Cont
     ours = _finalists(config, contest, options)
     vendors = [openblas(config, contest), *(rival.products(config, contest) if rival else [])]
     contest.judge([*ours, *vendors], options.rounds)
-    best, vendor = (max(found, key=lambda contestant: contestant.share) for found in (ours, vendors))
+    best, vendor = (
+        max(found, key=lambda contestant: contestant.share) for found in (ours, vendors)
+    )
     for found in (best, *vendors):
         found.say(name)
     outcome.figures[f"{name} GFLOP/s"] = statistics.median(best.gflops)
@@ -83,8 +98,11 @@ def _one(outcome: Outcome, name: str, options: argparse.Namespace, contest: Cont
     outcome.ratios[name] = best.against(vendor)
 
 
-def _finalists(config: GemmConfig, contest: Contest, options: argparse.Namespace) -> list[Contestant]:
-    """The best of a quick look at our candidates, each with its answer checked after a run on NaN."""
+def _finalists(
+    config: GemmConfig, contest: Contest, options: argparse.Namespace
+) -> list[Contestant]:
+    """The best of a quick look at our candidates, each with its answer checked after a run on
+    NaN."""
     import numpy as np
     import tvm
 
@@ -110,7 +128,10 @@ def _finalists(config: GemmConfig, contest: Contest, options: argparse.Namespace
         found = Contestant(label, partial(function, *tensors), float(config.flops))
         looks.append((contest.calibrate(found), found))
         if options.all:
-            print(f"{config.label:24} {found.flops / looks[-1][0] / 1e9:6.1f} GFLOP/s {label}", file=sys.stderr)
+            print(
+                f"{config.label:24} {found.flops / looks[-1][0] / 1e9:6.1f} GFLOP/s {label}",
+                file=sys.stderr,
+            )
     looks.sort(key=lambda look: look[0])
     return [found for _, found in looks[:_FINALISTS]]
 

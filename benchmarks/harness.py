@@ -12,17 +12,21 @@ from typing import Any
 
 
 def command_line(about: str | None, **numbers: int) -> argparse.ArgumentParser:
-    """The parser of a benchmark: an option for each of these numbers, by default that one; `--json` has no effect."""
+    """The parser of a benchmark: an option for each of these numbers, by default that one; `--json`
+    has no effect."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     for name, default in numbers.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default: {default}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=default, help=f"default: {default}"
+        )
     return parser
 
 
 @dataclass
 class Outcome:
-    """Figures of one benchmark; `ok` if every figure or ratio is at least its `budget` and at most its `limits`."""
+    """Figures of one benchmark; `ok` if every figure or ratio is at least its `budget` and at most
+    its `limits`."""
 
     bench: str
     figures: dict[str, float]
@@ -32,7 +36,8 @@ class Outcome:
     limits: dict[str, float] = field(default_factory=dict)
 
     def print(self, file: Path | None = None) -> int:
-        """Print the object on stdout, and write it to `file`; the exit code is 0 if the budget is met."""
+        """Print the object on stdout, and write it to `file`; the exit code is 0 if the budget is
+        met."""
         all_figures = self.figures | self.ratios
         missed = {name for name, least in self.budget.items() if all_figures[name] < least}
         missed |= {name for name, most in self.limits.items() if all_figures[name] > most}
@@ -64,4 +69,7 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 
 def _cpu() -> str:
     with open("/proc/cpuinfo") as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+        return next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+            "unknown",
+        )

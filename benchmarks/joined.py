@@ -1,4 +1,5 @@
-"""Throughput of a worker that joined with a token, beside that of an own worker, on the same servers in the same run."""
+"""Throughput of a worker that joined with a token, beside that of an own worker, on the same
+servers in the same run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _URL = "BENCH_REDIS_URL"
 
 
 def compare(name: str, items: int, rounds: int, seconds: Callable[[str, bool], float]) -> int:
-    """Run own and joined workers in turn; `seconds(reason, joined)` does `items` and says how long the worker took."""
+    """Run own and joined workers in turn; `seconds(reason, joined)` does `items` and says how long
+    the worker took."""
     own, joined = [], []
     password = secrets.token_hex(16)
     with redis_server("--requirepass", password, host="127.0.0.1") as url:
@@ -36,20 +38,31 @@ def compare(name: str, items: int, rounds: int, seconds: Callable[[str, bool], f
     baseline = {"own_per_s": statistics.median(own), "own_most_per_s": max(own)}
     ratios = {"joined_vs_own": figures["joined_per_s"] / baseline["own_per_s"]}
     return Outcome(
-        f"{name} through the gate", figures, baseline, ratios, budget={"joined_vs_own": BUDGET_SHARE}
+        f"{name} through the gate",
+        figures,
+        baseline,
+        ratios,
+        budget={"joined_vs_own": BUDGET_SHARE},
     ).print()
 
 
 @contextlib.contextmanager
 def worker(role: str) -> Iterator[None]:
-    """A worker that knows its token and nothing else of this installation; it joins once a coordinator runs."""
+    """A worker that knows its token and nothing else of this installation; it joins once a
+    coordinator runs."""
     from tuna import api
 
     line = api.create_token(role, _TOKEN_S, os.environ[_URL])  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory(prefix="tuna-bench-") as home:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TUNA_", "CELERY_"))
+        }
         env |= {"TUNA_HOME": home, "TUNA_SIMULATED": "1", "TUNA_JOIN": line}
-        process = subprocess.Popen([sys.executable, "-m", "tuna", "worker", role], env=env, stdout=sys.stderr)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tuna", "worker", role], env=env, stdout=sys.stderr
+        )
         try:
             yield
         finally:

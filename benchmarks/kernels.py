@@ -1,13 +1,16 @@
 """The CPU kernels on eleven layers of well-known networks, beside the cores' peak and oneDNN.
 
-Every layer gets up to `--candidates` points of the families that apply, in the order of their estimates. The best few of a quick
-look and oneDNN's best implementations then take turns for `--rounds` rounds, with the peak loop in each: what is reported is the
-median over the rounds of the time, and its share of the peak of the same round. On one core the time is the thread's CPU time,
-which bears a busy machine, apart from caches and memory that others use; with `--cores 2` it is wall time, for a quiet machine.
+Every layer gets up to `--candidates` points of the families that apply, in the order of their
+estimates. The best few of a quick look and oneDNN's best implementations then take turns for
+`--rounds` rounds, with the peak loop in each: what is reported is the median over the rounds of the
+time, and its share of the peak of the same round. On one core the time is the thread's CPU time,
+which bears a busy machine, apart from caches and memory that others use; with `--cores 2` it is
+wall time, for a quiet machine.
 
-oneDNN is called by its own C API with its weights reordered ahead. `--onednn` names a folder with its `include` and `lib`
-(version 3), such as the unpacked wheels onednn-cpu-gomp and onednn-devel-cpu-gomp; without it only shares of the peak are printed.
-With `--tune-tir` TVM's own tuner gets 64 trials for each layer (half a minute or more), and NCHW kernels and the time of tuning
+oneDNN is called by its own C API with its weights reordered ahead. `--onednn` names a folder with
+its `include` and `lib` (version 3), such as the unpacked wheels onednn-cpu-gomp and
+onednn-devel-cpu-gomp; without it only shares of the peak are printed. With `--tune-tir` TVM's own
+tuner gets 64 trials for each layer (half a minute or more), and NCHW kernels and the time of tuning
 are compared with its; it needs cloudpickle and xgboost.
 
 Every figure that has a limit gets a line with its verdict; the exit code is 1 if one is missed.
@@ -67,13 +70,21 @@ class Tuned:
 
 def main() -> int:
     """Run it; options say what with."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--onednn", type=Path, help="folder with oneDNN's include and lib")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
-    parser.add_argument("--modes", nargs="+", choices=("native", "layer"), default=["native", "layer"])
-    parser.add_argument("--candidates", type=int, default=32, help="for a layer and mode, over all families")
+    parser.add_argument(
+        "--modes", nargs="+", choices=("native", "layer"), default=["native", "layer"]
+    )
+    parser.add_argument(
+        "--candidates", type=int, default=32, help="for a layer and mode, over all families"
+    )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--cores", type=int, default=1, help="2: kernels and oneDNN with two threads, by wall time")
+    parser.add_argument(
+        "--cores", type=int, default=1, help="2: kernels and oneDNN with two threads, by wall time"
+    )
     parser.add_argument("--core", type=int, help="the first CPU that it is pinned to")
     parser.add_argument("--tune-tir", action="store_true", help="beside TVM's own tuner; slow")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
@@ -103,7 +114,9 @@ def _onednn(prefix: Path | None, folder: Path) -> Any:
     return Onednn(prefix, folder) if prefix else None
 
 
-def _one(name: str, mode: str, options: argparse.Namespace, contest: Contest, rival: Any) -> LayerResult:
+def _one(
+    name: str, mode: str, options: argparse.Namespace, contest: Contest, rival: Any
+) -> LayerResult:
     """Tune and judge one layer in one mode."""
     config = config_of(name)
     tuned = _tuned(config, mode, options.candidates, contest)
@@ -117,14 +130,28 @@ def _one(name: str, mode: str, options: argparse.Namespace, contest: Contest, ri
         theirs = [contestant]
     contest.judge([*tuned.everyone, *vendors, *theirs], options.rounds)
     best = max(tuned.everyone, key=lambda found: found.share)
-    direct = max((found for found in tuned.everyone if found.direct), key=lambda found: found.share, default=None)
+    direct = max(
+        (found for found in tuned.everyone if found.direct),
+        key=lambda found: found.share,
+        default=None,
+    )
     first = max(tuned.first, key=lambda found: found.share)
     vendor = max(vendors, key=lambda found: found.share, default=None)
     key = f"{name} {mode}"
     for found in (best, None if direct is best else direct, vendor, *theirs):
         if found:
             found.say(key)
-    return LayerResult(name, mode, best, direct, first, vendor, theirs[0] if theirs else None, tuned.wall_s, theirs_s)
+    return LayerResult(
+        name,
+        mode,
+        best,
+        direct,
+        first,
+        vendor,
+        theirs[0] if theirs else None,
+        tuned.wall_s,
+        theirs_s,
+    )
 
 
 def _write_down(outcome: Outcome, found: LayerResult) -> None:
@@ -175,8 +202,14 @@ def _build(family: Any, layer: Any, index: int, problem: Any, target: Any) -> Co
 
     native = layer.mode.value == "native"
     x, w = problem.inputs
-    blank = np.full(layer.shape.native_output() if native else layer.shape.layer_output(), np.nan, np.float32)
-    arrays = [block_input(layer.shape, x) if native else x, family.pack_weights(layer.shape, w), blank]
+    blank = np.full(
+        layer.shape.native_output() if native else layer.shape.layer_output(), np.nan, np.float32
+    )
+    arrays = [
+        block_input(layer.shape, x) if native else x,
+        family.pack_weights(layer.shape, w),
+        blank,
+    ]
     function = tvm.tirx.build(family.candidate(layer, index).mod, target=target)["main"]
     function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
@@ -186,7 +219,9 @@ def _build(family: Any, layer: Any, index: int, problem: Any, target: Any) -> Co
     name = f"{family.name} {family.space(layer)[index].to_json()} error {error:.1e}"
     assert error <= problem.tolerance, name
     flops = float(2 * problem.expected.size * math.prod(w.shape[1:]))
-    return Contestant(name, lambda: function(*tensors), flops, direct=not family.name.startswith("winograd"))
+    return Contestant(
+        name, lambda: function(*tensors), flops, direct=not family.name.startswith("winograd")
+    )
 
 
 def config_of(name: str) -> ConvConfig:

@@ -1,8 +1,10 @@
-"""TVM's own tuner on a layer, for `scripts/bench kernels --tune-tir`: 64 trials, as good as it gets on a CPU.
+"""TVM's own tuner on a layer, for `scripts/bench kernels --tune-tir`: 64 trials, as good as it gets
+on a CPU.
 
-Its import of the intrinsics of all devices is left out (23 s), and its cost model begins to predict after 16 trials, not 100: with
-64 trials it would never be used. Its population is an eighth of the default, which at its size takes a minute for a batch of 16. It
-searches and builds on every core, and measures with one thread.
+Its import of the intrinsics of all devices is left out (23 s), and its cost model begins to predict
+after 16 trials, not 100: with 64 trials it would never be used. Its population is an eighth of the
+default, which at its size takes a minute for a batch of 16. It searches and builds on every core,
+and measures with one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _NEEDS = ("cloudpickle", "xgboost")
 
 
 def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
-    """The best kernel that `tune_tir` finds for an NCHW layer with plain weights, and the wall seconds that it took."""
+    """The best kernel that `tune_tir` finds for an NCHW layer with plain weights, and the wall
+    seconds that it took."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
@@ -34,7 +37,9 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
 
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
-        raise SystemExit(f"TVM's own tuner needs what is not installed: pip install {' '.join(missing)}")
+        raise SystemExit(
+            f"TVM's own tuner needs what is not installed: pip install {' '.join(missing)}"
+        )
     import_intrinsics()
     target = host_target(contest.cores)
     module = workloads.make("TvmConvDirectNCHW", config)
@@ -48,8 +53,12 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
             work_dir=folder,
             max_trials_global=_TRIALS,
             num_trials_per_iter=_BATCH,
-            builder=ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT_S, initializer=import_intrinsics),
-            runner=ms.runner.LocalRunner(timeout_sec=_BUILD_TIMEOUT_S, initializer=import_intrinsics),
+            builder=ms.builder.LocalBuilder(
+                timeout_sec=_BUILD_TIMEOUT_S, initializer=import_intrinsics
+            ),
+            runner=ms.runner.LocalRunner(
+                timeout_sec=_BUILD_TIMEOUT_S, initializer=import_intrinsics
+            ),
             cost_model=ms.cost_model.XGBModel(num_warmup_samples=_WARMUP),
             strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=64, genetic_num_iters=2, init_min_unmeasured=_BATCH
@@ -68,7 +77,9 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
     function(*tensors)
     error = problem.error(tensors[-1].numpy())
     assert error <= problem.tolerance, f"tune_tir's kernel has an error of {error:.1e}"
-    found = Contestant(f"tune_tir, {_TRIALS} trials", _caller(function, tensors), float(config.flops))
+    found = Contestant(
+        f"tune_tir, {_TRIALS} trials", _caller(function, tensors), float(config.flops)
+    )
     contest.calibrate(found)
     return found, took
 

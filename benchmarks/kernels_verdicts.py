@@ -11,7 +11,13 @@ from benchmarks.contest import Contestant
 from benchmarks.harness import Outcome
 
 #: Most time that a native kernel may take, as a share of oneDNN's best implementation and layout.
-NATIVE_LIMITS = {"3x3_64@56": 0.36, "3x3_128@28": 0.34, "3x3_256@14": 0.45, "3x3_512@7": 0.85, "depthwise_192@28": 1.1}
+NATIVE_LIMITS = {
+    "3x3_64@56": 0.36,
+    "3x3_128@28": 0.34,
+    "3x3_256@14": 0.45,
+    "3x3_512@7": 0.85,
+    "depthwise_192@28": 1.1,
+}
 _NATIVE_OTHER, _NATIVE_MEAN = 1.05, 0.72
 _DIRECT_EACH, _DIRECT_MEAN = 1.08, 1.00
 _LAYER_EACH, _LAYER_MEAN = 1.00, 0.65
@@ -44,13 +50,16 @@ class LayerResult:
 
 
 def verdicts(outcome: Outcome, results: list[LayerResult], cores: int, *, complete: bool) -> None:
-    """Add the ratios and their limits to `outcome`, and print a line on each limit; means and counts if all layers are there."""
+    """Add the ratios and their limits to `outcome`, and print a line on each limit; means and
+    counts if all layers are there."""
     for found in results:
         if found.vendor:
             outcome.ratios[f"{found.key} against oneDNN"] = found.best.against(found.vendor)
             outcome.limits[f"{found.key} against oneDNN"] = _limit(found, cores)
         if found.vendor and found.direct and found.mode == "native" and cores == 1:
-            outcome.ratios[f"{found.name} direct against oneDNN"] = found.direct.against(found.vendor)
+            outcome.ratios[f"{found.name} direct against oneDNN"] = found.direct.against(
+                found.vendor
+            )
             outcome.limits[f"{found.name} direct against oneDNN"] = _DIRECT_EACH
         if found.tune_tir:
             for name, ratio in (
@@ -72,13 +81,23 @@ def _limit(found: LayerResult, cores: int) -> float:
 
 def _means(outcome: Outcome, results: list[LayerResult], cores: int, complete: bool) -> None:
     for mode, most in (("native", _NATIVE_MEAN), ("layer", _LAYER_MEAN)):
-        _mean(outcome, f"{mode} against oneDNN", _named(outcome, results, mode, ""), most, complete and cores == 1)
+        _mean(
+            outcome,
+            f"{mode} against oneDNN",
+            _named(outcome, results, mode, ""),
+            most,
+            complete and cores == 1,
+        )
     direct = _named(outcome, results, "native", " direct") if cores == 1 else []
     _mean(outcome, "direct against oneDNN", direct, _DIRECT_MEAN, complete)
 
 
 def _named(outcome: Outcome, results: list[LayerResult], mode: str, what: str) -> list[float]:
-    names = (f"{found.name if what else found.key}{what} against oneDNN" for found in results if found.mode == mode)
+    names = (
+        f"{found.name if what else found.key}{what} against oneDNN"
+        for found in results
+        if found.mode == mode
+    )
     return [outcome.ratios[name] for name in names if name in outcome.ratios]
 
 

@@ -1,8 +1,9 @@
-"""Time and peak memory of loading 1,000,000 jobs into MariaDB, and of `tuna status` on the resulting database.
+"""Time and peak memory of loading 1,000,000 jobs into MariaDB, and of `tuna status` on the
+resulting database.
 
-Layers, solvers and applicability are stored beforehand. Each load runs in a separate process, which reports its peak
-memory; it counts as constant if ten times the jobs need at most 1.3 times the bytes. The baseline inserts the same rows
-from Python, in batches, into the same table.
+Layers, solvers and applicability are stored beforehand. Each load runs in a separate process, which
+reports its peak memory; it counts as constant if ten times the jobs need at most 1.3 times the
+bytes. The baseline inserts the same rows from Python, in batches, into the same table.
 """
 
 from __future__ import annotations
@@ -63,14 +64,20 @@ def _measure(db: str, jobs: int) -> int:
         "memory_large_vs_small": large["mib"] / small["mib"],
         "load_vs_python": figures["load_per_s"] / baseline_per_s,
     }
-    limits = {"load_s": BUDGET_S, "status_s": BUDGET_STATUS_S, "memory_large_vs_small": BUDGET_MEMORY_RATIO}
+    limits = {
+        "load_s": BUDGET_S,
+        "status_s": BUDGET_STATUS_S,
+        "memory_large_vs_small": BUDGET_MEMORY_RATIO,
+    }
     baseline = {"from_python_per_s": baseline_per_s}
     return Outcome(f"load {db}", figures, baseline, ratios, limits=limits).print()
 
 
 def _load(session_id: int, tag: str) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.load", "--child", str(session_id), tag]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    found: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )
     return found
 
 
@@ -95,7 +102,8 @@ def _status() -> float:
 
 
 def _make(layers: int) -> int:
-    """Create a session with `layers` layers, a tenth tagged `small` and the rest `large`; every solver applies to each."""
+    """Create a session with `layers` layers, a tenth tagged `small` and the rest `large`; every
+    solver applies to each."""
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig
@@ -116,9 +124,15 @@ def _make(layers: int) -> int:
         for start in range(first, last, _BATCH):
             numbers = range(start, min(last, start + _BATCH))
             with writing(engine) as connection:
-                configs.store(connection, [GemmConfig(m=16, n=16, k=number + 1) for number in numbers], tag)
+                configs.store(
+                    connection, [GemmConfig(m=16, n=16, k=number + 1) for number in numbers], tag
+                )
     with writing(engine) as connection:
-        pairs = sa.select(sa.literal(session_id), Config.id, Solver.id).select_from(Config).join(Solver, sa.true())
+        pairs = (
+            sa.select(sa.literal(session_id), Config.id, Solver.id)
+            .select_from(Config)
+            .join(Solver, sa.true())
+        )
         columns = ["session_id", "config_id", "solver_id"]
         connection.execute(sa.insert(SolverApplicability).from_select(columns, pairs))
     engine.dispose()
@@ -135,12 +149,18 @@ def _from_python(session_id: int) -> float:
 
     engine = make_engine(get_settings().sql_url)
     with writing(engine) as connection:
-        configs = connection.execute(sa.select(Config.id).limit(_BASELINE_JOBS // _SOLVERS)).scalars().all()
+        configs = (
+            connection.execute(sa.select(Config.id).limit(_BASELINE_JOBS // _SOLVERS))
+            .scalars()
+            .all()
+        )
         solvers = connection.execute(sa.select(Solver.id)).scalars().all()
         started = time.perf_counter()
         for start in range(0, len(configs), _BATCH // _SOLVERS):
             batch = configs[start : start + _BATCH // _SOLVERS]
-            connection.execute(sa.insert(Job), [_row(session_id, c, s) for c in batch for s in solvers])
+            connection.execute(
+                sa.insert(Job), [_row(session_id, c, s) for c in batch for s in solvers]
+            )
         seconds = time.perf_counter() - started
         connection.execute(sa.delete(Job))
     engine.dispose()
@@ -148,7 +168,13 @@ def _from_python(session_id: int) -> float:
 
 
 def _row(session_id: int, config_id: int, solver_id: int) -> dict[str, Any]:
-    facts = {"steps": "baseline", "step": "baseline", "state": "new", "reason": "benchmark", "options": {}}
+    facts = {
+        "steps": "baseline",
+        "step": "baseline",
+        "state": "new",
+        "reason": "benchmark",
+        "options": {},
+    }
     return {"session_id": session_id, "config_id": config_id, "solver_id": solver_id, **facts}
 
 

@@ -1,9 +1,11 @@
-"""A model in, a faster model out: its latency beside PyTorch, onnxruntime and untuned TVM, and where the time goes.
+"""A model in, a faster model out: its latency beside PyTorch, onnxruntime and untuned TVM, and
+where the time goes.
 
-Each model of examples/make_models.py is imported, tuned for `--minutes`, built, and timed in turn with what is installed, on one
-core, in CPU time; the two ResNets once more with direct sums only. Everything lies in a new folder, so that nothing is known
-when the first model comes. A table goes to stderr. Also: a second build, and a batch of eight that was never tuned; with
-`--batch-minutes` it is tuned afterwards with 32 candidates, and its tasks are compared with what they took before.
+Each model of examples/make_models.py is imported, tuned for `--minutes`, built, and timed in turn
+with what is installed, on one core, in CPU time; the two ResNets once more with direct sums only.
+Everything lies in a new folder, so that nothing is known when the first model comes. A table goes
+to stderr. Also: a second build, and a batch of eight that was never tuned; with `--batch-minutes`
+it is tuned afterwards with 32 candidates, and its tasks are compared with what they took before.
 """
 
 from __future__ import annotations
@@ -36,18 +38,33 @@ _CONVERSIONS = ("task from_blocks", "task to_blocks")
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=_LIMITS, default=list(_LIMITS))
     parser.add_argument("--minutes", type=float, default=3.0, help="of tuning, for each model")
-    parser.add_argument("--direct-minutes", type=float, default=1.0, help="of tuning direct sums; 0: leave them out")
-    parser.add_argument("--size", type=int, default=224, help="rows and columns of an image")
-    parser.add_argument("--batch", type=int, default=8, help="of the first model, never tuned; 0: leave it out")
     parser.add_argument(
-        "--batch-minutes", type=float, default=0.0, help="of tuning that batch afterwards, to compare; 0: leave it out"
+        "--direct-minutes", type=float, default=1.0, help="of tuning direct sums; 0: leave them out"
     )
-    parser.add_argument("--only-batch", action="store_true", help="that batch alone, of which nothing is known then")
-    parser.add_argument("--no-untuned", action="store_true", help="leave untuned TVM out, which takes seconds a run")
-    parser.add_argument("--folder", type=Path, help="for models, results and libraries; default: a temporary one")
+    parser.add_argument("--size", type=int, default=224, help="rows and columns of an image")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="of the first model, never tuned; 0: leave it out"
+    )
+    parser.add_argument(
+        "--batch-minutes",
+        type=float,
+        default=0.0,
+        help="of tuning that batch afterwards, to compare; 0: leave it out",
+    )
+    parser.add_argument(
+        "--only-batch", action="store_true", help="that batch alone, of which nothing is known then"
+    )
+    parser.add_argument(
+        "--no-untuned", action="store_true", help="leave untuned TVM out, which takes seconds a run"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="for models, results and libraries; default: a temporary one"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tuna-model-") as temporary:
@@ -89,7 +106,10 @@ class _Run:
         assert again.cached
         self._limit(f"{name} second build s", time.perf_counter() - started, _SECOND_BUILD_S)
         self._limit(f"{name} look-up s", again.lookup_s, _LOOKUP_S)
-        _say(f"{name}: {len(imported.model.manifest.tasks)} tasks; the second build took what the first had made")
+        _say(
+            f"{name}: {len(imported.model.manifest.tasks)} tasks; the second build took what the"
+            " first had made"
+        )
         if name in _DIRECT and self._options.direct_minutes:
             self._tune(name, winograd=False)
             direct = api.build_model(name, self._folder / f"{name}-direct.so", winograd=False)
@@ -124,7 +144,10 @@ class _Run:
         figures[f"{key} ms"] = ours
         figures[f"{key} wall ms"] = statistics.median(built.wall_ms["tuna"])
         figures[f"{key} largest error"] = max(built.errors.values())
-        _say(f"{key}: {ours:.2f} ms ({_spread(built, 'tuna')}), largest error {max(built.errors.values()):.0e}")
+        _say(
+            f"{key}: {ours:.2f} ms ({_spread(built, 'tuna')}), largest error"
+            f" {max(built.errors.values()):.0e}"
+        )
         for name, ms in medians.items():
             self._outcome.baseline[f"{key} {name} ms"] = ms
             _say(f"{key}: {ours / ms:.2f} of {name}'s {ms:.2f} ms ({_spread(built, name)})")
@@ -140,15 +163,27 @@ class _Run:
         self._where_the_time_goes(key, built, ours)
 
     def _where_the_time_goes(self, key: str, built: BuiltModel, ours: float) -> None:
-        cores = {entry.task.label for entry in built.model.manifest.tasks if entry.task.core is not None}
+        cores = {
+            entry.task.label for entry in built.model.manifest.tasks if entry.task.core is not None
+        }
         spent = built.functions_ms
         conversions = sum(ms for label, ms in spent.items() if label.startswith(_CONVERSIONS))
         in_cores = sum(ms for label, ms in spent.items() if label in cores)
         others = sum(spent.values()) - in_cores - conversions
         runtime = built.runtime_share / (1 - built.runtime_share) * sum(spent.values())
-        tuned, tuned_inside = sum(built.tuned_ms.values()), sum(spent.get(label, 0.0) for label in built.tuned_ms)
-        figures = {"tasks at their tuned time ms": tuned, "the same inside the model ms": tuned_inside}
-        figures |= {"conversions ms": conversions, "other functions ms": others, "runtime ms": runtime}
+        tuned, tuned_inside = (
+            sum(built.tuned_ms.values()),
+            sum(spent.get(label, 0.0) for label in built.tuned_ms),
+        )
+        figures = {
+            "tasks at their tuned time ms": tuned,
+            "the same inside the model ms": tuned_inside,
+        }
+        figures |= {
+            "conversions ms": conversions,
+            "other functions ms": others,
+            "runtime ms": runtime,
+        }
         self._outcome.figures |= {f"{key} {what}": ms for what, ms in figures.items()}
         exact = tuned_inside / in_cores if in_cores else 0.0
         self._outcome.figures[f"{key} exact share of convolutions and products"] = exact
@@ -158,7 +193,8 @@ class _Run:
             self._outcome.limits[f"{key} latency against its tasks"] = _OF_TASKS
         shares = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in built.shares.items())
         _say(
-            f"{key}: of the time {shares}, runtime {100 * built.runtime_share:.1f} %; kernels compared: {built.compared}"
+            f"{key}: of the time {shares}, runtime {100 * built.runtime_share:.1f} %; kernels"
+            f" compared: {built.compared}"
         )
         _say(f"{key}: " + ", ".join(f"{what} {ms:.2f}" for what, ms in figures.items()))
         for label, ms in list(spent.items())[:5]:
@@ -174,33 +210,52 @@ class _Run:
         key = f"{name} batch {batch}"
         api.import_model(f"{name}-{batch}", self._made(name, batch))
         started = time.perf_counter()
-        built = api.build_model(f"{name}-{batch}", self._folder / f"{name}-{batch}.so", checks=api.Checks(rivals=False))
+        built = api.build_model(
+            f"{name}-{batch}", self._folder / f"{name}-{batch}.so", checks=api.Checks(rivals=False)
+        )
         self._limit(f"{key} build s", time.perf_counter() - started, _BATCH_BUILD_S)
         self._outcome.figures[f"{key} ms"] = statistics.median(built.times_ms["tuna"])
         classes = ", ".join(f"{count} {kind}" for kind, count in built.tasks.items())
-        _say(f"{key}, never tuned: {classes}; built in {self._outcome.figures[f'{key} build s']:.0f} s")
+        _say(
+            f"{key}, never tuned: {classes}; built in"
+            f" {self._outcome.figures[f'{key} build s']:.0f} s"
+        )
         if self._options.batch_minutes:
             self._tuned_afterwards(f"{name}-{batch}", key, built)
 
     def _tuned_afterwards(self, name: str, key: str, before: BuiltModel) -> None:
-        """What each convolution and product took in the model before tuning, against what the best of many candidates takes."""
+        """What each convolution and product took in the model before tuning, against what the best
+        of many candidates takes."""
         from tuna import api
 
         api.tune_model(name, candidates=_BATCH_CANDIDATES, minutes=self._options.batch_minutes)
-        after = api.build_model(name, self._folder / f"{name}-tuned.so", checks=api.Checks(rivals=False))
-        cores = {entry.task.label for entry in after.model.manifest.tasks if entry.task.core is not None}
+        after = api.build_model(
+            name, self._folder / f"{name}-tuned.so", checks=api.Checks(rivals=False)
+        )
+        cores = {
+            entry.task.label for entry in after.model.manifest.tasks if entry.task.core is not None
+        }
         times = {
-            label: (before.functions_ms[label], after.functions_ms[label]) for label in cores & set(after.tuned_ms)
+            label: (before.functions_ms[label], after.functions_ms[label])
+            for label in cores & set(after.tuned_ms)
         }
         self._outcome.figures[f"{key} tasks tuned to compare"] = float(len(times))
         self._outcome.budget[f"{key} tasks tuned to compare"] = float(len(cores))
         for label, (untuned_ms, tuned_ms) in sorted(times.items(), key=lambda entry: -entry[1][0]):
-            _say(f"{key}:   {untuned_ms / tuned_ms:.2f} = {untuned_ms:.2f} / {tuned_ms:.2f} ms {label}")
+            _say(
+                f"{key}:   {untuned_ms / tuned_ms:.2f} = {untuned_ms:.2f} / {tuned_ms:.2f} ms"
+                f" {label}"
+            )
         if times:
-            ratio = statistics.geometric_mean(untuned_ms / tuned_ms for untuned_ms, tuned_ms in times.values())
+            ratio = statistics.geometric_mean(
+                untuned_ms / tuned_ms for untuned_ms, tuned_ms in times.values()
+            )
             self._outcome.ratios[f"{key} never tuned against tuned"] = ratio
             self._outcome.limits[f"{key} never tuned against tuned"] = _NEVER_TUNED
-            _say(f"{key}: {len(times)} of {len(cores)} tasks tuned; never tuned they take {ratio:.2f} times as long")
+            _say(
+                f"{key}: {len(times)} of {len(cores)} tasks tuned; never tuned they take"
+                f" {ratio:.2f} times as long"
+            )
 
     def _limit(self, key: str, value: float, limit: float) -> None:
         self._outcome.figures[key], self._outcome.limits[key] = value, limit
@@ -208,7 +263,9 @@ class _Run:
 
 def _spread(built: BuiltModel, name: str) -> str:
     times = built.times_ms[name]
-    return f"{min(times):.2f} to {max(times):.2f}, wall {statistics.median(built.wall_ms[name]):.2f}"
+    return (
+        f"{min(times):.2f} to {max(times):.2f}, wall {statistics.median(built.wall_ms[name]):.2f}"
+    )
 
 
 def _say(text: str) -> None:

@@ -1,8 +1,10 @@
-"""Fixed kernels on a measuring core with builds at full load on the other cores and without them, in pairs, in turn.
+"""Fixed kernels on a measuring core with builds at full load on the other cores and without them,
+in pairs, in turn.
 
-Where the median difference of a kernel's CPU or wall time is above 3 %, the machine is noisy, as `tuna doctor --noise` finds too,
-and the pairs are repeated with the setting that follows, under which builds stop while the machine measures. The verdict is about
-what holds then: at most 3 % for every kernel and clock. Needs two cores or more, and a machine that does nothing else.
+Where the median difference of a kernel's CPU or wall time is above 3 %, the machine is noisy, as
+`tuna doctor --noise` finds too, and the pairs are repeated with the setting that follows, under
+which builds stop while the machine measures. The verdict is about what holds then: at most 3 % for
+every kernel and clock. Needs two cores or more, and a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -29,11 +31,17 @@ def main() -> int:
         store(found, settings)
         quiet = quiet_needed(settings)
         assert last(settings) == found
-        print(f"quiet {'needed' if quiet.needed else 'not needed'}: {quiet.reason}", file=sys.stderr)
+        print(
+            f"quiet {'needed' if quiet.needed else 'not needed'}: {quiet.reason}", file=sys.stderr
+        )
         final = list(noise.pairs(settings, options.pairs, quiet=True)) if quiet.needed else without
     outcome = Outcome("noise", {"noisy": float(found.noisy), "pairs": float(options.pairs)})
-    outcome.figures["cores busy with builds, beside"] = _median([pair.busy_beside for pair in without])
-    outcome.figures["cores busy with builds, without"] = _median([pair.busy_alone for pair in without])
+    outcome.figures["cores busy with builds, beside"] = _median(
+        [pair.busy_beside for pair in without]
+    )
+    outcome.figures["cores busy with builds, without"] = _median(
+        [pair.busy_alone for pair in without]
+    )
     outcome.baseline |= _named(found.differences, "change, builds go on")
     verdict = _named(noise.differences(final), "change, by the setting")
     outcome.ratios |= verdict
@@ -46,7 +54,9 @@ def main() -> int:
 
 def _named(differences: Mapping[str, Mapping[str, float]], what: str) -> dict[str, float]:
     return {
-        f"{kernel} {clock} {what}": value for kernel, clocks in differences.items() for clock, value in clocks.items()
+        f"{kernel} {clock} {what}": value
+        for kernel, clocks in differences.items()
+        for clock, value in clocks.items()
     }
 
 

@@ -1,14 +1,17 @@
-"""Jobs per second through the whole pipeline: load, claim, publish, run, drain, with the servers on the same machine.
+"""Jobs per second through the whole pipeline: load, claim, publish, run, drain, with the servers on
+the same machine.
 
-`--db sqlite` is the embedded SQLite and Redis, `--db mariadb` a private MariaDB and Redis with the settings of docker/.
-`--library noop` does no work, so that all time is the pipeline's overhead; the baseline is plain Celery on the same Redis
-with one item per message. `--library miopen` runs the fin double as a subprocess: the figure is the share of the wall
-time, including worker start, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` per
-solver; with 0 the share is dominated by starting a Python program. `--gate` compares a worker that joined with a token with
-an own worker, in turn, without their start. `--memory` compares the coordinator's peak memory for
-10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers. `--baseline DIR` compares with
-another checkout, which has a `.venv` of its own, such as one of the first release (commit a1b94d1): both run in turn,
-`--rounds` times, and the ratios are those of the medians. On a busy machine look at the CPU seconds.
+`--db sqlite` is the embedded SQLite and Redis, `--db mariadb` a private MariaDB and Redis with the
+settings of docker/. `--library noop` does no work, so that all time is the pipeline's overhead; the
+baseline is plain Celery on the same Redis with one item per message. `--library miopen` runs the
+fin double as a subprocess: the figure is the share of the wall time, including worker start, in
+which the worker of the busiest queue does not run fin. The double takes `--fin-s` per solver; with
+0 the share is dominated by starting a Python program. `--gate` compares a worker that joined with a
+token with an own worker, in turn, without their start. `--memory` compares the coordinator's peak
+memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers.
+`--baseline DIR` compares with another checkout, which has a `.venv` of its own, such as one of the
+first release (commit a1b94d1): both run in turn, `--rounds` times, and the ratios are those of the
+medians. On a busy machine look at the CPU seconds.
 """
 
 from __future__ import annotations
@@ -59,12 +62,26 @@ def main() -> int:
     parser.add_argument("--library", choices=("noop", "miopen"), default="noop")
     parser.add_argument("--jobs", type=int, help=f"default: {_JOBS}")
     parser.add_argument("--steps", help=f"comma-separated; default: {_STEPS}")
-    parser.add_argument("--fin-s", type=float, default=0.25, help="seconds that the fin double takes per solver")
-    parser.add_argument("--memory", action="store_true", help="measure the coordinator's memory at two sizes")
-    parser.add_argument("--gate", action="store_true", help="compare a worker that joined by token with an own worker")
-    parser.add_argument("--baseline", type=Path, metavar="DIR", help="checkout to compare with; it has a .venv")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each, for --baseline and --gate")
-    parser.add_argument("--child", nargs=3, metavar=("SESSION", "STEPS", "WORKERS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--fin-s", type=float, default=0.25, help="seconds that the fin double takes per solver"
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="measure the coordinator's memory at two sizes"
+    )
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help="compare a worker that joined by token with an own worker",
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="DIR", help="checkout to compare with; it has a .venv"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, help="runs of each, for --baseline and --gate"
+    )
+    parser.add_argument(
+        "--child", nargs=3, metavar=("SESSION", "STEPS", "WORKERS"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.child:
         session, steps, workers = options.child
@@ -76,7 +93,10 @@ def main() -> int:
     with home(options.db) as folder:
         if options.gate:
             return joined_workers.compare(
-                f"pipeline {options.db}", count * len(steps), options.rounds, lambda *kind: _busy_s(count, steps, *kind)
+                f"pipeline {options.db}",
+                count * len(steps),
+                options.rounds,
+                lambda *kind: _busy_s(count, steps, *kind),
             )
         if options.library == "miopen":
             return _miopen(folder, count, steps, options.fin_s)
@@ -113,7 +133,10 @@ def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
     limits = {}
     if memory:
         sizes = [_memory(jobs, steps) for jobs in _MEMORY_JOBS]
-        figures |= {f"coordinator_mib_{jobs}_jobs": mib for jobs, mib in zip(_MEMORY_JOBS, sizes, strict=True)}
+        figures |= {
+            f"coordinator_mib_{jobs}_jobs": mib
+            for jobs, mib in zip(_MEMORY_JOBS, sizes, strict=True)
+        }
         ratios["coordinator_memory_large_vs_small"] = sizes[1] / sizes[0]
         limits["coordinator_memory_large_vs_small"] = BUDGET_MEMORY_RATIO
     release_services(get_settings())
@@ -180,8 +203,9 @@ def _timed_fin(folder: Path, fin: str, calls: Path) -> str:
     path = folder / "fin"
     log = shlex.quote(str(calls))
     path.write_text(
-        f'#!/bin/bash\nstart=$EPOCHREALTIME\n{shlex.quote(fin)} "$@"\ncode=$?\nend=$EPOCHREALTIME\n'
-        f'[[ $(head -c 4000 "$2") =~ miopen_[a-z]+_[a-z]+ ]]\necho "$start $end $BASH_REMATCH" >>{log}\nexit $code\n'
+        f'#!/bin/bash\nstart=$EPOCHREALTIME\n{shlex.quote(fin)} "$@"\ncode=$?\nend=$EPOCHREALTIME\n[['
+        ' $(head -c 4000 "$2") =~ miopen_[a-z]+_[a-z]+ ]]\necho "$start $end $BASH_REMATCH"'
+        f" >>{log}\nexit $code\n"
     )
     path.chmod(0o755)
     return str(path)
@@ -197,7 +221,8 @@ def _calls_by_step(calls: Path, steps: list[str]) -> dict[str, list[float]]:
 
 
 def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple[int, int, float]:
-    """Create a session with at least `count` jobs; returns its id, the number of jobs and the seconds of loading them."""
+    """Create a session with at least `count` jobs; returns its id, the number of jobs and the
+    seconds of loading them."""
     from tuna.db import configs, jobs, schema, sessions, solvers
     from tuna.db.engine import make_engine, writing
     from tuna.libraries.registry import get_library
@@ -214,7 +239,9 @@ def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple
     solvers.update_applicability(engine, library, session_id, reason)
     started = time.perf_counter()
     with writing(engine) as connection:
-        loaded = jobs.load(connection, jobs.JobRequest(session_id, library_name, steps, reason, "new", tag=reason))
+        loaded = jobs.load(
+            connection, jobs.JobRequest(session_id, library_name, steps, reason, "new", tag=reason)
+        )
     seconds = time.perf_counter() - started
     assert loaded >= count, loaded
     engine.dispose()
@@ -233,8 +260,17 @@ def _layers(library: str, count: int) -> list[Any]:
 
 
 def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
-    """Run the session in a separate coordinator process, with one worker process for each step; `workers`: own or joined."""
-    command = [sys.executable, "-m", "benchmarks.pipeline", "--child", str(session_id), ",".join(steps), workers]
+    """Run the session in a separate coordinator process, with one worker process for each step;
+    `workers`: own or joined."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.pipeline",
+        "--child",
+        str(session_id),
+        ",".join(steps),
+        workers,
+    ]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Run(**json.loads(result.stdout))
 
@@ -320,7 +356,8 @@ class _Stopwatch:
 
 
 def _worker_alone(count: int) -> float:
-    """Seconds in which one process leases, runs and reports `count` items in chunks, without Celery."""
+    """Seconds in which one process leases, runs and reports `count` items in chunks, without
+    Celery."""
     from tuna.artifacts import Artifacts
     from tuna.configs import GemmConfig
     from tuna.libraries.context import RunContext
@@ -335,13 +372,23 @@ def _worker_alone(count: int) -> float:
     settings = get_settings()
     client = connect(settings)
     library = get_library("noop")
-    runner = Runner(client, settings.lease_s, RunContext(Artifacts.from_settings(settings), Path(settings.home), (0,)))
+    runner = Runner(
+        client,
+        settings.lease_s,
+        RunContext(Artifacts.from_settings(settings), Path(settings.home), (0,)),
+    )
     config = GemmConfig(m=16, n=16, k=16).to_json()
     texts = []
     for start in range(0, count, 50):
         items = tuple(
             WorkItem(
-                job_id=start + i, attempt=1, session_id=1, library="noop", step="build", solver="Noop0", config=config
+                job_id=start + i,
+                attempt=1,
+                session_id=1,
+                library="noop",
+                step="build",
+                solver="Noop0",
+                config=config,
             )
             for i in range(50)
         )
@@ -363,7 +410,8 @@ def _worker_alone(count: int) -> float:
 
 
 def _one_per_message() -> float:
-    """Tasks per second of plain Celery: one no-op per message, published and run, including worker start."""
+    """Tasks per second of plain Celery: one no-op per message, published and run, including worker
+    start."""
     from benchmarks.plain_celery import app, no_op
 
     started = time.perf_counter()
@@ -381,7 +429,9 @@ def _one_per_message() -> float:
             client = channel.client
             while client.llen(app.conf.task_default_queue) or client.hlen("unacked"):
                 if worker.poll() is not None:
-                    raise SystemExit(f"The worker of plain Celery ended with exit code {worker.returncode}.")
+                    raise SystemExit(
+                        f"The worker of plain Celery ended with exit code {worker.returncode}."
+                    )
                 time.sleep(0.02)
         return _BASELINE_TASKS / (time.perf_counter() - started)
     finally:

@@ -1,4 +1,5 @@
-"""A Celery app with one no-op task, on the same broker as Tuna: the baseline of the pipeline's benchmark."""
+"""A Celery app with one no-op task, on the same broker as Tuna: the baseline of the pipeline's
+benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from tuna.pipeline.connection import broker_url
 from tuna.settings import get_settings
 
 app = Celery("plain", broker=broker_url(get_settings()))
-app.conf.update(accept_content=["json"], task_default_queue="plain", task_acks_late=True, worker_prefetch_multiplier=1)
+app.conf.update(
+    accept_content=["json"],
+    task_default_queue="plain",
+    task_acks_late=True,
+    worker_prefetch_multiplier=1,
+)
 
 
 @app.task(ignore_result=True)

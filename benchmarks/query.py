@@ -1,7 +1,9 @@
-"""Time of `tuna query` over 1,000,000 results of 100,000 layers, with their trials, an import and a golden version.
+"""Time of `tuna query` over 1,000,000 results of 100,000 layers, with their trials, an import and a
+golden version.
 
-Twenty sessions in four environments share the layers. Every question is asked three times, the best counts; the plain one also as
-a command, with the start of Python. The baseline is one statement with all joins, sorted and cut by the database.
+Twenty sessions in four environments share the layers. Every question is asked three times, the best
+counts; the plain one also as a command, with the start of Python. The baseline is one statement
+with all joins, sorted and cut by the database.
 """
 
 from __future__ import annotations
@@ -106,33 +108,52 @@ def _questions() -> dict[str, Any]:
 
 
 def fill(engine: sa.Engine, layers: int) -> None:
-    """Results of sessions with jobs, attempts and two trials each, those of session 1 imported; a golden version."""
+    """Results of sessions with jobs, attempts and two trials each, those of session 1 imported; a
+    golden version."""
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig
     from tuna.db import configs, models, networks, sessions
     from tuna.db.engine import writing
-    from tuna.db.models import Config, FindDb, Golden, GoldenEntry, Job, ModelConfig, Solver, StepResult, Trial
+    from tuna.db.models import (
+        Config,
+        FindDb,
+        Golden,
+        GoldenEntry,
+        Job,
+        ModelConfig,
+        Solver,
+        StepResult,
+        Trial,
+    )
     from tuna.libraries.base import Environment
 
     def add(table: Any, query: Any, **values: Any) -> None:
         """`query` selects the columns named in `values` first; literals follow."""
         columns = table.__table__.c
-        literals = [sa.literal(value, columns[name].type).label(name) for name, value in values.items()]
+        literals = [
+            sa.literal(value, columns[name].type).label(name) for name, value in values.items()
+        ]
         names = [*query.selected_columns.keys(), *values]
         with writing(engine) as connection:
             connection.execute(
-                sa.insert(table).from_select(names, query.add_columns(*literals), include_defaults=False)
+                sa.insert(table).from_select(
+                    names, query.add_columns(*literals), include_defaults=False
+                )
             )
 
     for start in range(0, layers, _BATCH):
         numbers = range(start, min(layers, start + _BATCH))
         with writing(engine) as connection:
-            configs.store(connection, [GemmConfig(m=16, n=16, k=number + 1) for number in numbers], "bench")
+            configs.store(
+                connection, [GemmConfig(m=16, n=16, k=number + 1) for number in numbers], "bench"
+            )
     with writing(engine) as connection:
         for number in range(_SESSIONS):
             where = number % _ENVIRONMENTS
-            here = Environment("noop", "1", f"arch{where}", 1, "toolchain", device=f"device {where}")
+            here = Environment(
+                "noop", "1", f"arch{where}", 1, "toolchain", device=f"device {where}"
+            )
             sessions.create(connection, here, f"night {number}")
         names = [*(f"Solver{number}" for number in range(_PER_LAYER)), "Rare"]
         facts: dict[str, Any] = {
@@ -145,25 +166,57 @@ def fill(engine: sa.Engine, layers: int) -> None:
         }
         connection.execute(sa.insert(Solver), [{"name": name, **facts} for name in names])
         for environment in range(1, _ENVIRONMENTS + 1):
-            rows = [{"environment_id": environment, "name": f"gpu{n}", "updated_at": _START} for n in range(4)]
+            rows = [
+                {"environment_id": environment, "name": f"gpu{n}", "updated_at": _START}
+                for n in range(4)
+            ]
             connection.execute(sa.insert(models.Device), rows)
         networks.add_model(connection, networks.Named("net", "1"))
         networks.add_framework(connection, networks.Named("torch", "1"))
-    net = sa.select(sa.literal(1).label("model_id"), sa.literal(1).label("framework_id"), Config.id.label("config_id"))
+    net = sa.select(
+        sa.literal(1).label("model_id"),
+        sa.literal(1).label("framework_id"),
+        Config.id.label("config_id"),
+    )
     add(ModelConfig, net.where(Config.id % 200 == 0), gpu_count=1, weight=3)
-    # Solver s of a layer was tuned in session s or s + 10, so that each session has a twentieth of the results.
+    # Solver s of a layer was tuned in session s or s + 10, so that each session has a twentieth of
+    # the results.
     session_id = Solver.id + _PER_LAYER * (Config.id % 2)
-    keys = sa.select(session_id.label("session_id"), Config.id.label("config_id"), Solver.id.label("solver_id"))
-    jobs = keys.select_from(Config).join(Solver, sa.and_(Solver.name != "Rare", Solver.id <= _PER_LAYER))
-    facts = {"steps": "measure", "step": "measure", "state": "evaluated", "reason": "bench", "options": {}}
+    keys = sa.select(
+        session_id.label("session_id"), Config.id.label("config_id"), Solver.id.label("solver_id")
+    )
+    jobs = keys.select_from(Config).join(
+        Solver, sa.and_(Solver.name != "Rare", Solver.id <= _PER_LAYER)
+    )
+    facts = {
+        "steps": "measure",
+        "step": "measure",
+        "state": "evaluated",
+        "reason": "bench",
+        "options": {},
+    }
     add(Job, jobs, **facts, attempt=1, failures=0, isolate=False, updated_at=_START)
     time_ms = 0.01 + (Job.id * 7919 + Job.solver_id * 104729) % 100003 / sa.literal(1000.0)
     trial = sa.select(Job.id.label("job_id"), time_ms.label("time_ms"))
     for number in range(2):
         slower = sa.select(Job.id.label("job_id"), (time_ms + number).label("time_ms"))
-        texts = {"params": f"p{number}", "output_tail": "", "times_ms": "[1.0,1.1]", "clock": "wall"}
-        add(Trial, slower if number else trial, number=number, **texts, measured_at=_START, max_error=1e-7)
-    device = sa.case(*((Job.id % 4 == n, f"gpu{n}") for n in range(3)), else_="gpu3").label("device")
+        texts = {
+            "params": f"p{number}",
+            "output_tail": "",
+            "times_ms": "[1.0,1.1]",
+            "clock": "wall",
+        }
+        add(
+            Trial,
+            slower if number else trial,
+            number=number,
+            **texts,
+            measured_at=_START,
+            max_error=1e-7,
+        )
+    device = sa.case(*((Job.id % 4 == n, f"gpu{n}") for n in range(3)), else_="gpu3").label(
+        "device"
+    )
     attempt = sa.select(Job.id.label("job_id"), device)
     facts = {
         "step": "measure",
@@ -187,7 +240,13 @@ def fill(engine: sa.Engine, layers: int) -> None:
         sa.case((imported, sa.null()), else_=Job.id).label("job_id"),
         sa.case((imported, "a.fdb.txt"), else_=sa.null()).label("source"),
     )
-    facts = {"workspace_bytes": 0, "params": "p0", "algorithm": "", "trial_number": 0, "clock": "wall"}
+    facts = {
+        "workspace_bytes": 0,
+        "params": "p0",
+        "algorithm": "",
+        "trial_number": 0,
+        "clock": "wall",
+    }
     add(FindDb, result, **facts, simulated=False, noisy=False)
     with writing(engine) as connection:
         row = {"library": "noop", "version": 1, "state": "promoted", "created_at": _START}
@@ -211,7 +270,14 @@ def fill(engine: sa.Engine, layers: int) -> None:
     entry = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.session_id, FindDb.time_ms).where(
         FindDb.session_id == 2
     )
-    facts = {"golden_id": 1, "arch": "arch1", "num_cu": 1, "environment_id": 2, "workspace_bytes": 0, "params": "p0"}
+    facts = {
+        "golden_id": 1,
+        "arch": "arch1",
+        "num_cu": 1,
+        "environment_id": 2,
+        "workspace_bytes": 0,
+        "params": "p0",
+    }
     add(
         GoldenEntry,
         entry,

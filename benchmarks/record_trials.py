@@ -1,11 +1,13 @@
-"""Records tables of trials for `scripts/bench search`: random candidates of TVM's own space of eight small layers, measured.
+"""Records tables of trials for `scripts/bench search`: random candidates of TVM's own space of
+eight small layers, measured.
 
     python -m benchmarks.record_trials --candidates 256
 
-Four pairs of layers, each the sibling of the other: the same solver at another size. One process measures, a candidate at a time in
-a fork of its own, which may use some CPU seconds; a time is the median of the thread's CPU time over a few repeats, so that a
-busy machine can be borne. Answers are compared with NumPy's. A table is a header and one line for each candidate: its point, and
-its seconds or why it has none. Takes one to two CPU minutes for a table of 256.
+Four pairs of layers, each the sibling of the other: the same solver at another size. One process
+measures, a candidate at a time in a fork of its own, which may use some CPU seconds; a time is the
+median of the thread's CPU time over a few repeats, so that a busy machine can be borne. Answers are
+compared with NumPy's. A table is a header and one line for each candidate: its point, and its
+seconds or why it has none. Takes one to two CPU minutes for a table of 256.
 """
 
 from __future__ import annotations
@@ -38,7 +40,13 @@ _POINT = {"fil_h": 1, "fil_w": 1, "pad_h": 0, "pad_w": 0}
 
 
 def _conv(channels: int, size: int, **more: Any) -> Mapping[str, Any]:
-    sizes = {"batchsize": 1, "in_channels": channels, "in_h": size, "in_w": size, "out_channels": channels}
+    sizes = {
+        "batchsize": 1,
+        "in_channels": channels,
+        "in_h": size,
+        "in_w": size,
+        "out_channels": channels,
+    }
     return {"kind": "convolution", **sizes, "fil_h": 3, "fil_w": 3, "pad_h": 1, "pad_w": 1, **more}
 
 
@@ -61,7 +69,9 @@ _REPEATS = 5
 
 def main() -> None:
     """Record one table or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--candidates", type=int, default=256, help="of each task")
     parser.add_argument("--task", choices=list(TASKS), action="append", help="of these only")
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -98,10 +108,16 @@ def _record(name: str, count: int, path: Path) -> None:
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [header, *rows])
     path.write_bytes(gzip.compress(lines.encode(), mtime=0))
     best_ms = 1e3 * min(times, default=math.nan)
-    print(f"{name}: {len(times)} of {len(rows)}, best {best_ms:.3f} ms, {time.monotonic() - started:.0f} s", flush=True)
+    print(
+        f"{name}: {len(times)} of {len(rows)}, best {best_ms:.3f} ms,"
+        f" {time.monotonic() - started:.0f} s",
+        flush=True,
+    )
 
 
-def _in_fork(module: Any, params: str, target: str, problem: reference.Problem) -> tuple[float | None, str | None]:
+def _in_fork(
+    module: Any, params: str, target: str, problem: reference.Problem
+) -> tuple[float | None, str | None]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -120,7 +136,9 @@ def _in_fork(module: Any, params: str, target: str, problem: reference.Problem) 
     return seconds, cause
 
 
-def _measured(module: Any, params: str, target: str, problem: reference.Problem) -> tuple[float | None, str | None]:
+def _measured(
+    module: Any, params: str, target: str, problem: reference.Problem
+) -> tuple[float | None, str | None]:
     candidate = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
         records.schedule_of(module, params).mod
     )
@@ -132,7 +150,12 @@ def _measured(module: Any, params: str, target: str, problem: reference.Problem)
         return None, "wrong_result"
     once = _seconds(run, arguments, 1)
     number = max(1, math.ceil(_REPEAT_S / once))
-    return float(f"{statistics.median(_seconds(run, arguments, number) for _ in range(_REPEATS)):.4g}"), None
+    return (
+        float(
+            f"{statistics.median(_seconds(run, arguments, number) for _ in range(_REPEATS)):.4g}"
+        ),
+        None,
+    )
 
 
 def _seconds(run: Any, arguments: list[Any], number: int) -> float:

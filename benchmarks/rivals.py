@@ -1,7 +1,7 @@
 """The vendors beside our kernels: oneDNN through benchmarks/onednn.c, and NumPy's OpenBLAS.
 
-oneDNN has its weights reordered ahead. Its folder has `include` and `lib` of version 3, such as the unpacked wheels
-onednn-cpu-gomp and onednn-devel-cpu-gomp.
+oneDNN has its weights reordered ahead. Its folder has `include` and `lib` of version 3, such as the
+unpacked wheels onednn-cpu-gomp and onednn-devel-cpu-gomp.
 """
 
 from __future__ import annotations
@@ -24,16 +24,27 @@ class Onednn:
     """oneDNN's implementations as contestants."""
 
     def __init__(self, prefix: Path, folder: Path) -> None:
-        paths = [f"-I{prefix / 'include'}", f"-L{prefix / 'lib'}", f"-Wl,-rpath,{(prefix / 'lib').resolve()}", "-ldnnl"]
+        paths = [
+            f"-I{prefix / 'include'}",
+            f"-L{prefix / 'lib'}",
+            f"-Wl,-rpath,{(prefix / 'lib').resolve()}",
+            "-ldnnl",
+        ]
         self._library = compiled(HERE / "onednn.c", folder, *paths)
         self._library.conv_create.restype = self._library.matmul_create.restype = ctypes.c_void_p
         self._library.conv_create.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._library.matmul_create.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int]
-        self._library.kernel_name.restype, self._library.kernel_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+        self._library.kernel_name.restype, self._library.kernel_name.argtypes = (
+            ctypes.c_char_p,
+            [ctypes.c_void_p],
+        )
         self._library.kernel_run.argtypes = [ctypes.c_void_p]
 
-    def convolutions(self, config: ConvConfig, layouts: tuple[str, ...], contest: Contest) -> list[Contestant]:
-        """The two best of a quick look at all implementations that it lists for the layouts, but its slow references."""
+    def convolutions(
+        self, config: ConvConfig, layouts: tuple[str, ...], contest: Contest
+    ) -> list[Contestant]:
+        """The two best of a quick look at all implementations that it lists for the layouts, but
+        its slow references."""
         height, width = config.output_size
         # fmt: off
         values = (config.batchsize, config.group_count, config.in_channels, config.in_h, config.in_w, config.out_channels,
@@ -52,7 +63,9 @@ class Onednn:
         """The two best of a quick look at its matrix products; of one matrix, not transposed."""
         sizes = config.m, config.n, config.k
         handles = self._handles(partial(self._library.matmul_create, *sizes))
-        return self._best([(f"oneDNN {name}", handle) for name, handle in handles], float(config.flops), contest)
+        return self._best(
+            [(f"oneDNN {name}", handle) for name, handle in handles], float(config.flops), contest
+        )
 
     def _handles(self, create: Callable[[int], Any]) -> Iterable[tuple[str, Any]]:
         for rank in range(_RANKS):
@@ -62,7 +75,9 @@ class Onednn:
                 return
             yield name, handle
 
-    def _best(self, handles: list[tuple[str, Any]], flops: float, contest: Contest) -> list[Contestant]:
+    def _best(
+        self, handles: list[tuple[str, Any]], flops: float, contest: Contest
+    ) -> list[Contestant]:
         looks = []
         for name, handle in handles:
             contestant = Contestant(name, partial(self._library.kernel_run, handle), flops)

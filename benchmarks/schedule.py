@@ -1,10 +1,12 @@
-"""Scheduling policies: the set-ups of the load-aware scheduler thesis and ours, simulated and through the real pipeline.
+"""Scheduling policies: the set-ups of the load-aware scheduler thesis and ours, simulated and
+through the real pipeline.
 
-Hours are means over seeds. The stage times are those of examples/two_jobs.toml. The thesis measured each set-up once; its figures
-are the baseline. Through the pipeline (coordinator, Redis, Celery workers, SQLite) on a device that sleeps go fewer batches than
-the thesis had, at 1:`--scale` of its stage times, `--runs` at once, each with other durations; the simulator is given the same
-durations. `--scale 0` leaves that out. The set-ups in which jobs share cores are simulated alone: who sleeps slows nobody down.
-Last comes the simulator's own speed.
+Hours are means over seeds. The stage times are those of examples/two_jobs.toml. The thesis measured
+each set-up once; its figures are the baseline. Through the pipeline (coordinator, Redis, Celery
+workers, SQLite) on a device that sleeps go fewer batches than the thesis had, at 1:`--scale` of its
+stage times, `--runs` at once, each with other durations; the simulator is given the same durations.
+`--scale 0` leaves that out. The set-ups in which jobs share cores are simulated alone: who sleeps
+slows nobody down. Last comes the simulator's own speed.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ THESIS_H = {
     "fifo": 24.14,
     "bundled": 21.67,
 }
-#: Largest deviation from the thesis, of the set-ups whose schedule does not depend on how jobs disturb each other.
+#: Largest deviation from the thesis, of the set-ups whose schedule does not depend on how jobs
+#: disturb each other.
 _TOLERANCE = {"sequential": 0.05, "greedy": 0.05, "fifo": 0.10}
-#: How much slower a stage is while the other job runs the same one: of the thesis' synchronous set-up to its dedicated one.
+#: How much slower a stage is while the other job runs the same one: of the thesis' synchronous
+#: set-up to its dedicated one.
 _SLOWDOWN = {"select": 0.0, "build": 0.08, "profile": 0.0, "update": 0.86}
 _LIMIT_S = 60.0
 #: Largest deviation of the pipeline from the simulator.
@@ -80,13 +84,18 @@ def main() -> int:
     return outcome.print()
 
 
-def two_jobs(copies: int = 2, look_ahead: int = 0, *, shared: bool = False, own_builder: bool = False) -> Scenario:
-    """The thesis' jobs; `shared`: they run on the same machines at once; `own_builder`: builds have a process to themselves."""
+def two_jobs(
+    copies: int = 2, look_ahead: int = 0, *, shared: bool = False, own_builder: bool = False
+) -> Scenario:
+    """The thesis' jobs; `shared`: they run on the same machines at once; `own_builder`: builds have
+    a process to themselves."""
     given = read_scenario(TWO_JOBS)
     (session,) = given.sessions
     (jobs,) = session.jobs
     steps = tuple(
-        step.model_copy(update={"queue": "builder"}) if own_builder and step.step == "build" else step
+        step.model_copy(update={"queue": "builder"})
+        if own_builder and step.step == "build"
+        else step
         for step in jobs.steps
     )
     jobs = jobs.model_copy(update={"look_ahead": look_ahead, "steps": steps})
@@ -99,7 +108,8 @@ def two_jobs(copies: int = 2, look_ahead: int = 0, *, shared: bool = False, own_
 
 
 def large(devices: int, jobs: int) -> Scenario:
-    """Twenty sessions of five solvers, half of which arrive later; half of the devices, too. Attempts fail, processes die."""
+    """Twenty sessions of five solvers, half of which arrive later; half of the devices, too.
+    Attempts fail, processes die."""
     each = max(1, jobs // 100)
 
     def session(more: dict[str, float]) -> dict[str, object]:
@@ -110,8 +120,20 @@ def large(devices: int, jobs: int) -> Scenario:
                 "weight": number + 1,
                 "best_ms": [2.0],
                 "steps": [
-                    {"step": "compile", "queue": "compile", "seconds": 5 + 3 * number, "cv": 0.5, "fails": 0.01},
-                    {"step": "eval", "queue": "eval", "seconds": 12 + 5 * number, "cv": 0.5, "fails": 0.01},
+                    {
+                        "step": "compile",
+                        "queue": "compile",
+                        "seconds": 5 + 3 * number,
+                        "cv": 0.5,
+                        "fails": 0.01,
+                    },
+                    {
+                        "step": "eval",
+                        "queue": "eval",
+                        "seconds": 12 + 5 * number,
+                        "cv": 0.5,
+                        "fails": 0.01,
+                    },
                 ],
             }
             for number in range(5)
@@ -122,7 +144,12 @@ def large(devices: int, jobs: int) -> Scenario:
     pools = [
         {"queue": "compile", "processes": half, "crashes_every_s": 36_000},
         {"queue": "eval", "processes": half, "crashes_every_s": 36_000},
-        {"queue": "eval", "processes": max(1, devices - half), "joins_s": 120, "crashes_every_s": 36_000},
+        {
+            "queue": "eval",
+            "processes": max(1, devices - half),
+            "joins_s": 120,
+            "crashes_every_s": 36_000,
+        },
     ]
     sessions = [session({}), session({"arrives_s": 300, "deadline_s": 3000})]
     return Scenario.model_validate({"pools": pools, "sessions": sessions})
@@ -136,12 +163,15 @@ def drawn(jobs: int, batches: int, scale: float, seed: int) -> Durations:
     for number in range(jobs):
         flat = Line(number, session, given, f"{seed} {number}").seconds
         width = len(given.steps)
-        found.append([[s / scale for s in flat[row * width : (row + 1) * width]] for row in range(batches)])
+        found.append(
+            [[s / scale for s in flat[row * width : (row + 1) * width]] for row in range(batches)]
+        )
     return found
 
 
 def given(durations: Durations, look_ahead: int) -> Scenario:
-    """A scenario with these durations of the thesis' stages, each job a session; nothing waits, as where they are so long."""
+    """A scenario with these durations of the thesis' stages, each job a session; nothing waits, as
+    where they are so long."""
     base = two_jobs(1)
     stages = base.sessions[0].jobs[0].steps
     sessions = []
@@ -164,7 +194,9 @@ def _pipeline(outcome: Outcome, scale: int, batches: int, runs: int) -> None:
     for name, (policy, jobs, look_ahead, late) in _SET_UPS.items():
         found: dict[str, list[float]] = defaultdict(list)
         drawn_by_seed = [drawn(jobs, batches, scale, seed) for seed in range(runs)]
-        run = partial(schedule_pipeline.run, scale=scale, policy=policy, look_ahead=look_ahead, late=late)
+        run = partial(
+            schedule_pipeline.run, scale=scale, policy=policy, look_ahead=look_ahead, late=late
+        )
         with ThreadPoolExecutor(runs) as pool:
             ended = list(pool.map(run, drawn_by_seed))
         for durations, stages in zip(drawn_by_seed, ended, strict=True):
@@ -193,25 +225,34 @@ def _compare(outcome: Outcome, seeds: int) -> None:
         "synchronous": two_jobs(shared=True),
     }
     for policy, measured_h in THESIS_H.items():
-        hours = statistics.mean(_hours(one) for one in _runs(scenarios.get(policy, two_jobs()), policy, seeds))
+        hours = statistics.mean(
+            _hours(one) for one in _runs(scenarios.get(policy, two_jobs()), policy, seeds)
+        )
         outcome.figures[f"{policy}_h"] = hours
         outcome.baseline[f"{policy}_h"] = measured_h
         outcome.ratios[policy] = hours / measured_h
     for policy, tolerance in _TOLERANCE.items():
         outcome.budget[policy], outcome.limits[policy] = 1 - tolerance, 1 + tolerance
-    outcome.figures["fair_h"] = statistics.mean(_hours(one) for one in _runs(two_jobs(), "fair", seeds))
+    outcome.figures["fair_h"] = statistics.mean(
+        _hours(one) for one in _runs(two_jobs(), "fair", seeds)
+    )
 
 
 def _look_ahead(outcome: Outcome, seeds: int) -> None:
-    """Makespan over lower bound with a look-ahead of one round, on the thesis' machines and with builds beside them."""
+    """Makespan over lower bound with a look-ahead of one round, on the thesis' machines and with
+    builds beside them."""
     for copies, limit in _LOOK_AHEAD.items():
         name = f"look_ahead_{copies}_jobs"
         runs = _runs(two_jobs(copies, 1), "fair", seeds)
         outcome.figures[f"{name}_h"] = statistics.mean(one.makespan_s / 3600 for one in runs)
-        outcome.ratios[f"{name}_over_bound"] = statistics.mean(one.makespan_s / one.lower_bound_s for one in runs)
+        outcome.ratios[f"{name}_over_bound"] = statistics.mean(
+            one.makespan_s / one.lower_bound_s for one in runs
+        )
         outcome.limits[f"{name}_over_bound"] = limit
         runs = _runs(two_jobs(copies, 1, own_builder=True), "fair", seeds)
-        outcome.figures[f"{name}_own_builder_h"] = statistics.mean(one.makespan_s / 3600 for one in runs)
+        outcome.figures[f"{name}_own_builder_h"] = statistics.mean(
+            one.makespan_s / 3600 for one in runs
+        )
         outcome.ratios[f"{name}_own_builder_over_bound"] = statistics.mean(
             one.makespan_s / one.lower_bound_s for one in runs
         )

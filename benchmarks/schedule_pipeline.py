@@ -1,6 +1,8 @@
-"""Searches through the real pipeline on a device that sleeps: coordinator, Redis, Celery workers, SQLite, all as installed.
+"""Searches through the real pipeline on a device that sleeps: coordinator, Redis, Celery workers,
+SQLite, all as installed.
 
-Run as a program, in a TUNA_HOME of its own, it is the coordinator, and prints the stages that ended as JSON.
+Run as a program, in a TUNA_HOME of its own, it is the coordinator, and prints the stages that ended
+as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ Durations = Sequence[Sequence[Sequence[float]]]
 
 @dataclass(frozen=True)
 class EndedStage:
-    """A stage of a round; times are seconds since the coordinator began, the workers being there."""
+    """A stage of a round; times are seconds since the coordinator began, the workers being
+    there."""
 
     search: int
     round: int
@@ -52,20 +55,32 @@ class EndedStage:
     ended_s: float
 
 
-def run(durations: Durations, policy: str, *, scale: float, look_ahead: int, late: bool) -> list[EndedStage]:
-    """The stages of one search for each of `durations`, in the order of their ends; real ones take `scale` times as long.
+def run(
+    durations: Durations, policy: str, *, scale: float, look_ahead: int, late: bool
+) -> list[EndedStage]:
+    """The stages of one search for each of `durations`, in the order of their ends; real ones take
+    `scale` times as long.
 
-    There is one process for the CPU steps and one for the device. `late`: nothing is published before a process is free.
+    There is one process for the CPU steps and one for the device. `late`: nothing is published
+    before a process is free.
     """
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name:
-        others = {key: value for key, value in os.environ.items() if not key.startswith(("TUNA_", "CELERY_"))}
+        others = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("TUNA_", "CELERY_"))
+        }
         variables = install(Path(name), durations, scale) | {"TUNA_HOME": name, "TMPDIR": name}
         words = ["--policy", policy, "--look-ahead", str(look_ahead), *(["--late"] if late else [])]
         command = [sys.executable, "-m", "benchmarks.schedule_pipeline", *words]
-        result = subprocess.run(command, env=others | variables, stdout=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(
+            command, env=others | variables, stdout=subprocess.PIPE, text=True, check=False
+        )
         if result.returncode:
-            raise SystemExit(f"The coordinator of the benchmark failed with exit code {result.returncode}.")
+            raise SystemExit(
+                f"The coordinator of the benchmark failed with exit code {result.returncode}."
+            )
         return [EndedStage(**one) for one in json.loads(result.stdout)]
 
 
@@ -100,34 +115,58 @@ def _coordinate(
     if late:
         policy = _Late(engine, works[0], policy)
     client, celery = connect(settings), make_celery(settings)
-    coordinator = Coordinator(engine, client, celery, settings, works, policy=policy, fixed_workers=True)
-    # Workers report to the databases named there; the coordinator names its own when it first publishes, which is after them.
+    coordinator = Coordinator(
+        engine, client, celery, settings, works, policy=policy, fixed_workers=True
+    )
+    # Workers report to the databases named there; the coordinator names its own when it first
+    # publishes, which is after them.
     client.sadd(NAMESPACES_KEY, works[0].namespace)
-    with local_workers(settings.home / "logs", [WorkerSpec("compile"), WorkerSpec("eval")]) as workers:
-        wait_until(lambda: len(list(client.scan_iter("tuna:*:worker:*"))) == 2, _START_S, "start of the workers")
+    with local_workers(
+        settings.home / "logs", [WorkerSpec("compile"), WorkerSpec("eval")]
+    ) as workers:
+        wait_until(
+            lambda: len(list(client.scan_iter("tuna:*:worker:*"))) == 2,
+            _START_S,
+            "start of the workers",
+        )
         begun_s = time.time()
         coordinator.run(workers.check, lambda: _all_ended(engine))
     return _ended_stages(engine, ids, begun_s)
 
 
 class _Late:
-    """A policy that sees no room where a chunk is in flight, and sees what is: as the thesis' scheduler decides."""
+    """A policy that sees no room where a chunk is in flight, and sees what is: as the thesis'
+    scheduler decides."""
 
     def __init__(self, engine: sa.Engine, work: SessionWork, policy: Policy) -> None:
         self._engine, self._policy = engine, policy
-        self._queues = {step.name: work.queue(step) for step in work.library.every_step}  # the same of all sessions
+        # the same of all sessions
+        self._queues = {step.name: work.queue(step) for step in work.library.every_step}
         self.__name__ = policy.__name__
 
     def __call__(self, snapshot: Snapshot, /) -> list[Share]:
         flying = Job.state.in_([state.value for state in IN_FLIGHT])
-        query = sa.select(Job.session_id, Job.step, sa.func.count()).where(flying).group_by(Job.session_id, Job.step)
+        query = (
+            sa.select(Job.session_id, Job.step, sa.func.count())
+            .where(flying)
+            .group_by(Job.session_id, Job.step)
+        )
         with reading(self._engine) as connection:
-            in_flight = {(session_id, step): count for session_id, step, count in connection.execute(query)}
+            in_flight = {
+                (session_id, step): count for session_id, step, count in connection.execute(query)
+            }
         occupied: Counter[str] = Counter()
         for (_, step), count in in_flight.items():
             occupied[self._queues[step]] += count
         rounds_alone = [step for step in snapshot.open if step.jobs]  # there are no other jobs
-        seen = replace(snapshot, open=rounds_alone, waiting=occupied, per_process=1, ahead={}, in_flight=in_flight)
+        seen = replace(
+            snapshot,
+            open=rounds_alone,
+            waiting=occupied,
+            per_process=1,
+            ahead={},
+            in_flight=in_flight,
+        )
         return self._policy(seen)
 
 
@@ -158,7 +197,9 @@ def _make_session(engine: sa.Engine, reason: str) -> int:
 
 def _all_ended(engine: sa.Engine) -> bool:
     last = SimulatedDevice.steps[-1].name
-    goes_on = sa.or_(Job.step != last, Job.state != "compiled", sa.and_(Job.round == 0, Job.stopped.is_(None)))
+    goes_on = sa.or_(
+        Job.step != last, Job.state != "compiled", sa.and_(Job.round == 0, Job.stopped.is_(None))
+    )
     with reading(engine) as connection:
         if connection.execute(sa.select(Job.id).where(Job.state == "errored").limit(1)).first():
             raise SystemExit("A round of the benchmark failed.")
@@ -167,11 +208,19 @@ def _all_ended(engine: sa.Engine) -> bool:
 
 def _ended_stages(engine: sa.Engine, ids: Sequence[int], begun_s: float) -> list[EndedStage]:
     times = (StepResult.started_at, StepResult.ended_at)
-    query = sa.select(Job.session_id, Job.round, StepResult.step, *times).join(Job, Job.id == StepResult.job_id)
+    query = sa.select(Job.session_id, Job.round, StepResult.step, *times).join(
+        Job, Job.id == StepResult.job_id
+    )
     with reading(engine) as connection:
         rows = connection.execute(query.order_by(StepResult.ended_at)).all()
     return [
-        EndedStage(ids.index(session_id), number, step, begin.timestamp() - begun_s, end.timestamp() - begun_s)
+        EndedStage(
+            ids.index(session_id),
+            number,
+            step,
+            begin.timestamp() - begun_s,
+            end.timestamp() - begun_s,
+        )
         for session_id, number, step, begin, end in rows
         if begin and end
     ]

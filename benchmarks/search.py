@@ -1,13 +1,17 @@
-"""The search on recorded trials: how fast it finds the best of a table, against random order, and with a sibling's table known.
+"""The search on recorded trials: how fast it finds the best of a table, against random order, and
+with a sibling's table known.
 
-Replays the tables of `benchmarks/trials`, which `benchmarks/record_trials.py` made; nothing is built or measured. In a table the
-search has no points but those recorded, so what is judged is the cost model, not the breeding of new points.
+Replays the tables of `benchmarks/trials`, which `benchmarks/record_trials.py` made; nothing is
+built or measured. In a table the search has no points but those recorded, so what is judged is the
+cost model, not the breeding of new points.
 
-The curve: after each trial, the time of the table's best candidate over that of the best so far; its area is the mean over the
-first `--trials`. A task's figure is the mean over the seeds. Trials to within 5 % of the best: the median over the seeds.
+The curve: after each trial, the time of the table's best candidate over that of the best so far;
+its area is the mean over the first `--trials`. A task's figure is the mean over the seeds. Trials
+to within 5 % of the best: the median over the seeds.
 
-`search` has a prior that was trained on the tables of the other operators, `alone` has none; a warm start has none either, but
-knows the whole table of the task's sibling, which is the same solver at another size, and is compared with `alone`.
+`search` has a prior that was trained on the tables of the other operators, `alone` has none; a warm
+start has none either, but knows the whole table of the task's sibling, which is the same solver at
+another size, and is compared with `alone`.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ from tuna.libraries.search.space import Point, Space
 from tuna.libraries.tvm.search.decisions import Design
 
 FOLDER = Path(__file__).parent / "trials"
-#: In which share of the tasks the area must be larger than random's, and what of random's it must be in each; in which share of
-#: them a warm start must need at most half of the trials.
+#: In which share of the tasks the area must be larger than random's, and what of random's it must
+#: be in each; in which share of them a warm start must need at most half of the trials.
 _BETTER, _WORSE, _FASTER = 0.75, 0.95, 0.5
 _NEAR = 1.05
 #: Trees of a prior, and their depth.
@@ -88,13 +92,17 @@ class Table(Space):
 
 def main() -> int:
     """Print the figures of every task; 1 if the budget is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=128, help="of a search")
     parser.add_argument("--batch", type=int, default=16, help="trials of one round")
     parser.add_argument("--json", action="store_true", help="the default")
     parser.add_argument(
-        "--task", action="append", help="only this table; a part of the whole has no verdict of its own"
+        "--task",
+        action="append",
+        help="only this table; a part of the whole has no verdict of its own",
     )
     given = parser.parse_args()
     known = read(FOLDER)
@@ -103,26 +111,46 @@ def main() -> int:
     areas, speedups = [], []
     for name, table in tables.items():
         sibling = sibling_of(table, known)
-        informed = replace(table, prior=prior_of(one for one in known.values() if _operator(one) != _operator(table)))
+        informed = replace(
+            table,
+            prior=prior_of(one for one in known.values() if _operator(one) != _operator(table)),
+        )
         runs = {
             way: [
-                replay(informed if way == "search" else table, way, seed, given.trials, given.batch, sibling)
+                replay(
+                    informed if way == "search" else table,
+                    way,
+                    seed,
+                    given.trials,
+                    given.batch,
+                    sibling,
+                )
                 for seed in range(given.seeds)
             ]
             for way in ("random", "alone", "search", "warm")
         }
-        area = {way: statistics.mean(statistics.mean(curve) for curve in curves) for way, curves in runs.items()}
-        near = {way: statistics.median(map(_trials_to_near, curves)) for way, curves in runs.items()}
+        area = {
+            way: statistics.mean(statistics.mean(curve) for curve in curves)
+            for way, curves in runs.items()
+        }
+        near = {
+            way: statistics.median(map(_trials_to_near, curves)) for way, curves in runs.items()
+        }
         figures |= {f"{name} area, {way}": value for way, value in area.items()}
         figures |= {f"{name} trials to 5 %, {way}": value for way, value in near.items()}
         areas.append(area["search"] / area["random"])
         speedups.append(near["alone"] / near["warm"])
     ratios = {f"{name} area": ratio for name, ratio in zip(tables, areas, strict=True)}
-    ratios |= {f"{name} trials saved by a warm start": ratio for name, ratio in zip(tables, speedups, strict=True)}
+    ratios |= {
+        f"{name} trials saved by a warm start": ratio
+        for name, ratio in zip(tables, speedups, strict=True)
+    }
     ratios |= {
         "share of tasks better than random": sum(ratio > 1.0 for ratio in areas) / len(areas),
         "worst area": min(areas),
-        "share of tasks in which a warm start halves the trials": sum(ratio >= 2.0 for ratio in speedups)
+        "share of tasks in which a warm start halves the trials": sum(
+            ratio >= 2.0 for ratio in speedups
+        )
         / len(speedups),
     }
     budget = {
@@ -151,11 +179,17 @@ def read(folder: Path) -> dict[str, Table]:
 
 def sibling_of(table: Table, tables: Mapping[str, Table]) -> Table:
     """The other table of the same solver and layout."""
-    (found,) = (other for other in tables.values() if other is not table and _family(other) == _family(table))
+    (found,) = (
+        other
+        for other in tables.values()
+        if other is not table and _family(other) == _family(table)
+    )
     return found
 
 
-def replay(table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table) -> list[float]:
+def replay(
+    table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table
+) -> list[float]:
     """The curve of one search."""
     history: list[Measured] = []
     strategy: Strategy = "random" if way == "random" else "search"
@@ -174,19 +208,32 @@ def replay(table: Table, way: str, seed: int, trials: int, batch: int, sibling: 
 
 
 def prior_of(tables: Iterable[Table]) -> bytes:
-    """The cost model of what these tables have in common: it sees the features of `tiling` alone."""
+    """The cost model of what these tables have in common: it sees the features of `tiling`
+    alone."""
     known = list(tables)
     described = {
-        row.params: {name: value for name, value in table.described[row.params].items() if name.startswith("tiling.")}
+        row.params: {
+            name: value
+            for name, value in table.described[row.params].items()
+            if name.startswith("tiling.")
+        }
         for table in known
         for row in table.rows
     }
-    return learn(described.get, [Source(table.name, table.rows) for table in known], trees=_TREES, depth=_DEPTH)
+    return learn(
+        described.get,
+        [Source(table.name, table.rows) for table in known],
+        trees=_TREES,
+        depth=_DEPTH,
+    )
 
 
 def _trials_to_near(curve: Sequence[float]) -> int:
-    """How many trials until the best so far is within 5 % of the best; one more than there are if it never is."""
-    return next((number for number, value in enumerate(curve, 1) if value >= 1 / _NEAR), len(curve) + 1)
+    """How many trials until the best so far is within 5 % of the best; one more than there are if
+    it never is."""
+    return next(
+        (number for number, value in enumerate(curve, 1) if value >= 1 / _NEAR), len(curve) + 1
+    )
 
 
 def _operator(table: Table) -> str:

@@ -21,19 +21,29 @@ _SAMPLE_S = 0.2
 
 @contextlib.contextmanager
 def home(kind: str) -> Iterator[Path]:
-    """A private TUNA_HOME with default settings; `sqlite`: embedded servers, `mariadb`: a private MariaDB and Redis."""
+    """A private TUNA_HOME with default settings; `sqlite`: embedded servers, `mariadb`: a private
+    MariaDB and Redis."""
     # A socket's path must be short.
-    with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name,
+        contextlib.ExitStack() as stack,
+    ):
         for variable in [v for v in os.environ if v.startswith(("TUNA_", "CELERY_"))]:
             del os.environ[variable]
-        os.environ |= {"TUNA_HOME": name, "TUNA_SIMULATED": "1"}  # the library noop, the stand-in for fin
+        # the library noop, the stand-in for fin
+        os.environ |= {"TUNA_HOME": name, "TUNA_SIMULATED": "1"}
         if kind == "mariadb":
             try:
-                os.environ["TUNA_DB_URL"] = stack.enter_context(mariadb_server(defaults=_DOCKER / "mariadb.cnf"))
+                os.environ["TUNA_DB_URL"] = stack.enter_context(
+                    mariadb_server(defaults=_DOCKER / "mariadb.cnf")
+                )
             except ServiceError as error:
                 raise SystemExit(f"{error} {error.hint or ''}") from None
             url = stack.enter_context(redis_server(str(_DOCKER / "redis.conf")))
-            os.environ |= {"TUNA_BROKER_URL": url.replace("unix", "redis+socket"), "TUNA_REDIS_URL": url}
+            os.environ |= {
+                "TUNA_BROKER_URL": url.replace("unix", "redis+socket"),
+                "TUNA_REDIS_URL": url,
+            }
         yield Path(name)
 
 
@@ -45,7 +55,8 @@ def peak_mib() -> float:
 
 
 class CpuMeter:
-    """CPU seconds (user and system) of this process and all its children, including servers, in a `with` block.
+    """CPU seconds (user and system) of this process and all its children, including servers, in a
+    `with` block.
 
     The children are sampled periodically, because times of killed ones cannot be read afterwards.
     """
@@ -84,4 +95,7 @@ class CpuMeter:
         for process in [me, *me.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                self._seen[process.pid, process.create_time()] = process.name(), times.user + times.system
+                self._seen[process.pid, process.create_time()] = (
+                    process.name(),
+                    times.user + times.system,
+                )

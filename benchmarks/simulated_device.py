@@ -1,8 +1,10 @@
-"""A library that searches on a device that is not there: each stage of a round sleeps for a given time.
+"""A library that searches on a device that is not there: each stage of a round sleeps for a given
+time.
 
-Its stages are those of a batch in the thesis that docs/scheduling.md compares with. Workers find it by the entry point that
-`install` writes, and the durations in a file of JSON: for each session, by its id, the seconds of each round's stages. A result
-says that its stage took `SCALE` times as long, so that the coordinator decides as where stages take their real time.
+Its stages are those of a batch in the thesis that docs/scheduling.md compares with. Workers find it
+by the entry point that `install` writes, and the durations in a file of JSON: for each session, by
+its id, the seconds of each round's stages. A result says that its stage took `SCALE` times as long,
+so that the coordinator decides as where stages take their real time.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ class SimulatedDevice(NoopLibrary):
     name = "simulated-device"
     kinds = ("gemm",)
     search = Step("search", Resource.CPU)
-    steps = (Step("build", Resource.CPU), Step("profile", Resource.DEVICE), Step("update", Resource.CPU))
+    steps = (
+        Step("build", Resource.CPU),
+        Step("profile", Resource.DEVICE),
+        Step("update", Resource.CPU),
+    )
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
         """All of them."""
@@ -47,24 +53,36 @@ class SimulatedDevice(NoopLibrary):
         rounds = min(map(len, _durations(os.environ[DURATIONS]).values()))
         return f"{rounds} rounds" if found.opened >= rounds else None
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """Sleep; propose, build and measure candidates of a few bytes."""
         for item in items:
             begun, due = time.time(), time.monotonic()
-            seconds = _durations(os.environ[DURATIONS])[str(item.session_id)][item.round][STAGES.index(step.name)]
+            seconds = _durations(os.environ[DURATIONS])[str(item.session_id)][item.round][
+                STAGES.index(step.name)
+            ]
             due += seconds
             trials = self._trials(step, item, context)
             time.sleep(max(0.0, due - time.monotonic()))
             facts = {"simulated": True, "started_at": begun, "ended_at": time.time()}
-            yield result_of(item, ok=True, trials=trials, busy_s=seconds * float(os.environ[SCALE]), **facts)
+            yield result_of(
+                item, ok=True, trials=trials, busy_s=seconds * float(os.environ[SCALE]), **facts
+            )
 
     def _trials(self, step: Step, item: WorkItem, context: RunContext) -> tuple[Trial, ...]:
         if step is self.search:
-            return tuple(Trial(index=index, params=f"{item.round}/{index}") for index in range(_TRIALS))
+            return tuple(
+                Trial(index=index, params=f"{item.round}/{index}") for index in range(_TRIALS)
+            )
         candidates = item.candidates
         if step.name == "build":
             return tuple(
-                Trial(index=one.index, params=one.params, artifact=context.artifacts.put((one.params or "").encode()))
+                Trial(
+                    index=one.index,
+                    params=one.params,
+                    artifact=context.artifacts.put((one.params or "").encode()),
+                )
                 for one in candidates
             )
         if step.name == "profile":
@@ -79,8 +97,11 @@ def _durations(path: str) -> dict[str, list[list[float]]]:
     return found
 
 
-def install(folder: Path, durations: Sequence[Sequence[Sequence[float]]], scale: float) -> dict[str, str]:
-    """Write the durations and an entry point into `folder`; the variables of processes that are to find them.
+def install(
+    folder: Path, durations: Sequence[Sequence[Sequence[float]]], scale: float
+) -> dict[str, str]:
+    """Write the durations and an entry point into `folder`; the variables of processes that are to
+    find them.
 
     `durations`: seconds of each stage of each round, of the sessions from the first one on.
     """
@@ -88,9 +109,15 @@ def install(folder: Path, durations: Sequence[Sequence[Sequence[float]]], scale:
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-device\nVersion: 1\n")
     (about / "entry_points.txt").write_text(
-        f"[tuna.libraries.simulated]\n{SimulatedDevice.name} = benchmarks.simulated_device:SimulatedDevice\n"
+        f"[tuna.libraries.simulated]\n{SimulatedDevice.name} ="
+        " benchmarks.simulated_device:SimulatedDevice\n"
     )
     given = folder / "durations.json"
     given.write_text(json.dumps(dict(enumerate(durations, 1))))
     places = [str(folder / "plugin"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(places), "TUNA_SIMULATED": "1", DURATIONS: str(given), SCALE: str(scale)}
+    return {
+        "PYTHONPATH": os.pathsep.join(places),
+        "TUNA_SIMULATED": "1",
+        DURATIONS: str(given),
+        SCALE: str(scale),
+    }

@@ -1,4 +1,5 @@
-"""Trains the prior of TVM's searches on all tables of `benchmarks/trials`, and writes it into the package.
+"""Trains the prior of TVM's searches on all tables of `benchmarks/trials`, and writes it into the
+package.
 
     python -m benchmarks.train_prior
 

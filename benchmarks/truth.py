@@ -1,10 +1,13 @@
-"""Whether times can be believed: one session on the quiet machine, and the same beside a load that takes cores at random times.
+"""Whether times can be believed: one session on the quiet machine, and the same beside a load that
+takes cores at random times.
 
-Then a judge measures the winners of both again, in turn, by the thread's CPU time, in five fresh processes: the true times of the
-winners may differ by 3 % in the geometric mean and by 10 % for one layer, in either direction. The loaded session must say that it
-was noisy, and the quiet one may say so of a quarter of its results. Of the quiet session the winner of each layer and the nine
-best candidates beside it are judged too: the winner must reach 0.97 of the best. Last, a kernel with one wrong element of a
-million must be found. Run it on a machine that does nothing else; it takes about six minutes.
+Then a judge measures the winners of both again, in turn, by the thread's CPU time, in five fresh
+processes: the true times of the winners may differ by 3 % in the geometric mean and by 10 % for one
+layer, in either direction. The loaded session must say that it was noisy, and the quiet one may say
+so of a quarter of its results. Of the quiet session the winner of each layer and the nine best
+candidates beside it are judged too: the winner must reach 0.97 of the best. Last, a kernel with one
+wrong element of a million must be found. Run it on a machine that does nothing else; it takes about
+six minutes.
 """
 
 from __future__ import annotations
@@ -32,9 +35,18 @@ from benchmarks.harness import Outcome, command_line
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 
 LAYERS = {
-    "3x3 64@28": "MIOpenDriver conv -n 1 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -u 1 -v 1 -l 1 -j 1 -m conv -g 1 -F 1",
-    "1x1 256-64@28": "MIOpenDriver conv -n 1 -c 256 -H 28 -W 28 -k 64 -y 1 -x 1 -p 0 -q 0 -u 1 -v 1 -l 1 -j 1 -m conv -g 1 -F 1",
-    "3x3 128@14": "MIOpenDriver conv -n 1 -c 128 -H 14 -W 14 -k 128 -y 3 -x 3 -p 1 -q 1 -u 1 -v 1 -l 1 -j 1 -m conv -g 1 -F 1",
+    "3x3 64@28": (
+        "MIOpenDriver conv -n 1 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -u 1 -v 1 -l 1 -j 1 -m"
+        " conv -g 1 -F 1"
+    ),
+    "1x1 256-64@28": (
+        "MIOpenDriver conv -n 1 -c 256 -H 28 -W 28 -k 64 -y 1 -x 1 -p 0 -q 0 -u 1 -v 1 -l 1 -j 1 -m"
+        " conv -g 1 -F 1"
+    ),
+    "3x3 128@14": (
+        "MIOpenDriver conv -n 1 -c 128 -H 14 -W 14 -k 128 -y 3 -x 3 -p 1 -q 1 -u 1 -v 1 -l 1 -j 1"
+        " -m conv -g 1 -F 1"
+    ),
 }
 _TOP = 10
 _JUDGES, _ROUNDS, _TURN_S = 5, 7, 0.01
@@ -60,7 +72,8 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Session:
-    """What one session found, for each layer the winner, then the other candidates, fastest first; and how it was marked."""
+    """What one session found, for each layer the winner, then the other candidates, fastest first;
+    and how it was marked."""
 
     trials: Mapping[str, Sequence[Tuned]]
     noisy: int
@@ -84,7 +97,10 @@ def main() -> int:
         _say(f"quiet session: {quiet.wall_s:.0f} s, {quiet.noisy} of {quiet.results} results noisy")
         with _load():
             loaded = _session(folder / "loaded", layers, options)
-        _say(f"loaded session: {loaded.wall_s:.0f} s, {loaded.noisy} of {loaded.results} results noisy")
+        _say(
+            f"loaded session: {loaded.wall_s:.0f} s, {loaded.noisy} of {loaded.results} results"
+            " noisy"
+        )
         return _verdict(layers, quiet, loaded, folder).print()
 
 
@@ -99,8 +115,15 @@ def _verdict(layers: Mapping[str, str], quiet: Session, loaded: Session, folder:
         ratios.append(ratio)
         picks.append(pick)
         outcome.ratios |= {f"{layer} loaded/quiet": ratio, f"{layer} pick": pick}
-        same = "the same kernel" if other.kernel == top[0].kernel else f"{top[0].solver} and {other.solver}"
-        said = f"{same}, {top[0].time_ms:.4f} ms quiet, {other.time_ms:.4f} ms loaded; true {true_ms[0]:.4f} and {true_ms[-1]:.4f}"
+        same = (
+            "the same kernel"
+            if other.kernel == top[0].kernel
+            else f"{top[0].solver} and {other.solver}"
+        )
+        said = (
+            f"{same}, {top[0].time_ms:.4f} ms quiet, {other.time_ms:.4f} ms loaded; true"
+            f" {true_ms[0]:.4f} and {true_ms[-1]:.4f}"
+        )
         _say(f"{layer}: said {said}; ratio {ratio:.3f}, pick {pick:.3f} of its top {len(top)}")
     outcome.ratios["geomean"] = math.exp(statistics.fmean(abs(math.log(ratio)) for ratio in ratios))
     outcome.ratios["worst"] = max(max(ratio, 1 / ratio) for ratio in ratios)
@@ -121,18 +144,21 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------------
-
-
 def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace) -> Session:
     """Tune the layers in a TUNA_HOME of its own, through the commands a user types."""
     home.mkdir()
     (home / "layers.txt").write_text("".join(f"{driver}\n" for driver in layers.values()))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TUNA_", "CELERY_"))
+    }
     environment["TUNA_HOME"] = str(home)
 
     def tuna(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "tuna", *words], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "tuna", *words], env=environment, capture_output=True, text=True
+        )
         if done.returncode and words[0] != "run":
             raise SystemExit(f"tuna {' '.join(words)}: {done.stderr}")
         return done.stdout
@@ -142,7 +168,16 @@ def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace)
     tuna("update-solvers", "tvm")
     tuna("applicability", "--session-id", "1")
     chosen = ("-s", options.solvers) if options.solvers else ()
-    tuna("load-jobs", "--session-id", "1", "-t", "truth", "--candidates", str(options.candidates), *chosen)
+    tuna(
+        "load-jobs",
+        "--session-id",
+        "1",
+        "-t",
+        "truth",
+        "--candidates",
+        str(options.candidates),
+        *chosen,
+    )
     started = time.monotonic()
     tuna("run", "--session-id", "1")
     wall_s = time.monotonic() - started
@@ -164,7 +199,8 @@ def _canonical(driver: str) -> str | None:
     return parse_line(driver)[0].driver()
 
 
-#: Good trials by layer, the winner and then the fastest, with their code in files; run with the session's settings.
+#: Good trials by layer, the winner and then the fastest, with their code in files; run with the
+#: session's settings.
 _TRIALS = """
 import json, sys
 from pathlib import Path
@@ -202,21 +238,28 @@ print(json.dumps({"trials": trials, "results": results}))
 
 def _python(program: str, environment: Mapping[str, str], *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", program, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return done.stdout
 
 
 @contextlib.contextmanager
 def _load() -> Iterator[None]:
-    """Busy processes on one core at a time, chosen at random, for random times with random pauses."""
+    """Busy processes on one core at a time, chosen at random, for random times with random
+    pauses."""
     over = threading.Event()
     chance = random.Random(11)  # noqa: S311
 
     def disturb() -> None:
         while not over.is_set():
             core = chance.choice(sorted(os.sched_getaffinity(0)))
-            program = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: sum(range(100000))"
+            program = (
+                f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: sum(range(100000))"
+            )
             busy = subprocess.Popen([sys.executable, "-c", program])
             over.wait(chance.uniform(0.5, 6))
             busy.kill()
@@ -232,21 +275,32 @@ def _load() -> Iterator[None]:
         thread.join()
 
 
-# -- judge ------------------------------------------------------------------------------------------------------------
-
-
 def _judged(driver: str, candidates: Sequence[Tuned], folder: Path) -> list[float]:
-    """True milliseconds of each candidate: the median over processes of medians of the thread's CPU time, in turn."""
+    """True milliseconds of each candidate: the median over processes of medians of the thread's CPU
+    time, in turn."""
     task = folder / "task.json"
     facts = {"driver": driver, "target": candidates[0].target}
     task.write_text(
-        json.dumps({**facts, "solvers": [c.solver for c in candidates], "files": [c.file for c in candidates]})
+        json.dumps(
+            {
+                **facts,
+                "solvers": [c.solver for c in candidates],
+                "files": [c.file for c in candidates],
+            }
+        )
     )
     command = [sys.executable, "-m", "benchmarks.truth", "--judge", str(task)]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "TVM_BIND_THREADS": "0"}
+    environment = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        "TVM_NUM_THREADS": "1",
+        "TVM_BIND_THREADS": "0",
+    }
     found = []
     for _ in range(_JUDGES):
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
         found.append(json.loads(done.stdout))
     return [statistics.median(times) for times in zip(*found, strict=True)]
 
@@ -263,9 +317,14 @@ def _judge_process(task: Path) -> int:
     asked: dict[str, Any] = json.loads(task.read_text())
     config = parse_line(asked["driver"])[0]
     problem = reference.make(config)
-    facts: dict[str, Any] = {"target": asked["target"], "conditions": complete(TvmLibrary.conditions, {})}
+    facts: dict[str, Any] = {
+        "target": asked["target"],
+        "conditions": complete(TvmLibrary.conditions, {}),
+    }
     kernels = [
-        TvmLoader().load(KernelJob(config, solver, **facts), Path(file), [*problem.inputs, problem.blank()])
+        TvmLoader().load(
+            KernelJob(config, solver, **facts), Path(file), [*problem.inputs, problem.blank()]
+        )
         for solver, file in zip(asked["solvers"], asked["files"], strict=True)
     ]
     turns = [_turn(kernel) for kernel in kernels]
@@ -292,11 +351,9 @@ def _turn(kernel: Kernel) -> Callable[[], float]:
     return turn
 
 
-# -- wrong answers ----------------------------------------------------------------------------------------------------
-
-
 class OneWrong(Loader):
-    """A product of NumPy with one element of a million wrong by 1 %, unless the file says `right`."""
+    """A product of NumPy with one element of a million wrong by 1 %, unless the file says
+    `right`."""
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
         """On A, B and C."""

@@ -1,12 +1,16 @@
-"""TVM's own space, searched by Tuna's rounds and by TVM's tuner, with the same number of trials on the same cores.
+"""TVM's own space, searched by Tuna's rounds and by TVM's tuner, with the same number of trials on
+the same cores.
 
-Layers that no family of kernels covers: 3D convolutions in fp32. Both sides get `--trials` of each, from a fresh process to the
-last result, in turn. `tune_tir` is the better of 16 and 64 trials a batch, without its import of the intrinsics of all devices
-(23 s), with a cost model that begins after 16 trials and an eighth of its population (else a batch of 16 takes it a minute). The
-best kernels of both are measured again in turn by one judge, after their answers were compared with the reference.
+Layers that no family of kernels covers: 3D convolutions in fp32. Both sides get `--trials` of each,
+from a fresh process to the last result, in turn. `tune_tir` is the better of 16 and 64 trials a
+batch, without its import of the intrinsics of all devices (23 s), with a cost model that begins
+after 16 trials and an eighth of its population (else a batch of 16 takes it a minute). The best
+kernels of both are measured again in turn by one judge, after their answers were compared with the
+reference.
 
-Efficiency is the least wall time that the work could have taken, over the wall time that it took: the greatest of the device's
-seconds, the CPU seconds of all processes over the cores, and the longest chain of one job (its rounds overlap by one).
+Efficiency is the least wall time that the work could have taken, over the wall time that it took:
+the greatest of the device's seconds, the CPU seconds of all processes over the cores, and the
+longest chain of one job (its rounds overlap by one).
 """
 
 from __future__ import annotations
@@ -37,7 +41,10 @@ _SOLVER = "TvmConvDirectNCHW"
 LAYERS = (
     "-c 16 --in_d 8 -H 14 -W 14 -k 16 --fil_d 3 -y 3 -x 3 --pad_d 1 -p 1 -q 1",
     "-c 32 --in_d 8 -H 8 -W 8 -k 32 --fil_d 3 -y 3 -x 3 --pad_d 1 -p 1 -q 1",
-    "-c 8 --in_d 8 -H 28 -W 28 -k 16 --fil_d 3 -y 3 -x 3 --pad_d 1 -p 1 -q 1 --conv_stride_d 2 -u 2 -v 2",
+    (
+        "-c 8 --in_d 8 -H 28 -W 28 -k 16 --fil_d 3 -y 3 -x 3 --pad_d 1 -p 1 -q 1 --conv_stride_d 2"
+        " -u 2 -v 2"
+    ),
     "-c 64 --in_d 4 -H 14 -W 14 -k 64 --fil_d 1 -y 1 -x 1 --pad_d 0 -p 0 -q 0",
 )
 _BATCHES = (16, 64)
@@ -72,11 +79,15 @@ def main() -> int:
                 outcome.figures[f"{count}: efficiency"] = facts["least"] / wall
                 outcome.figures |= {f"{count}: {key} s": value for key, value in facts.items()}
                 for batch in _BATCHES:
-                    walls[f"tune_tir {batch}"].append(_theirs(LAYERS[:count], options.trials, batch, place, kernels))
+                    walls[f"tune_tir {batch}"].append(
+                        _theirs(LAYERS[:count], options.trials, batch, place, kernels)
+                    )
             medians = {key: statistics.median(times) for key, times in walls.items()}
             outcome.figures[f"{count}: wall s"] = medians.pop("tuna")
             outcome.baseline |= {f"{count}: {key} wall s": value for key, value in medians.items()}
-            outcome.ratios[f"{count}: wall"] = outcome.figures[f"{count}: wall s"] / min(medians.values())
+            outcome.ratios[f"{count}: wall"] = outcome.figures[f"{count}: wall s"] / min(
+                medians.values()
+            )
             if count in _LIMITS:
                 outcome.limits[f"{count}: wall"] = _LIMITS[count]
                 outcome.budget[f"{count}: efficiency"] = _EFFICIENCY
@@ -91,7 +102,8 @@ def _line(layer: str) -> str:
 def _ours(
     layers: Sequence[str], trials: int, folder: Path, kernels: dict[str, dict[str, Path]]
 ) -> tuple[float, dict[str, float]]:
-    """Wall seconds of a session from the start of its workers, and what they were busy with; keeps the best kernels."""
+    """Wall seconds of a session from the start of its workers, and what they were busy with; keeps
+    the best kernels."""
     home = folder / "home"
     listed = folder / "layers.txt"
     listed.write_text("".join(f"{_line(layer)}\n" for layer in layers))
@@ -109,8 +121,9 @@ def _ours(
     wall, cpu = time.perf_counter() - started, _cpu_s() - before
     database = sqlite3.connect(home / "tuna.sqlite")
     query = (
-        "SELECT config.driver, kernel.blob FROM find_db JOIN config ON config.id = find_db.config_id "
-        "JOIN find_db_kernel ON find_db_kernel.find_db_id = find_db.id JOIN kernel ON kernel.digest = find_db_kernel.kernel"
+        "SELECT config.driver, kernel.blob FROM find_db JOIN config ON config.id ="
+        " find_db.config_id JOIN find_db_kernel ON find_db_kernel.find_db_id = find_db.id JOIN"
+        " kernel ON kernel.digest = find_db_kernel.kernel"
     )
     for number, (driver, blob) in enumerate(database.execute(query)):
         path = folder / f"ours-{number}.so"
@@ -119,7 +132,10 @@ def _ours(
         kernels[layer]["tuna"] = path
     chains: dict[tuple[int, int], float] = defaultdict(float)
     busy: dict[str, float] = defaultdict(float)
-    steps = "SELECT job.config_id, job.round, step_result.step, busy_s FROM step_result JOIN job ON job.id = job_id"
+    steps = (
+        "SELECT job.config_id, job.round, step_result.step, busy_s FROM step_result JOIN job ON"
+        " job.id = job_id"
+    )
     for config, round_, step, seconds in database.execute(steps):
         busy["device" if step == "eval" else step] += seconds
         chains[config, round_ % 2] += seconds
@@ -128,7 +144,8 @@ def _ours(
 
 
 def _cpu_s() -> float:
-    """CPU seconds of all processes that were started and have ended, also of those whose parent ended first."""
+    """CPU seconds of all processes that were started and have ended, also of those whose parent
+    ended first."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
@@ -139,13 +156,21 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _theirs(layers: Sequence[str], trials: int, batch: int, folder: Path, kernels: dict[str, dict[str, Path]]) -> float:
+def _theirs(
+    layers: Sequence[str],
+    trials: int,
+    batch: int,
+    folder: Path,
+    kernels: dict[str, dict[str, Path]],
+) -> float:
     """Wall seconds of `tune_tir` in a process of its own; keeps its kernels."""
     place = folder / f"tir-{batch}"
     place.mkdir()
     request = {"layers": list(layers), "trials": trials, "batch": batch, "folder": str(place)}
     started = time.perf_counter()
-    _call([sys.executable, "-m", "benchmarks.tvm", "--tune-tir", json.dumps(request)], folder / "home")
+    _call(
+        [sys.executable, "-m", "benchmarks.tvm", "--tune-tir", json.dumps(request)], folder / "home"
+    )
     wall = time.perf_counter() - started
     for number, layer in enumerate(layers):
         kernels[layer][f"tune_tir {batch}"] = place / f"{number}.so"
@@ -163,7 +188,8 @@ def _tune_tir(layers: Sequence[str], trials: int, batch: int, folder: str) -> in
     import_intrinsics()
     target = host_target(1)
     made = {
-        f"f{number}": workloads.make(_SOLVER, parse_line(_line(one))[0])["main"] for number, one in enumerate(layers)
+        f"f{number}": workloads.make(_SOLVER, parse_line(_line(one))[0])["main"]
+        for number, one in enumerate(layers)
     }
     named = {name: one.with_attr("global_symbol", name) for name, one in made.items()}
     module = tvm.IRModule(named)
@@ -194,14 +220,17 @@ def _tune_tir(layers: Sequence[str], trials: int, batch: int, folder: str) -> in
 
 
 def _judge(kernels: Mapping[str, Mapping[str, Path]], outcome: Outcome, folder: Path) -> None:
-    """Our best kernels against the better of theirs, in turn; the geometric mean with its 90 % bootstrap interval."""
+    """Our best kernels against the better of theirs, in turn; the geometric mean with its 90 %
+    bootstrap interval."""
     prepare(1)
     contest = Contest(1, folder)
     ratios: list[list[float]] = []
     for number, (layer, found) in enumerate(kernels.items()):
         config = parse_line(_line(layer))[0]
         ours = _contestant("tuna", found["tuna"], config, contest)
-        rivals = [_contestant(key, path, config, contest) for key, path in found.items() if key != "tuna"]
+        rivals = [
+            _contestant(key, path, config, contest) for key, path in found.items() if key != "tuna"
+        ]
         contest.judge([ours, *rivals], _JUDGED)
         rival = max(rivals, key=lambda one: one.share)
         for one in (ours, *rivals):
@@ -212,7 +241,11 @@ def _judge(kernels: Mapping[str, Mapping[str, Path]], outcome: Outcome, folder: 
         outcome.ratios[f"kernel {number}"] = statistics.median(ratios[-1])
     chance = random.Random(1)  # noqa: S311  # a bootstrap
     means = sorted(
-        math.exp(statistics.fmean(math.log(statistics.median(chance.choices(one, k=len(one)))) for one in ratios))
+        math.exp(
+            statistics.fmean(
+                math.log(statistics.median(chance.choices(one, k=len(one)))) for one in ratios
+            )
+        )
         for _ in range(_BOOTSTRAP)
     )
     outcome.ratios["kernels"] = means[len(means) // 2]
@@ -238,10 +271,14 @@ def _contestant(name: str, path: Path, config: Config, contest: Contest) -> Cont
 
 
 def _call(command: list[str], home: Path) -> None:
-    found = subprocess.run(command, env={**os.environ, "TUNA_HOME": str(home)}, capture_output=True, text=True)
+    found = subprocess.run(
+        command, env={**os.environ, "TUNA_HOME": str(home)}, capture_output=True, text=True
+    )
     if found.returncode:
         raise SystemExit(
-            f"{' '.join(command[:6])} ended with {found.returncode}:\n{found.stdout}\n{found.stderr}"[-3000:]
+            f"{' '.join(command[:6])} ended with {found.returncode}:\n{found.stdout}\n{found.stderr}"[
+                -3000:
+            ]
         )
 
 

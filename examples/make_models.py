@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes ONNX models with random weights: ResNet-18, ResNet-50, one in the shape of MobileNetV2, a block of BERT-base.
+"""Writes ONNX models with random weights: ResNet-18, ResNet-50, one in the shape of MobileNetV2, a
+block of BERT-base.
 
     python examples/make_models.py resnet18 -o resnet18.onnx
     python examples/make_models.py mobilenetv2 --size 96 -o small.onnx
 
-For trying `tuna model` without a download. Needs the package `onnx`. The structure is that of the papers, batch
-normalisation included; the answers mean nothing, but they are neither zero nor overflow.
+For trying `tuna model` without a download. Needs the package `onnx`. The structure is that of the
+papers, batch normalisation included; the answers mean nothing, but they are neither zero nor
+overflow.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Network:
     def add(self, operator: str, *inputs: str, **attributes: object) -> str:
         """The only output of a new node."""
         output = f"{operator.lower()}{len(self._nodes)}"
-        self._nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
+        self._nodes.append(
+            helper.make_node(operator, list(inputs), [output], name=output, **attributes)
+        )
         return output
 
     def constant(self, values: np.ndarray) -> str:
@@ -43,8 +47,11 @@ class Network:
         self._weights.append(numpy_helper.from_array(values.astype(np.float32), name))
         return name
 
-    def conv(self, x: str, channels: tuple[int, int], size: int, stride: int = 1, groups: int = 1) -> str:
-        """A convolution with batch normalisation; `channels` of input and output, `size` of the square filter."""
+    def conv(
+        self, x: str, channels: tuple[int, int], size: int, stride: int = 1, groups: int = 1
+    ) -> str:
+        """A convolution with batch normalisation; `channels` of input and output, `size` of the
+        square filter."""
         ins, outs = channels
         taps = ins // groups * size * size
         weights = self._random.normal(0.0, (2.0 / taps) ** 0.5, (outs, ins // groups, size, size))
@@ -55,14 +62,22 @@ class Network:
         )  # fmt: skip
         scale, shift, mean = (self._random.normal(centre, 0.1, outs) for centre in (1.0, 0.0, 0.0))
         variance = self._random.uniform(0.5, 1.5, outs)
-        return self.add("BatchNormalization", y, *(self.constant(part) for part in (scale, shift, mean, variance)))
+        return self.add(
+            "BatchNormalization",
+            y,
+            *(self.constant(part) for part in (scale, shift, mean, variance)),
+        )
 
     def classifier(self, x: str, channels: int, classes: int) -> str:
         """Global average pooling and one dense layer."""
         flat = self.add("Flatten", self.add("GlobalAveragePool", x))
         weights = self._random.normal(0.0, channels**-0.5, (classes, channels))
         return self.add(
-            "Gemm", flat, self.constant(weights), self.constant(self._random.normal(0.0, 0.1, classes)), transB=1
+            "Gemm",
+            flat,
+            self.constant(weights),
+            self.constant(self._random.normal(0.0, 0.1, classes)),
+            transB=1,
         )
 
     def dense(self, x: str, ins: int, outs: int) -> str:
@@ -73,7 +88,14 @@ class Network:
     def norm(self, x: str, size: int) -> str:
         """Layer normalisation of rows."""
         scale, shift = (self._random.normal(centre, 0.1, size) for centre in (1.0, 0.0))
-        return self.add("LayerNormalization", x, self.constant(scale), self.constant(shift), axis=-1, epsilon=1e-12)
+        return self.add(
+            "LayerNormalization",
+            x,
+            self.constant(scale),
+            self.constant(shift),
+            axis=-1,
+            epsilon=1e-12,
+        )
 
     def integers(self, values: Sequence[int]) -> str:
         """Whole numbers, such as a shape."""
@@ -86,7 +108,9 @@ class Network:
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, given)
         y = helper.make_tensor_value_info(output, TensorProto.FLOAT, answer)
         graph = helper.make_graph(self._nodes, "model", [x], [y], self._weights)
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+        made = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
+        )
         onnx.checker.check_model(made)
         return made
 
@@ -100,7 +124,11 @@ def resnet18(network: Network, classes: int) -> str:
             stride = 2 if stage and not block else 1
             y = network.add("Relu", network.conv(x, (channels, outs), 3, stride))
             y = network.conv(y, (outs, outs), 3)
-            shortcut = x if channels == outs and stride == 1 else network.conv(x, (channels, outs), 1, stride)
+            shortcut = (
+                x
+                if channels == outs and stride == 1
+                else network.conv(x, (channels, outs), 1, stride)
+            )
             x = network.add("Relu", network.add("Add", y, shortcut))
             channels = outs
     return network.classifier(x, channels, classes)
@@ -141,17 +169,23 @@ def mobilenetv2(network: Network, classes: int) -> str:
 
 
 def bert(network: Network, batch: int, length: int, hidden: int = 768, heads: int = 12) -> str:
-    """One encoder block of BERT (Devlin et al. 2018), as PyTorch exports it: attention and a network of two products, each
-    with a residual and a layer normalisation after it. The input is what the block before it wrote."""
+    """One encoder block of BERT (Devlin et al. 2018), as PyTorch exports it: attention and a
+    network of two products, each with a residual and a layer normalisation after it. The input is
+    what the block before it wrote."""
     size = hidden // heads
-    split, merged = network.integers([batch, length, heads, size]), network.integers([batch, length, hidden])
+    split, merged = (
+        network.integers([batch, length, heads, size]),
+        network.integers([batch, length, hidden]),
+    )
 
     def head(perm: Sequence[int]) -> str:
         parts = network.add("Reshape", network.dense("x", hidden, hidden), split)
         return network.add("Transpose", parts, perm=perm)
 
     query, key, value = head([0, 2, 1, 3]), head([0, 2, 3, 1]), head([0, 2, 1, 3])
-    scores = network.add("Div", network.add("MatMul", query, key), network.constant(np.array(size**0.5)))
+    scores = network.add(
+        "Div", network.add("MatMul", query, key), network.constant(np.array(size**0.5))
+    )
     mixed = network.add("MatMul", network.add("Softmax", scores, axis=-1), value)
     joined = network.add("Reshape", network.add("Transpose", mixed, perm=[0, 2, 1, 3]), merged)
     x = network.norm(network.add("Add", network.dense(joined, hidden, hidden), "x"), hidden)
@@ -181,8 +215,11 @@ MODELS = (*IMAGES, "bert")
 _SIZE, _LENGTH, _HIDDEN = 224, 128, 768
 
 
-def make(name: str, *, batch: int = 1, size: int | None = None, classes: int = 1000, seed: int = 0) -> onnx.ModelProto:
-    """The model called `name`, the same for the same seed; `size` is the rows and columns of an image, or tokens of a text."""
+def make(
+    name: str, *, batch: int = 1, size: int | None = None, classes: int = 1000, seed: int = 0
+) -> onnx.ModelProto:
+    """The model called `name`, the same for the same seed; `size` is the rows and columns of an
+    image, or tokens of a text."""
     network = Network(seed)
     if name == "bert":
         shape = (batch, size or _LENGTH, _HIDDEN)
@@ -197,7 +234,9 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     parser.add_argument("--batch", type=int, default=1, help="images or texts at once")
-    parser.add_argument("--size", type=int, help="rows and columns of an image (224), or tokens of a text (128)")
+    parser.add_argument(
+        "--size", type=int, help="rows and columns of an image (224), or tokens of a text (128)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     given = parser.parse_args()
     onnx.save(make(given.model, batch=given.batch, size=given.size, seed=given.seed), given.output)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Runs a model that `tuna model build` wrote, with TVM's runtime alone: `python examples/run_model.py model.so`.
+"""Runs a model that `tuna model build` wrote, with TVM's runtime alone: `python
+examples/run_model.py model.so`.
 
-The library holds code and weights. `model.so.json` beside it says what the inputs are; here they are drawn at random, or
-read with `--input FILE.npy`, one for each input, in order. Nothing here imports Tuna.
+The library holds code and weights. `model.so.json` beside it says what the inputs are; here they
+are drawn at random, or read with `--input FILE.npy`, one for each input, in order. Nothing here
+imports Tuna.
 """
 
 import argparse
@@ -39,7 +41,8 @@ def main():
 
     wanted = facts["inputs"]
     if given.input:
-        arrays = [np.array(np.lib.format.open_memmap(path, mode="r")) for path in given.input]  # runs no pickle
+        # runs no pickle
+        arrays = [np.array(np.lib.format.open_memmap(path, mode="r")) for path in given.input]
     else:
         random = np.random.default_rng(0)
         arrays = [drawn(entry, random) for entry in wanted]

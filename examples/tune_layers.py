@@ -1,4 +1,5 @@
-"""Tunes the layers of a file on this machine and prints what is fastest: `python examples/tune_layers.py layers.txt`."""
+"""Tunes the layers of a file on this machine and prints what is fastest: `python
+examples/tune_layers.py layers.txt`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Uses a tuning database that Tuna exported, with TVM alone: `python examples/use_exported_db.py DIR`.
+"""Uses a tuning database that Tuna exported, with TVM alone: `python examples/use_exported_db.py
+DIR`.
 
-DIR is what `tuna export --form tvm` wrote, or a folder with one such folder, as `tuna tune -o DIR` makes it:
-TVM's `database_workload.json` and `database_tuning_record.json`, and `layers.json`, which says which layer each
-workload is and how its kernel wants the weights packed. For each layer TVM's own
-JSONDatabase gives the best schedule, TVM builds it, the answer is compared with NumPy, and the time is set beside that of
-what TVM makes of the layer without a schedule. Nothing here imports Tuna.
+DIR is what `tuna export --form tvm` wrote, or a folder with one such folder, as `tuna tune -o DIR`
+makes it: TVM's `database_workload.json` and `database_tuning_record.json`, and `layers.json`, which
+says which layer each workload is and how its kernel wants the weights packed. For each layer TVM's
+own JSONDatabase gives the best schedule, TVM builds it, the answer is compared with NumPy, and the
+time is set beside that of what TVM makes of the layer without a schedule. Nothing here imports
+Tuna.
 """
 
 import importlib
@@ -16,7 +18,8 @@ import sys
 import types
 from pathlib import Path
 
-os.environ.setdefault("TVM_NUM_THREADS", "1")  # TVM takes half the cores otherwise; the records are for one
+# TVM takes half the cores otherwise; the records are for one
+os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
 import tvm
@@ -27,7 +30,8 @@ LIMIT = {"FP32": 1e-4, "FP16": 2e-3, "BF16": 1.6e-2, "INT8": 0.0}
 
 
 def skip_foreign_intrinsics():
-    """Keep TVM from parsing the tensor intrinsics of every device (20 s); only x86's are imported."""
+    """Keep TVM from parsing the tensor intrinsics of every device (20 s); only x86's are
+    imported."""
     package = types.ModuleType("tvm.s_tir.tensor_intrin")
     package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
     sys.modules["tvm.s_tir.tensor_intrin"] = tvm.s_tir.tensor_intrin = package
@@ -48,13 +52,18 @@ def integers(flags):
 def geometry(ints):
     """Padding, stride and dilation of a convolution, a number per spatial axis each."""
     axes = "dhw" if ints["spatial_dim"] == 3 else "hw"
-    return ([ints[f"{name}_{axis}"] for axis in axes] for name in ("pad", "conv_stride", "dilation"))
+    return (
+        [ints[f"{name}_{axis}"] for axis in axes] for name in ("pad", "conv_stride", "dilation")
+    )
 
 
 def channels_first(flags, *arrays):
     """The arrays in double precision, with channels where NCHW has them."""
     last = flags["in_layout"].endswith("C")
-    return (np.moveaxis(array.astype(np.float64), -1, 1) if last else array.astype(np.float64) for array in arrays)
+    return (
+        np.moveaxis(array.astype(np.float64), -1, 1) if last else array.astype(np.float64)
+        for array in arrays
+    )
 
 
 def as_laid_out(flags, answer):
@@ -68,13 +77,17 @@ def convolve(flags, x, w):
     x, w = channels_first(flags, x, w)
     pads, strides, dilations = geometry(ints)
     x = np.pad(x, [(0, 0), (0, 0), *((pad, pad) for pad in pads)])
-    sizes = [(x.shape[2 + i] - dilations[i] * (w.shape[2 + i] - 1) - 1) // strides[i] + 1 for i in range(len(pads))]
+    sizes = [
+        (x.shape[2 + i] - dilations[i] * (w.shape[2 + i] - 1) - 1) // strides[i] + 1
+        for i in range(len(pads))
+    ]
     groups = ints["group_count"]
     k = w.shape[0] // groups
     y = np.zeros((x.shape[0], w.shape[0], *sizes))
     for tap in itertools.product(*map(range, w.shape[2:])):
         window = tuple(
-            slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in zip(tap, dilations, sizes, strides, strict=True)
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, n, s in zip(tap, dilations, sizes, strides, strict=True)
         )
         part = x[(slice(None), slice(None), *window)].reshape(x.shape[0], groups, w.shape[1], -1)
         for g in range(groups):
@@ -95,7 +108,9 @@ def backward_data(flags, dy, w):
         outs = slice(g * (w.shape[0] // groups), (g + 1) * (w.shape[0] // groups))
         rows = slice(y * dh, y * dh + (high - 1) * sh + 1, sh)
         columns = slice(x * dw, x * dw + (wide - 1) * sw + 1, sw)
-        dx[:, g * ins : (g + 1) * ins, rows, columns] += np.einsum("nkhw,kc->nchw", dy[:, outs], w[outs, :, y, x])
+        dx[:, g * ins : (g + 1) * ins, rows, columns] += np.einsum(
+            "nkhw,kc->nchw", dy[:, outs], w[outs, :, y, x]
+        )
     return as_laid_out(flags, dx[:, :, ph : ph + height, pw : pw + width])
 
 
@@ -125,13 +140,16 @@ def multiply(flags, a, b):
 
 
 def pack(array, steps):
-    """An array of the layer as a kernel's argument; `layers.json` has the steps, Tuna's docs/formats.md says what they do."""
+    """An array of the layer as a kernel's argument; `layers.json` has the steps, Tuna's
+    docs/formats.md says what they do."""
     if steps is None:
         return array
     array = array.transpose(steps["order"]) if "order" in steps else array
     if "turned" in steps:  # backward data is a convolution with the filter turned round
         groups, (k, c, *taps) = steps["turned"], array.shape
-        array = array.reshape(groups, k // groups, c, *taps).transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+        array = array.reshape(groups, k // groups, c, *taps).transpose(0, 2, 1, 3, 4)[
+            ..., ::-1, ::-1
+        ]
         array = array.reshape(groups * c, k // groups, *taps)
     filled = np.zeros(steps["filled"], np.float64 if "transform" in steps else array.dtype)
     groups, merged = steps.get("groups", (1, 1))
@@ -139,12 +157,18 @@ def pack(array, steps):
     for g in range(groups):
         first = g % merged * array.shape[1]
         filled[
-            (slice(g * rows, (g + 1) * rows), slice(first, first + array.shape[1]), *map(slice, array.shape[2:]))
+            (
+                slice(g * rows, (g + 1) * rows),
+                slice(first, first + array.shape[1]),
+                *map(slice, array.shape[2:]),
+            )
         ] = array[g * rows : (g + 1) * rows]
     if "transform" in steps:  # Winograd's, in double precision
         matrix = np.array(steps["transform"])
         filled = np.einsum("ui,kcij,vj->uvkc", matrix, filled, matrix, optimize=True)
-    return np.ascontiguousarray(filled.reshape(steps["split"]).transpose(steps["permuted"]), np.float32)
+    return np.ascontiguousarray(
+        filled.reshape(steps["split"]).transpose(steps["permuted"]), np.float32
+    )
 
 
 def unpack(array, steps, shape):
@@ -177,7 +201,12 @@ def extents(command, flags):
         a, b = ((k, m) if ints["transA"] else (m, k)), ((n, k) if ints["transB"] else (k, n))
         return [(*batch, *a), (*batch, *b), (*batch, m, n)]
     sizes = [
-        (ints[f"in_{axis}"] + 2 * ints[f"pad_{axis}"] - ints[f"dilation_{axis}"] * (ints[f"fil_{axis}"] - 1) - 1)
+        (
+            ints[f"in_{axis}"]
+            + 2 * ints[f"pad_{axis}"]
+            - ints[f"dilation_{axis}"] * (ints[f"fil_{axis}"] - 1)
+            - 1
+        )
         // ints[f"conv_stride_{axis}"]
         + 1
         for axis in "hw"
@@ -206,27 +235,45 @@ def run(module, target, inputs, output):
 
 
 def default_ms(command, flags, target, inputs):
-    """Time in ms of the layer as TVM compiles it for who has no database; None for a gradient, which is no operator."""
+    """Time in ms of the layer as TVM compiles it for who has no database; None for a gradient,
+    which is no operator."""
     from tvm import relax
 
     if flags.get("forw", "1") != "1":
         return None
     builder = relax.BlockBuilder()
-    x, w = (relax.Var(f"x{i}", relax.TensorType(array.shape, str(array.dtype))) for i, array in enumerate(inputs))
+    x, w = (
+        relax.Var(f"x{i}", relax.TensorType(array.shape, str(array.dtype)))
+        for i, array in enumerate(inputs)
+    )
     with builder.function("main", [x, w]):
         if "gemm" in command:
             a, b = (
-                relax.op.permute_dims(v, [*range(inputs[0].ndim - 2), -1, -2]) if flags[name] == "1" else v
+                (
+                    relax.op.permute_dims(v, [*range(inputs[0].ndim - 2), -1, -2])
+                    if flags[name] == "1"
+                    else v
+                )
                 for v, name in ((x, "transA"), (w, "transB"))
             )
             answer = relax.op.matmul(a, b)
         else:
-            pairs = ([int(flags[f"{name}_{axis}"]) for axis in "hw"] for name in ("conv_stride", "pad", "dilation"))
+            pairs = (
+                [int(flags[f"{name}_{axis}"]) for axis in "hw"]
+                for name in ("conv_stride", "pad", "dilation")
+            )
             strides, pads, dilation = pairs
             layout = flags["in_layout"]
             kernel = layout.replace("N", "O").replace("C", "I")
             answer = relax.op.nn.conv2d(
-                x, w, strides, pads * 2, dilation, int(flags["group_count"]), layout, kernel_layout=kernel
+                x,
+                w,
+                strides,
+                pads * 2,
+                dilation,
+                int(flags["group_count"]),
+                layout,
+                kernel_layout=kernel,
             )
         builder.emit_func_output(builder.emit(answer))
     machine = relax.VirtualMachine(tvm.compile(builder.get(), target=target), tvm.cpu())
@@ -248,10 +295,13 @@ def database_folder(directory):
     ]
     if not found:
         raise SystemExit(
-            f"{directory} holds no database for TVM; one is made by: tuna export --session-id 1 --form tvm"
+            f"{directory} holds no database for TVM; one is made by: tuna export --session-id 1"
+            " --form tvm"
         )
     if len(found) > 1 and found[0] != directory:
-        raise SystemExit(f"{directory} holds several databases; name one of: {', '.join(map(str, found))}")
+        raise SystemExit(
+            f"{directory} holds several databases; name one of: {', '.join(map(str, found))}"
+        )
     return found[0]
 
 
@@ -271,7 +321,9 @@ def main(directory):
             tasks += 1
         elif layer["key"] not in best or layer["time_ms"] < best[layer["key"]]["time_ms"]:
             best[layer["key"]] = layer
-    print(f"{'layer':<58} {'solver':<20} {'untuned ms':>10} {'tuned ms':>9} {'faster':>7} {'error':>8}")
+    print(
+        f"{'layer':<58} {'solver':<20} {'untuned ms':>10} {'tuned ms':>9} {'faster':>7} {'error':>8}"
+    )
     wrong = 0
     for layer in best.values():
         command, flags = parse(layer["driver"])
@@ -281,11 +333,19 @@ def main(directory):
         schedule = database.query_schedule(module, target, "main")
         if schedule is None:
             raise SystemExit(f"the database has no schedule for {layer['driver']}")
-        tuned = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(schedule.mod)
+        tuned = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
+            schedule.mod
+        )
         *_, (_, kind, extent) = record[3]
         packing = layer.get("packing") or [None] * len(record[3])
-        own = extents(command, flags) if "packing" in layer else [tuple(shape) for *_, shape in record[3]]
-        inputs = [random(shape, given) for shape, (_, given, _) in zip(own[:-1], record[3], strict=False)]
+        own = (
+            extents(command, flags)
+            if "packing" in layer
+            else [tuple(shape) for *_, shape in record[3]]
+        )
+        inputs = [
+            random(shape, given) for shape, (_, given, _) in zip(own[:-1], record[3], strict=False)
+        ]
         packed = [pack(array, steps) for array, steps in zip(inputs, packing, strict=False)]
         kind = np.dtype(kind) if kind != "bfloat16" else inputs[0].dtype
         blank = np.full(extent, np.iinfo(kind).min if kind.kind == "i" else np.nan, dtype=kind)
@@ -297,21 +357,30 @@ def main(directory):
             _, untuned_ms = run(module, target, inputs, blank)
         directions = {"1": convolve, "2": backward_data, "4": backward_weights}
         expected = (multiply if "gemm" in command else directions[flags["forw"]])(flags, *inputs)
-        error = float(np.max(np.abs(found.astype(np.float64) - expected)) / np.max(np.abs(expected)))
-        data_type = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}[record[3][0][1]]
+        error = float(
+            np.max(np.abs(found.astype(np.float64) - expected)) / np.max(np.abs(expected))
+        )
+        data_type = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}[
+            record[3][0][1]
+        ]
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written
         wrong += not right
         sizes = "x".join(flags.get(n, "?") for n in ("batchsize", "in_channels", "in_h", "in_w"))
-        shape = (
-            f"{command} {sizes} k{flags.get('out_channels', '?')} {flags.get('fil_h', '?')}x{flags.get('fil_w', '?')}"
+        shape = f"{command} {sizes} k{flags.get('out_channels', '?')} {flags.get('fil_h', '?')}x{flags.get('fil_w', '?')}"
+        name = (
+            f"{shape} s{flags.get('conv_stride_h', '?')}"
+            if "gemm" not in command
+            else layer["driver"][18:76]
         )
-        name = f"{shape} s{flags.get('conv_stride_h', '?')}" if "gemm" not in command else layer["driver"][18:76]
         print(
             f"{name:<58} {layer['solver']:<20} {number(untuned_ms):>10} {tuned_ms:>9.3f} "
             f"{number(untuned_ms and untuned_ms / tuned_ms, 1):>7} {error:>8.1e}{'' if right else '  WRONG'}"
         )
     if tasks:
-        print(f"{tasks} results of functions of models are left out: MetaScheduleApplyDatabase uses them")
+        print(
+            f"{tasks} results of functions of models are left out: MetaScheduleApplyDatabase uses"
+            " them"
+        )
     return 1 if wrong else 0
 
 

@@ -1,4 +1,5 @@
-"""Databases for tests, made of a few calls; `python tests/builders.py OUT.sqlite` writes one to look at."""
+"""Databases for tests, made of a few calls; `python tests/builders.py OUT.sqlite` writes one to
+look at."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ DRIVERS = (
     "./bin/MIOpenDriver conv -n 1 -c 512 -H 14 -W 14 -k 1024 -y 1 -x 1 -p 0 -q 0 -u 2 -v 2 -F 1",
     "./bin/MIOpenDriver gemm --a_h 1 --a_w 2048 --b_w 1000",
 )
-TVM_SOLVERS = {"TvmConvDirectNCHW": "Direct", "TvmConvNCHWc": "Direct", "TvmConvIm2col": "GEMM", "TvmGemm": "GEMM"}
+TVM_SOLVERS = {
+    "TvmConvDirectNCHW": "Direct",
+    "TvmConvNCHWc": "Direct",
+    "TvmConvIm2col": "GEMM",
+    "TvmGemm": "GEMM",
+}
 
 
 def memory() -> sa.Engine:
@@ -46,7 +52,9 @@ def memory() -> sa.Engine:
 def _all_tables() -> sqlite3.Connection:
     """To be copied, for SQLAlchemy takes long to write the statements that make them."""
     connection = sqlite3.connect(":memory:")
-    Base.metadata.create_all(sa.create_engine("sqlite://", creator=lambda: connection, poolclass=sa.StaticPool))
+    Base.metadata.create_all(
+        sa.create_engine("sqlite://", creator=lambda: connection, poolclass=sa.StaticPool)
+    )
     return connection
 
 
@@ -70,7 +78,12 @@ class DatabaseBuilder:
         return key[0] if len(key) == 1 else tuple(key)
 
     def session(
-        self, library: str = "tvm", arch: str = "znver5", num_cu: int = 2, reason: str = "nightly", **fields: Any
+        self,
+        library: str = "tvm",
+        arch: str = "znver5",
+        num_cu: int = 2,
+        reason: str = "nightly",
+        **fields: Any,
     ) -> int:
         """A session in a new environment."""
         values = {
@@ -85,7 +98,11 @@ class DatabaseBuilder:
             "flags": {"threads": "1"},
         }
         environment = self.insert(models.Environment, **(values | fields))
-        return int(self.insert(models.Session, environment_id=environment, reason=reason, created_at=self.clock))
+        return int(
+            self.insert(
+                models.Session, environment_id=environment, reason=reason, created_at=self.clock
+            )
+        )
 
     def config(self, layer: str | Layer, tag: str | None = None) -> int:
         """The row of a layer, made if it is new."""
@@ -103,7 +120,9 @@ class DatabaseBuilder:
         assert config_id is not None
         return config_id
 
-    def solver(self, name: str, library: str = "tvm", algorithm: str = "Direct", tunable: bool = True) -> int:
+    def solver(
+        self, name: str, library: str = "tvm", algorithm: str = "Direct", tunable: bool = True
+    ) -> int:
         """The row of a solver, made if it is new."""
         if (library, name) not in self.solvers:
             self.solvers[library, name] = self.insert(
@@ -119,9 +138,17 @@ class DatabaseBuilder:
             )
         return self.solvers[library, name]
 
-    def job(self, session: int, config: int, solver: int, state: str = "evaluated", **fields: Any) -> int:
+    def job(
+        self, session: int, config: int, solver: int, state: str = "evaluated", **fields: Any
+    ) -> int:
         """A job that went through compile and eval."""
-        values = {"steps": "compile,eval", "step": "eval", "reason": "nightly", "options": {}, "updated_at": self.clock}
+        values = {
+            "steps": "compile,eval",
+            "step": "eval",
+            "reason": "nightly",
+            "options": {},
+            "updated_at": self.clock,
+        }
         return int(
             self.insert(
                 models.Job,
@@ -136,17 +163,37 @@ class DatabaseBuilder:
     def kernel(self, data: bytes) -> str:
         """Stored bytes; returns their SHA-256."""
         name = digest(data)
-        if self.connection.execute(sa.select(models.Kernel).where(models.Kernel.digest == name)).first() is None:
+        if (
+            self.connection.execute(
+                sa.select(models.Kernel).where(models.Kernel.digest == name)
+            ).first()
+            is None
+        ):
             self.insert(models.Kernel, digest=name, blob=data, size_bytes=len(data))
         return name
 
     def winner(
-        self, session: int, config: int, solver: int, time_ms: float, job: int | None = None, **fields: Any
+        self,
+        session: int,
+        config: int,
+        solver: int,
+        time_ms: float,
+        job: int | None = None,
+        **fields: Any,
     ) -> int:
-        """A find-db row, with a job of its own unless one is given; `kernel` is a digest, `kernels` (digest, name, args)."""
+        """A find-db row, with a job of its own unless one is given; `kernel` is a digest, `kernels`
+        (digest, name, args)."""
         job = self.job(session, config, solver) if job is None else job
-        kernels = fields.pop("kernels", [(fields.pop("kernel"), "", "")] if "kernel" in fields else [])
-        values = {"workspace_bytes": 0, "params": "", "algorithm": "", "trial_number": 0, "updated_at": self.clock}
+        kernels = fields.pop(
+            "kernels", [(fields.pop("kernel"), "", "")] if "kernel" in fields else []
+        )
+        values = {
+            "workspace_bytes": 0,
+            "params": "",
+            "algorithm": "",
+            "trial_number": 0,
+            "updated_at": self.clock,
+        }
         row = int(
             self.insert(
                 models.FindDb,
@@ -159,7 +206,14 @@ class DatabaseBuilder:
             )
         )
         for number, (digest_, name, args) in enumerate(kernels):
-            self.insert(models.FindDbKernel, find_db_id=row, number=number, kernel=digest_, name=name, args=args)
+            self.insert(
+                models.FindDbKernel,
+                find_db_id=row,
+                number=number,
+                kernel=digest_,
+                name=name,
+                args=args,
+            )
         return row
 
     def trial(self, job: int, number: int, time_ms: float | None, **fields: Any) -> int:
@@ -168,13 +222,17 @@ class DatabaseBuilder:
         values = {
             "params": schedule(number),
             "output_tail": "",
-            "times_ms": json.dumps([] if time_ms is None else [time_ms, time_ms * 1.02, time_ms * 0.99]),
+            "times_ms": json.dumps(
+                [] if time_ms is None else [time_ms, time_ms * 1.02, time_ms * 0.99]
+            ),
             "time_ms": time_ms,
             "measured_at": None if time_ms is None else self.clock,
         }
         return int(self.insert(models.Trial, job_id=job, number=number, **(values | fields)))
 
-    def step(self, job: int, step: str, seconds: float, busy_s: float, device: str = "", **fields: Any) -> int:
+    def step(
+        self, job: int, step: str, seconds: float, busy_s: float, device: str = "", **fields: Any
+    ) -> int:
         """An attempt at a step that starts now and lets the clock go on by `seconds`."""
         start, self.clock = self.clock, self.clock + timedelta(seconds=seconds)
         values = {
@@ -186,14 +244,23 @@ class DatabaseBuilder:
             "ended_at": self.clock,
         }
         return int(
-            self.insert(models.StepResult, job_id=job, step=step, busy_s=busy_s, device=device, **(values | fields))
+            self.insert(
+                models.StepResult,
+                job_id=job,
+                step=step,
+                busy_s=busy_s,
+                device=device,
+                **(values | fields),
+            )
         )
 
 
 def schedule(number: int) -> str:
     """Params as the tvm library writes them: a record without times."""
     trace = [[["EnterPostproc", []]], [[0, [1, 2, number]]]]
-    return json.dumps([trace, None, {"kind": "llvm", "num-cores": 2}, [["TENSOR", "float32", [1, 64]]]])
+    return json.dumps(
+        [trace, None, {"kind": "llvm", "num-cores": 2}, [["TENSOR", "float32", [1, 64]]]]
+    )
 
 
 def workload(name: str) -> bytes:
@@ -204,17 +271,27 @@ def workload(name: str) -> bytes:
 
 def times_of_search(generator: random.Random, best_ms: float, trials: int) -> list[float]:
     """Times of a search that gets better: each near `best_ms`, the early ones far from it."""
-    return [round(best_ms * (1 + generator.expovariate(1.2) + 2.5 / (1 + 0.4 * number)), 6) for number in range(trials)]
+    return [
+        round(best_ms * (1 + generator.expovariate(1.2) + 2.5 / (1 + 0.4 * number)), 6)
+        for number in range(trials)
+    ]
 
 
 def tuned_network(build: DatabaseBuilder, trials: int = 24) -> int:
-    """A tvm session as a night of tuning leaves it: winners, failed trials, a layer without any winner."""
+    """A tvm session as a night of tuning leaves it: winners, failed trials, a layer without any
+    winner."""
     generator = random.Random(7)
     session = build.session(reason="resnet50 nightly, batch 1")
     device = "znver5 cpu0@tuner-1"
-    environment = build.connection.execute(sa.select(models.Session.environment_id).where(models.Session.id == session))
+    environment = build.connection.execute(
+        sa.select(models.Session.environment_id).where(models.Session.id == session)
+    )
     build.insert(
-        models.Device, environment_id=environment.scalar_one(), name=device, peak_gflops=178.4, updated_at=build.clock
+        models.Device,
+        environment_id=environment.scalar_one(),
+        name=device,
+        peak_gflops=178.4,
+        updated_at=build.clock,
     )
     build.clock += timedelta(minutes=2)
     for index, driver in enumerate(DRIVERS):
@@ -227,9 +304,24 @@ def tuned_network(build: DatabaseBuilder, trials: int = 24) -> int:
             if index == 4:
                 _failed_job(build, session, config, solver, device)
                 continue
-            _tuned_job(build, generator, session, config, solver, device, best_ms * (1 + 0.22 * place), trials)
+            _tuned_job(
+                build,
+                generator,
+                session,
+                config,
+                solver,
+                device,
+                best_ms * (1 + 0.22 * place),
+                trials,
+            )
     last = build.config(DRIVERS[1])
-    build.job(session, last, build.solver("TvmConvWinograd", algorithm="Winograd"), state="new", step="compile")
+    build.job(
+        session,
+        last,
+        build.solver("TvmConvWinograd", algorithm="Winograd"),
+        state="new",
+        step="compile",
+    )
     return session
 
 
@@ -259,7 +351,9 @@ def _tuned_job(
     seconds = (build.clock - start).total_seconds()
     build.clock = start
     build.step(job, "eval", seconds, seconds * 0.81, device, worker="eval@tuner-1")
-    good = [(time, number) for number, time in enumerate(times) if number % 11 != 5 and number != 17]
+    good = [
+        (time, number) for number, time in enumerate(times) if number % 11 != 5 and number != 17
+    ]
     time_ms, number = min(good)
     build.winner(
         session,
@@ -275,11 +369,18 @@ def _tuned_job(
     )
 
 
-def _failed_job(build: DatabaseBuilder, session: int, config: int, solver: int, device: str) -> None:
+def _failed_job(
+    build: DatabaseBuilder, session: int, config: int, solver: int, device: str
+) -> None:
     job = build.job(session, config, solver, state="errored", cause="run_error", failures=3)
-    tail = "Traceback (most recent call last):\n  <b>InternalError</b>: Check failed: (offset == 0) is false"
+    tail = (
+        "Traceback (most recent call last):\n  <b>InternalError</b>: Check failed: (offset == 0) is"
+        " false"
+    )
     build.trial(job, 0, None, cause="run_error", output_tail=tail)
-    build.step(job, "eval", 3.0, 1.2, device, ok=False, cause="run_error", output_tail=tail, attempt=3)
+    build.step(
+        job, "eval", 3.0, 1.2, device, ok=False, cause="run_error", output_tail=tail, attempt=3
+    )
 
 
 def rows(connection: sa.Connection, model: type[Base]) -> Sequence[Any]:

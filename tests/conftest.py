@@ -1,4 +1,5 @@
-"""Fixtures that talk to services: both databases, a Redis, a TUNA_HOME of one's own with command lines in it."""
+"""Fixtures that talk to services: both databases, a Redis, a TUNA_HOME of one's own with command
+lines in it."""
 
 from __future__ import annotations
 
@@ -35,11 +36,15 @@ from tuna.settings import Settings, get_settings
 from tuna.testing.servers import mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads of oneDNN that wait for each other leave the cores to other tests
+# threads of oneDNN that wait for each other leave the cores to other tests
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 share_compiled_statements()
 # structlog's default renders a traceback with all local variables, which takes a second.
-structlog.configure(processors=[structlog.processors.format_exc_info, structlog.dev.ConsoleRenderer(colors=False)])
-#: A server that never waits for the disk; what it says of its durability (`tuna doctor`) stays as it is by default.
+structlog.configure(
+    processors=[structlog.processors.format_exc_info, structlog.dev.ConsoleRenderer(colors=False)]
+)
+#: A server that never waits for the disk; what it says of its durability (`tuna doctor`) stays as
+#: it is by default.
 MARIADB_OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--innodb-flush-method=nosync",
@@ -80,7 +85,8 @@ TVM_MODULES = (
     "tuna.models.benchmark_child",
     "tuna.models.child",
 )
-#: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes twice the time of SQLite.
+#: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes
+#: twice the time of SQLite.
 ON_SQLITE = (
     "exports/test_export.py",
     "golden/test_golden_build.py",
@@ -96,7 +102,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def for_drills(item: pytest.Item) -> bool:
         params = (
-            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+            item.callspec.params.values()
+            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+            else ()
         )
         only = any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))
         return only or (item.path in on_sqlite and "mariadb" in params)
@@ -110,8 +118,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is collected, which stays
-    # A folder of its own for temporary files, where Tuna's device locks lie too: tests that run at the same time need not
-    # wait for each other's measurements, whose figures no test looks at. pytest's own folders stay where they are.
+    # A folder of its own for temporary files, where Tuna's device locks lie too: tests that run at
+    # the same time need not wait for each other's measurements, whose figures no test looks at.
+    # pytest's own folders stay where they are.
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tuna-tests-")
     os.environ.pop("XDG_RUNTIME_DIR", None)
@@ -130,7 +139,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> Iterator[str]:
-    """Base URL of a MariaDB server: TUNA_TEST_MARIADB_URL, else one that is started for these tests."""
+    """Base URL of a MariaDB server: TUNA_TEST_MARIADB_URL, else one that is started for these
+    tests."""
     given = os.environ.get("TUNA_TEST_MARIADB_URL")
     if given:
         yield given
@@ -155,7 +165,8 @@ def _mariadb_database(mariadb_url: str) -> Iterator[MariadbDatabase]:
 
 @pytest.fixture()
 def mariadb_engine(_mariadb_database: MariadbDatabase) -> Iterator[sa.Engine]:
-    """An engine on a MariaDB database with the current schema, the same one for all tests, emptied before each."""
+    """An engine on a MariaDB database with the current schema, the same one for all tests, emptied
+    before each."""
     engine = make_engine(_mariadb_database.renew())
     yield engine
     engine.dispose()
@@ -222,7 +233,8 @@ def redis_urls(_redis_server: EmbeddedRedis, redis_client: redis.Redis) -> dict[
 
 @pytest.fixture(scope="session")
 def tuna_forks() -> Iterator[ForkServer | None]:
-    """Forks of a process that has imported what commands and Celery's workers import; none in drills."""
+    """Forks of a process that has imported what commands and Celery's workers import; none in
+    drills."""
     if DRILLS > 1:
         yield None
         return
@@ -243,28 +255,32 @@ def tvm_forks() -> Iterator[ForkServer | None]:
 
 @pytest.fixture(scope="module")
 def forked_children(tvm_forks: ForkServer | None) -> Iterator[None]:
-    """Sandboxed children that have TVM start within milliseconds: for modules that test what they do, not their start."""
+    """Sandboxed children that have TVM start within milliseconds: for modules that test what they
+    do, not their start."""
     with forking(tvm_forks, CHILD):
         yield
 
 
 @pytest.fixture
 def forked(tuna_forks: ForkServer | None) -> Iterator[None]:
-    """Processes of Python start within milliseconds: for tests of what they do, not of their start."""
+    """Processes of Python start within milliseconds: for tests of what they do, not of their
+    start."""
     with forking(tuna_forks):
         yield
 
 
 @pytest.fixture
 def quick_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes time kernels for a short time: for tests that do not look at the figures. Not in drills."""
+    """Processes time kernels for a short time: for tests that do not look at the figures. Not in
+    drills."""
     if DRILLS == 1:
         monkeypatch.setenv("PYTHONPATH", QUICK_SITE, prepend=os.pathsep)
 
 
 @pytest.fixture(scope="session")
 def knows_machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
-    """`knows_machine(home)`: that TUNA_HOME has what any other's children found out, such as TVM's name of the CPU."""
+    """`knows_machine(home)`: that TUNA_HOME has what any other's children found out, such as TVM's
+    name of the CPU."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "machine"
     shared.mkdir(exist_ok=True)
@@ -284,7 +300,9 @@ def tuna_home(
     knows_machine: Callable[[Path], None],
 ) -> Iterator[Path]:
     """A TUNA_HOME with an embedded database that has no sessions yet, and no other setting."""
-    for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_")) and "TEST" not in name]:
+    for name in [
+        name for name in os.environ if name.startswith(("TUNA_", "CELERY_")) and "TEST" not in name
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TUNA_SIMULATED", "1")  # the library noop
@@ -314,7 +332,8 @@ def empty_home(home: Path) -> Path:
 
 @pytest.fixture()
 def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """`type_in("tuna", "status")` or `type_in("go_fish", "noop", "--init_session", ...)`, in this process."""
+    """`type_in("tuna", "status")` or `type_in("go_fish", "noop", "--init_session", ...)`, in this
+    process."""
 
     def run(program: str, *words: object) -> Ended:
         capsys.readouterr()
@@ -327,7 +346,8 @@ def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., End
 
 @pytest.fixture()
 def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """`rocm(num_cu=120, options={...})`: a ROCm tree with the double of fin, which the settings then name.
+    """`rocm(num_cu=120, options={...})`: a ROCm tree with the double of fin, which the settings
+    then name.
 
     It bears no mark, so that its results are taken for real ones, unless `marked=True`.
     """

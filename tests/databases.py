@@ -1,7 +1,9 @@
-"""Databases with the current schema, migrated once: a SQLite file is then copied, a MariaDB database emptied.
+"""Databases with the current schema, migrated once: a SQLite file is then copied, a MariaDB
+database emptied.
 
-A migration takes 0.1 s on SQLite and more than a second on MariaDB, and hundreds of tests want its outcome. Likewise a statement
-is compiled once in a process and not once for the engine of each test.
+A migration takes 0.1 s on SQLite and more than a second on MariaDB, and hundreds of tests want its
+outcome. Likewise a statement is compiled once in a process and not once for the engine of each
+test.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from sqlalchemy.util import LRUCache
 from tuna.db import schema
 from tuna.db.engine import make_engine
 
-#: A table with more rows is truncated, which takes as long whatever it holds; one with fewer is emptied faster by DELETE.
+#: A table with more rows is truncated, which takes as long whatever it holds; one with fewer is
+#: emptied faster by DELETE.
 _MANY_ROWS = 1000
 
 
 def share_compiled_statements() -> None:
-    """Give all engines of this process one cache of compiled statements; SQLAlchemy has one for each, with its dialect as key."""
+    """Give all engines of this process one cache of compiled statements; SQLAlchemy has one for
+    each, with its dialect as key."""
     shared: LRUCache[Any, Any] = LRUCache(4000)
     initialize = sa.Engine.__init__
 
@@ -53,7 +57,8 @@ class SqliteTemplate:
         engine.dispose()  # the last connection moves the write-ahead log into the file
 
     def copy_to(self, path: Path) -> None:
-        """What a migration of the new file `path` leaves, with a namespace and a secret of its own."""
+        """What a migration of the new file `path` leaves, with a namespace and a secret of its
+        own."""
         shutil.copyfile(self._path, path)
         path.chmod(0o600)
         connection = sqlite3.connect(path)
@@ -68,7 +73,8 @@ class SqliteTemplate:
 
 
 class MariadbDatabase:
-    """A database of a MariaDB server that is migrated once; `renew` gives it back as the migration left it."""
+    """A database of a MariaDB server that is migrated once; `renew` gives it back as the migration
+    left it."""
 
     def __init__(self, server_url: str) -> None:
         self._base = sa.make_url(server_url)
@@ -100,9 +106,11 @@ class MariadbDatabase:
         return self._base.set(database=self._name).render_as_string(hide_password=False)
 
     def _wiped(self, connection: sa.Connection) -> bool:
-        """Empty all tables; False when the test left another schema, so that the database has to be made again."""
+        """Empty all tables; False when the test left another schema, so that the database has to be
+        made again."""
         others = connection.exec_driver_sql(
-            "SELECT id FROM information_schema.processlist WHERE db = %s AND id != connection_id()", (self._name,)
+            "SELECT id FROM information_schema.processlist WHERE db = %s AND id != connection_id()",
+            (self._name,),
         )
         for number in others.scalars().all():  # what a test left open could hold locks
             with contextlib.suppress(DBAPIError):  # gone by itself
@@ -118,7 +126,9 @@ class MariadbDatabase:
                 connection.exec_driver_sql(f"TRUNCATE TABLE `{table}`")
             elif rows:
                 connection.exec_driver_sql(f"DELETE FROM `{table}`")
-        connection.exec_driver_sql("INSERT INTO installation (id, namespace, secret) VALUES (1, %s, %s)", _identity())
+        connection.exec_driver_sql(
+            "INSERT INTO installation (id, namespace, secret) VALUES (1, %s, %s)", _identity()
+        )
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = %s", (schema.HEAD,))
         for table, number in _next_numbers(connection).items():
             if number not in (None, 1):
@@ -139,13 +149,15 @@ class Cut(Exception):
 
 
 def upgrade_in_pieces(engine: sa.Engine, most: int = 1000) -> int:
-    """Upgrade, cut off after each of the first `most` statements that change something; returns how often it was cut off."""
+    """Upgrade, cut off after each of the first `most` statements that change something; returns how
+    often it was cut off."""
     done: set[tuple[str, str]] = set()
 
     def cut(_connection: Any, _cursor: Any, statement: str, given: Any, *_: Any) -> None:
         words = statement.split(maxsplit=1)
         if words[0] in ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE", "DELETE"):
-            # What the cut rolls back is done again, and then not cut off; random values and times differ.
+            # What the cut rolls back is done again, and then not cut off; random values and times
+            # differ.
             key = (statement, repr(given) if "alembic_version" in statement else "")
             if key not in done and len(done) < most:
                 done.add(key)
@@ -165,12 +177,18 @@ def columns_and_keys(connection: sa.Connection) -> list[tuple[Any, ...]]:
     """All columns, and all indexes and keys with theirs."""
     found: list[tuple[Any, ...]] = []
     for query in (
-        "SELECT table_name, column_name, column_type, is_nullable, column_default, extra "
-        "FROM information_schema.columns WHERE table_schema = database()",
-        "SELECT table_name, index_name, non_unique, seq_in_index, column_name "
-        "FROM information_schema.statistics WHERE table_schema = database()",
-        "SELECT table_name, constraint_name, constraint_type, NULL "
-        "FROM information_schema.table_constraints WHERE table_schema = database()",
+        (
+            "SELECT table_name, column_name, column_type, is_nullable, column_default, extra "
+            "FROM information_schema.columns WHERE table_schema = database()"
+        ),
+        (
+            "SELECT table_name, index_name, non_unique, seq_in_index, column_name "
+            "FROM information_schema.statistics WHERE table_schema = database()"
+        ),
+        (
+            "SELECT table_name, constraint_name, constraint_type, NULL "
+            "FROM information_schema.table_constraints WHERE table_schema = database()"
+        ),
     ):
         found += sorted(map(tuple, connection.exec_driver_sql(query).all()), key=repr)
     return found
@@ -178,7 +196,10 @@ def columns_and_keys(connection: sa.Connection) -> list[tuple[Any, ...]]:
 
 def _next_numbers(connection: sa.Connection) -> dict[str, int | None]:
     """The number that each table gives next; None if it gives none."""
-    query = "SELECT table_name, auto_increment FROM information_schema.tables WHERE table_schema = database()"
+    query = (
+        "SELECT table_name, auto_increment FROM information_schema.tables WHERE table_schema ="
+        " database()"
+    )
     return dict(connection.exec_driver_sql(query).all())
 
 

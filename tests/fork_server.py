@@ -1,8 +1,10 @@
-"""Processes of Python that begin with Tuna's modules imported: forks of one process that has imported them.
+"""Processes of Python that begin with Tuna's modules imported: forks of one process that has
+imported them.
 
-For tests in which the start of a process is not what is tested. A fork is in all else the process that `subprocess.Popen` would
-have started: a child of this process, with the arguments, variables, folder, files, session and exit code that it was
-given. Only /proc/PID/cmdline and /proc/PID/environ are those of the server.
+For tests in which the start of a process is not what is tested. A fork is in all else the process
+that `subprocess.Popen` would have started: a child of this process, with the arguments, variables,
+folder, files, session and exit code that it was given. Only /proc/PID/cmdline and /proc/PID/environ
+are those of the server.
 
 Run as a program this file is the server: `python fork_server.py SOCKET_FD MODULE...`.
 """
@@ -45,11 +47,15 @@ class ForkServer:
         self._socket.settimeout(_LIMIT_S)
 
     def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """The process id of a fork that has become a child of this process, with the session and files it asked for."""
+        """The process id of a fork that has become a child of this process, with the session and
+        files it asked for."""
         prctl = ctypes.CDLL(None).prctl
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the fork's own parent ends at once, and this process inherits it
+        # the fork's own parent ends at once, and this process inherits it
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            socket.send_fds(self._socket, [json.dumps({**request, "parent": os.getpid()}).encode()], fds)
+            socket.send_fds(
+                self._socket, [json.dumps({**request, "parent": os.getpid()}).encode()], fds
+            )
             answer = self._socket.recv(64)
         finally:
             prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -58,8 +64,11 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def fork_server(modules: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[ForkServer]:
-    """Forks of a process that has imported `modules`; `env`: variables that count at the import, over those of this process."""
+def fork_server(
+    modules: Sequence[str], env: Mapping[str, str] | None = None
+) -> Iterator[ForkServer]:
+    """Forks of a process that has imported `modules`; `env`: variables that count at the import,
+    over those of this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -74,7 +83,8 @@ def fork_server(modules: Sequence[str], env: Mapping[str, str] | None = None) ->
 
 @contextlib.contextmanager
 def forking(server: ForkServer | None, module: str = "") -> Iterator[None]:
-    """Within it, whoever starts Python with `module` (default: with anything but a sandboxed child) gets a fork of `server`.
+    """Within it, whoever starts Python with `module` (default: with anything but a sandboxed child)
+    gets a fork of `server`.
 
     Without a server each process starts from the beginning.
     """
@@ -105,7 +115,9 @@ def forking(server: ForkServer | None, module: str = "") -> Iterator[None]:
                 "places": list(files),
             }
             try:
-                self.pid = server.fork(request, [place if fd == -1 else fd for place, fd in files.items()])
+                self.pid = server.fork(
+                    request, [place if fd == -1 else fd for place, fd in files.items()]
+                )
             finally:
                 self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
             self._child_created = True
@@ -115,7 +127,8 @@ def forking(server: ForkServer | None, module: str = "") -> Iterator[None]:
 
 
 def _after_python(args: Any) -> list[str]:
-    """The words after `python` that start the same; none where it is another program, or Python with options."""
+    """The words after `python` that start the same; none where it is another program, or Python
+    with options."""
     words = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
     if words and (words[0] == sys.executable or words[0].endswith(".py")):
         words = words[words[0] == sys.executable :]
@@ -124,7 +137,8 @@ def _after_python(args: Any) -> list[str]:
 
 
 def _serve(requests: socket.socket) -> list[str]:
-    """Returns in each fork, with the words after `python`; ends with the other end of the socket."""
+    """Returns in each fork, with the words after `python`; ends with the other end of the
+    socket."""
     while True:
         message, fds, _, _ = socket.recv_fds(requests, _MAX_REQUEST_BYTES, 16)
         if not message:
@@ -166,7 +180,8 @@ def _execute(words: list[str], paths: list[str]) -> None:
     sys.path[:] = [first, *given, *paths]
     if words[0] == "-c":
         sys.argv[:] = ["-c", *words[2:]]
-        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})  # noqa: S102
+        code = compile(words[1], "<string>", "exec")
+        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})  # noqa: S102
     elif words[0] == "-m":
         sys.argv[:] = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

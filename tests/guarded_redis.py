@@ -1,4 +1,5 @@
-"""A Redis that asks for a password, with an access list: its owner has the password, members get users of their own."""
+"""A Redis that asks for a password, with an access list: its owner has the password, members get
+users of their own."""
 
 from __future__ import annotations
 

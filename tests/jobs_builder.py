@@ -27,12 +27,21 @@ def make_jobs(
     library = get_library("noop")
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, library.environment(), "test")
-        configs.store(connection, [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)], "t")
+        configs.store(
+            connection, [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)], "t"
+        )
         known_solvers.update_solvers(connection, library)
     assert not known_solvers.update_applicability(engine, library, session_id, "t").unknown
     with writing(engine) as connection:
         request = jobs.JobRequest(
-            session_id, "noop", steps.split(","), "test", "new", tag="t", options=options, solvers=solvers
+            session_id,
+            "noop",
+            steps.split(","),
+            "test",
+            "new",
+            tag="t",
+            options=options,
+            solvers=solvers,
         )
         assert jobs.load(connection, request) == layers * (len(solvers) or 10)
     return session_id

@@ -1,7 +1,8 @@
 """Fails a test that leaves a process behind, and ends that process.
 
-A process is ours if it has our mark in its environment, has this pytest process among its ancestors, or works in the folder of
-the temporary files: Redis overwrites its environment, and whoever is started in the background loses its ancestors.
+A process is ours if it has our mark in its environment, has this pytest process among its
+ancestors, or works in the folder of the temporary files: Redis overwrites its environment, and
+whoever is started in the background loses its ancestors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-#: How long what was told to end may take on a busy machine; nobody waits for it when nothing was left.
+#: How long what was told to end may take on a busy machine; nobody waits for it when nothing was
+#: left.
 _GRACE_S = 5.0
 _MARK = "PYTEST_PROCESSES_OF"
 #: Python's own, ended with the process that started it.
@@ -26,7 +28,8 @@ _HELPERS = ("multiprocessing.resource_tracker",)
 
 
 class LeftBehind:
-    """A plug-in. What a fixture of a longer life starts may stay, and until its end what a module `keeps_processes` starts."""
+    """A plug-in. What a fixture of a longer life starts may stay, and until its end what a module
+    `keeps_processes` starts."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -48,7 +51,9 @@ class LeftBehind:
         return result
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, Any, Any]:
         result = yield
         last = nextitem is None or nextitem.path != item.path
         if last or not item.get_closest_marker("keeps_processes"):
@@ -87,7 +92,9 @@ class LeftBehind:
                 return False
             if not self._folder:
                 self._folder = str(self._config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
-            if self._mark.encode() in (process / "environ").read_bytes().split(b"\0") or self._descends(parent):
+            if self._mark.encode() in (process / "environ").read_bytes().split(
+                b"\0"
+            ) or self._descends(parent):
                 return not any(word in _command_line(number) for word in _HELPERS)
             return str((process / "cwd").readlink()).startswith(f"{self._folder}/")
         except OSError:  # it ended, or is another user's
@@ -105,7 +112,13 @@ class LeftBehind:
 
 def _command_line(number: str) -> str:
     try:
-        words = Path("/proc", number, "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        words = (
+            Path("/proc", number, "cmdline")
+            .read_bytes()
+            .decode(errors="replace")
+            .rstrip("\0")
+            .split("\0")
+        )
     except OSError:
         return f"{number} (ended)"
     return f"{number}: {' '.join(words)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-#: The files that take longest, the longest first: begun last, one of them would keep a single core busy at the end.
+#: The files that take longest, the longest first: begun last, one of them would keep a single core
+#: busy at the end.
 LONG = (
     "security/test_member_attacks.py",
     "faults/test_faults.py",

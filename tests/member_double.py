@@ -28,16 +28,28 @@ def admit(engine: sa.Engine, name: str, role: str = "compile", processes: int = 
     """Store a member that joined, without a Redis user."""
     with writing(engine) as connection:
         store.add_token(connection, name[:12], "d", role, store.utc_now())
-        row = {"name": name, "token_id": name[:12], "password": "0" * 64, "role": role, "host": "h", "device": ""}
+        row = {
+            "name": name,
+            "token_id": name[:12],
+            "password": "0" * 64,
+            "role": role,
+            "host": "h",
+            "device": "",
+        }
         row |= {"environment": HOME.machine_key if role == "eval" else "", "processes": processes}
-        row |= {"toolchain": json.dumps([HOME.toolchain] if role == "compile" else []), "state": "active"}
+        row |= {
+            "toolchain": json.dumps([HOME.toolchain] if role == "compile" else []),
+            "state": "active",
+        }
         connection.execute(sa.insert(Worker).values(row))
 
 
 class MemberDouble:
     """Takes, does and reports what was dealt to it, when it is told to."""
 
-    def __init__(self, client: redis.Redis, namespace: str, name: str, role: str = "compile") -> None:
+    def __init__(
+        self, client: redis.Redis, namespace: str, name: str, role: str = "compile"
+    ) -> None:
         """`client`: its own."""
         self.client = client
         self.name = name
@@ -62,7 +74,9 @@ class MemberDouble:
             "started_at": time.time(),
             "seen_at": time.time(),
         }
-        self.client.hset(self.key("heartbeats"), str(pid), WorkerStatus(**(status | facts)).to_json())
+        self.client.hset(
+            self.key("heartbeats"), str(pid), WorkerStatus(**(status | facts)).to_json()
+        )
 
     def next_chunk(self) -> Chunk | None:
         """The next message of its queue."""
@@ -73,7 +87,9 @@ class MemberDouble:
                 return Chunk.model_validate_json(json.loads(body)[1]["chunk"])
         return None
 
-    def report(self, kind: ReportKind, chunk: str, results: Sequence[StepResult] = (), **facts: Any) -> None:
+    def report(
+        self, kind: ReportKind, chunk: str, results: Sequence[StepResult] = (), **facts: Any
+    ) -> None:
         """Append a report."""
         fields = {"worker": f"{self.name}:7", "place": self.name} | facts
         text = Report(kind=kind, chunk=chunk, results=tuple(results), **fields).to_json()
@@ -87,7 +103,9 @@ class MemberDouble:
         """What stands there for a chunk, by name."""
         found = self.client.hgetall(self.key("artifacts"))
         return {
-            name.decode()[len(chunk) + 1 :]: data for name, data in found.items() if name.startswith(chunk.encode())
+            name.decode()[len(chunk) + 1 :]: data
+            for name, data in found.items()
+            if name.startswith(chunk.encode())
         }
 
     def work(self) -> int:

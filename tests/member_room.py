@@ -80,12 +80,16 @@ class Room:
     def state(self, name: str) -> str:
         """State of a member, a former one included."""
         with reading(self.engine) as connection:
-            return {one.name: one.state for one in store.members(connection, include_former=True)}[name]
+            return {one.name: one.state for one in store.members(connection, include_former=True)}[
+                name
+            ]
 
     def failures(self) -> list[tuple[str | None, str]]:
         """(cause, worker) of each failure."""
         with reading(self.engine) as connection:
-            rows = connection.execute(sa.select(StepResult.cause, StepResult.worker).where(StepResult.ok.is_(False)))
+            rows = connection.execute(
+                sa.select(StepResult.cause, StepResult.worker).where(StepResult.ok.is_(False))
+            )
             return [(row.cause, row.worker) for row in rows]
 
     def faults(self) -> int:

@@ -1,4 +1,5 @@
-"""Many jobs, made in the database by SQL: half of them done, some failed, for tests and benchmarks of large sessions."""
+"""Many jobs, made in the database by SQL: half of them done, some failed, for tests and benchmarks
+of large sessions."""
 
 from __future__ import annotations
 
@@ -22,14 +23,20 @@ _CAUSES = ("run_error", "run_timeout", "wrong_result", "worker_lost")
 _CAUSE = "CASE WHEN i % 100 BETWEEN 85 AND 89 THEN CASE i % 4 {} END END".format(
     " ".join(f"WHEN {number} THEN '{name}'" for number, name in enumerate(_CAUSES))
 )
-_JOB = "id, session_id, config_id, solver_id, steps, step, state, reason, options, attempt, failures, isolate, cause, updated_at"
-_STEP = "job_id, step, attempt, ok, cause, output_tail, worker, device, started_at, ended_at, busy_s"
+_JOB = (
+    "id, session_id, config_id, solver_id, steps, step, state, reason, options, attempt, failures,"
+    " isolate, cause, updated_at"
+)
+_STEP = (
+    "job_id, step, attempt, ok, cause, output_tail, worker, device, started_at, ended_at, busy_s"
+)
 _AT = "'2026-03-02 09:30:00.000000'"
 _TIMES = f"{_AT}, '2026-03-02 10:30:00.000000'"
 
 
 def fill(engine: sa.Engine, count: int) -> int:
-    """A session of the library that does nothing with `count` jobs and a result for each step that is done; its id."""
+    """A session of the library that does nothing with `count` jobs and a result for each step that
+    is done; its id."""
     session_id = make_jobs(engine, 1)
     sqlite = engine.dialect.name == "sqlite"
     numbers = (
@@ -39,18 +46,30 @@ def fill(engine: sa.Engine, count: int) -> int:
     )
     divide = "/" if sqlite else "DIV"
     state, step = _case(0), _case(1)
-    name = (lambda text, number: f"'{text}' || ({number})") if sqlite else (lambda t, n: f"concat('{t}', {n})")
+    name = (
+        (lambda text, number: f"'{text}' || ({number})")
+        if sqlite
+        else (lambda t, n: f"concat('{t}', {n})")
+    )
     statements = (
-        "INSERT INTO config (id, `key`, kind, driver, label, created_at) "
-        f"{numbers} SELECT i + 1000, {name('k', 'i')}, 'gemm', 'gemm', 'g', {_AT} FROM n WHERE i <= {count // 10}",
-        f"INSERT INTO job ({_JOB}) {numbers} SELECT i + 100, {session_id}, 1001 + (i - 1) {divide} 10, "
-        f"(SELECT min(id) FROM solver) + i % 10, 'build,measure', {step}, {state}, 'test', '{{}}', 1, 0, 0, {_CAUSE}, "
-        f"{_AT} FROM n",
-        f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'build', 1, 1, NULL, '', "
-        f"{name('w:', 'i % 4')}, '', {_TIMES}, 0.5 FROM n WHERE i % 100 < 50 OR i % 100 >= 70",
-        f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'measure', 1, {_CAUSE} IS NULL, {_CAUSE}, "
-        f"'it failed', 'e:1', {name('gpu', 'i % 8')}, {_TIMES}, 0.25 "
-        "FROM n WHERE i % 100 < 50 OR i % 100 BETWEEN 85 AND 89",
+        (
+            f"INSERT INTO config (id, `key`, kind, driver, label, created_at) {numbers} SELECT i +"
+            f" 1000, {name('k', 'i')}, 'gemm', 'gemm', 'g', {_AT} FROM n WHERE i <= {count // 10}"
+        ),
+        (
+            f"INSERT INTO job ({_JOB}) {numbers} SELECT i + 100, {session_id}, 1001 + (i - 1)"
+            f" {divide} 10, (SELECT min(id) FROM solver) + i % 10, 'build,measure', {step},"
+            f" {state}, 'test', '{{}}', 1, 0, 0, {_CAUSE}, {_AT} FROM n"
+        ),
+        (
+            f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'build', 1, 1, NULL, '', "
+            f"{name('w:', 'i % 4')}, '', {_TIMES}, 0.5 FROM n WHERE i % 100 < 50 OR i % 100 >= 70"
+        ),
+        (
+            f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'measure', 1, {_CAUSE} IS"
+            f" NULL, {_CAUSE}, 'it failed', 'e:1', {name('gpu', 'i % 8')}, {_TIMES}, 0.25 FROM n"
+            " WHERE i % 100 < 50 OR i % 100 BETWEEN 85 AND 89"
+        ),
     )
     with writing(engine) as connection:
         for statement in statements:

@@ -1,4 +1,5 @@
-"""What tests need that is not in the repository: services, and MIOpen's real commands, exchanges and databases."""
+"""What tests need that is not in the repository: services, and MIOpen's real commands, exchanges
+and databases."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import pytest
 
 from tuna.testing.servers import find
 
-#: How long the drills are: 1 keeps the suite short, 3 runs three seeds of faults, thousands of jobs, and every variant of what
-#: takes seconds (`pytest.mark.drill(only=True)`).
+#: How long the drills are: 1 keeps the suite short, 3 runs three seeds of faults, thousands of
+#: jobs, and every variant of what takes seconds (`pytest.mark.drill(only=True)`).
 DRILLS = int(os.environ.get("TUNA_TEST_DRILLS") or 1)
 
 
@@ -25,13 +26,16 @@ _ROOT = Path(__file__).parents[1]
 #: Programs that tests start: those for which scripts/test installs Debian's packages.
 PROGRAMS = frozenset(
     word
-    for words in re.findall(r"\bprograms\+?=\((.*?)\)", (_ROOT / "scripts" / "test").read_text(), re.DOTALL)
+    for words in re.findall(
+        r"\bprograms\+?=\((.*?)\)", (_ROOT / "scripts" / "test").read_text(), re.DOTALL
+    )
     for word in words.split()
 )
 
 
 def needed_program(name: str) -> str:
-    """Return the path of a program, by `need`; a LookupError if scripts/test does not install it."""
+    """Return the path of a program, by `need`; a LookupError if scripts/test does not install
+    it."""
     if name not in PROGRAMS:
         raise LookupError(f"{name} is not among the programs that scripts/test installs")
     path = find(name)

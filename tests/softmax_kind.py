@@ -1,4 +1,5 @@
-"""A kind of config as somebody else would bring it: softmax, without a driver grammar, with a reference."""
+"""A kind of config as somebody else would bring it: softmax, without a driver grammar, with a
+reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The copies of artifacts that workers keep are bounded, and never used in place of what was asked for."""
+"""The copies of artifacts that workers keep are bounded, and never used in place of what was asked
+for."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ def _size(folder: Path) -> int:
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     """D8: 50 jobs left 400 files, and nothing ever deleted one."""
-    cache, blobs = ArtifactCache(tmp_path / "cache" / "key", 100_000), [bytes([n]) * 10_000 for n in range(30)]
+    cache, blobs = (
+        ArtifactCache(tmp_path / "cache" / "key", 100_000),
+        [bytes([n]) * 10_000 for n in range(30)],
+    )
     for number, blob in enumerate(blobs):
         cache.put(_name(blob), blob)
         os.utime(tmp_path / "cache" / "key" / _name(blob), (number, number))
@@ -42,7 +46,8 @@ def test_copies_of_all_processes_and_keys_count_together(tmp_path: Path) -> None
     caches = [ArtifactCache(tmp_path / "cache" / key, 100_000) for key in "ab"]
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "notes.txt").write_bytes(bytes(1000))
-    (tmp_path / "cache" / f"{'0' * 32}.tmp").write_bytes(bytes(90_000))  # of a process that was killed
+    # of a process that was killed
+    (tmp_path / "cache" / f"{'0' * 32}.tmp").write_bytes(bytes(90_000))
     os.utime(tmp_path / "cache" / f"{'0' * 32}.tmp", (1, 1))
     for number in range(40):
         blob = bytes([number]) * 9_000
@@ -53,7 +58,10 @@ def test_copies_of_all_processes_and_keys_count_together(tmp_path: Path) -> None
 
 def test_what_does_not_fit_is_not_kept_and_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for cache in (ArtifactCache(tmp_path / "small" / "k", 100), ArtifactCache(tmp_path / "none" / "k", 0)):
+    for cache in (
+        ArtifactCache(tmp_path / "small" / "k", 100),
+        ArtifactCache(tmp_path / "none" / "k", 0),
+    ):
         cache.put(_name(b"x" * 50), b"x" * 50)
         assert cache.get(_name(b"x" * 50)) is None
     unwritable = ArtifactCache(tmp_path / "file" / "k", 1 << 20)
@@ -62,7 +70,9 @@ def test_what_does_not_fit_is_not_kept_and_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bound", [1 << 20, 0])
-def test_a_store_elsewhere_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+def test_a_store_elsewhere_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
     files, asked = UrlFiles(f"memory://{tmp_path.name}"), list[str]()
     read = files.read
     monkeypatch.setattr(files, "read", lambda name: asked.append(name) or read(name))
@@ -83,8 +93,12 @@ def test_a_folder_of_this_machine_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_workers_keep_copies_within_the_setting_and_coordinators_keep_none(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, artifacts_url=f"memory://{tmp_path.name}-settings", cache_mib=1)
-    coordinator, worker = (Artifacts.from_settings(settings, cached=cached) for cached in (False, True))
+    settings = Settings(
+        home=tmp_path, artifacts_url=f"memory://{tmp_path.name}-settings", cache_mib=1
+    )
+    coordinator, worker = (
+        Artifacts.from_settings(settings, cached=cached) for cached in (False, True)
+    )
     digest = coordinator.put(b"code")
     assert coordinator.get(digest) == b"code"
     assert not (tmp_path / "cache").exists()

@@ -31,10 +31,23 @@ SPDX = {
     "MIT License": "MIT",
     "3-Clause BSD License": "BSD-3-Clause",
 }
-PERMISSIVE = {"0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT", "MIT-0", "PSF-2.0", "Zlib"}
-#: Imported where it happens to be installed, by kombu (a serialiser), rich and tenacity, for what Tuna does not use.
+PERMISSIVE = {
+    "0BSD",
+    "Apache-2.0",
+    "BSD",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "CC0-1.0",
+    "MIT",
+    "MIT-0",
+    "PSF-2.0",
+    "Zlib",
+}
+#: Imported where it happens to be installed, by kombu (a serialiser), rich and tenacity, for what
+#: Tuna does not use.
 OPTIONAL = {"yaml", "attr", "tornado"}
-#: Loads what workers, coordinators, exports and reports use. The transport is loaded by name when a worker starts.
+#: Loads what workers, coordinators, exports and reports use. The transport is loaded by name when a
+#: worker starts.
 PROGRAM = """
 import sys
 import kombu.transport.redis, celery.bin.worker, celery.concurrency.prefork
@@ -67,12 +80,16 @@ def _installed_with(name: str, extras: frozenset[str] = frozenset()) -> set[str]
                 continue
             match = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?", requirement)
             assert match is not None
-            todo.append((match[1], frozenset(filter(None, (match[2] or "").replace(" ", "").split(",")))))
+            todo.append(
+                (match[1], frozenset(filter(None, (match[2] or "").replace(" ", "").split(","))))
+            )
     return {name for name, _ in seen}
 
 
 def test_what_is_imported_is_required() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     modules = done.stdout.splitlines()[-1].split()
     owners = metadata.packages_distributions()
     there = {name for owner in set(owners["tuna"]) for name in _installed_with(owner)}
@@ -80,7 +97,8 @@ def test_what_is_imported_is_required() -> None:
     missing = {
         module: owners[module]
         for module in modules
-        if module in owners and not {re.sub(r"[-_.]+", "-", name).lower() for name in owners[module]} & there
+        if module in owners
+        and not {re.sub(r"[-_.]+", "-", name).lower() for name in owners[module]} & there
     }
     assert missing.keys() <= OPTIONAL
 
@@ -98,7 +116,8 @@ def _locked(lock: Path) -> dict[str, set[str]]:
 
 
 def _asked(lock: Path) -> list[Requirement]:
-    """What `lock` was made for: requirements/NAME.in, or the project with the extras in the name of the file."""
+    """What `lock` was made for: requirements/NAME.in, or the project with the extras in the name of
+    the file."""
     source = lock.with_suffix(".in")
     if source.exists():
         lines = [line.partition("#")[0].strip() for line in source.read_text().splitlines()]
@@ -117,16 +136,22 @@ def test_the_lock_has_what_is_asked_for(lock: Path) -> None:
         str(requirement)
         for requirement in asked
         if not pins[_normal(requirement.name)]
-        or not all(requirement.specifier.contains(version) for version in pins[_normal(requirement.name)])
+        or not all(
+            requirement.specifier.contains(version) for version in pins[_normal(requirement.name)]
+        )
     ]
     assert not wrong, "renew the locks: scripts/lock"
     direct, name = set(), ""
     for line in lock.read_text().splitlines():
         if found := re.match(r"([\w.-]+)==", line):
             name = found[1]
-        elif line.endswith((" tuna-autotuner (pyproject.toml)", f" -r requirements/{lock.stem}.in", "/build.in")):
+        elif line.endswith(
+            (" tuna-autotuner (pyproject.toml)", f" -r requirements/{lock.stem}.in", "/build.in")
+        ):
             direct.add(name)
-    assert direct == {_normal(requirement.name) for requirement in asked}, "renew the locks: scripts/lock"
+    assert direct == {_normal(requirement.name) for requirement in asked}, (
+        "renew the locks: scripts/lock"
+    )
 
 
 def test_each_package_in_a_lock_has_hashes() -> None:
@@ -134,11 +159,15 @@ def test_each_package_in_a_lock_has_hashes() -> None:
     for lock in LOCKS:
         packages = re.split(r"^(?=[\w.-]+==)", lock.read_text(), flags=re.MULTILINE)[1:]
         assert packages
-        assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", package) for package in packages), lock
+        assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", package) for package in packages), (
+            lock
+        )
 
 
 def test_tuna_is_built_with_what_its_build_system_names() -> None:
-    assert [str(r) for r in _asked(ROOT / "requirements" / "build.txt")] == PYPROJECT["build-system"]["requires"]
+    assert [str(r) for r in _asked(ROOT / "requirements" / "build.txt")] == PYPROJECT[
+        "build-system"
+    ]["requires"]
 
 
 def test_scripts_install_locks_that_are_there() -> None:
@@ -153,14 +182,14 @@ def test_scripts_install_locks_that_are_there() -> None:
 
 @pytest.mark.parametrize("words", [[], ["tvm"], ["base", "dev"]], ids=str)
 def test_scripts_install_says_what_it_wants(words: list[str]) -> None:
-    done = subprocess.run([ROOT / "scripts" / "install", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [ROOT / "scripts" / "install", *words], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: scripts/install EXTRAS")
     with_project = {lock.stem for lock in LOCKS if not lock.with_suffix(".in").exists()}
     assert set(re.findall(r"(\S+) \(", done.stderr)) == with_project
 
-
-# -- programs of the system -----------------------------------------------------------------------
 
 #: Looked up by tests that do not need it to be there, or that are given by what is.
 NOT_INSTALLED = {
@@ -197,8 +226,13 @@ def _looked_up(*functions: str) -> Iterator[tuple[str, str]]:
 
 
 def test_each_program_that_a_test_starts_is_one_that_scripts_test_installs() -> None:
-    """`shared_data.needed_program` refuses others; what is looked up without it could be skipped."""
-    other = {(name, file) for name, file in _looked_up("which") if name not in {*PROGRAMS, *NOT_INSTALLED}}
+    """`shared_data.needed_program` refuses others; what is looked up without it could be
+    skipped."""
+    other = {
+        (name, file)
+        for name, file in _looked_up("which")
+        if name not in {*PROGRAMS, *NOT_INSTALLED}
+    }
     assert not other, "use shared_data.needed_program; add it to scripts/test and scripts/programs"
     skipped = [
         (node.lineno, str(path.relative_to(ROOT)))
@@ -208,18 +242,28 @@ def test_each_program_that_a_test_starts_is_one_that_scripts_test_installs() -> 
         if "which(" in ast.unparse(node)
     ]
     assert not skipped, "a program that is absent fails the test in CI: shared_data.needed_program"
-    assert set(dict(_looked_up("needed_program"))) == set(PROGRAMS), "what no test starts need not be installed"
+    assert set(dict(_looked_up("needed_program"))) == set(PROGRAMS), (
+        "what no test starts need not be installed"
+    )
 
 
 def test_debians_package_of_each_program_is_known_and_documented() -> None:
     packages = _packages()
     scripts = {
-        name: set(re.findall(r"^ *scripts/programs ([^#\n]*?) *(?:#.*)?$", (ROOT / "scripts" / name).read_text(), re.M))
+        name: set(
+            re.findall(
+                r"^ *scripts/programs ([^#\n]*?) *(?:#.*)?$",
+                (ROOT / "scripts" / name).read_text(),
+                re.M,
+            )
+        )
         for name in ("demo-model", "install", "quickstart")
     }
     assert scripts == {"demo-model": {"c++"}, "install": {"venv"}, "quickstart": {"c++"}}
     assert set(packages) == {*PROGRAMS, "c++", "venv"}
-    documented = re.search(r"^Debian's packages: (.*?)\.$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    documented = re.search(
+        r"^Debian's packages: (.*?)\.$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S
+    )
     assert documented is not None
     assert set(re.findall(r"`(\S+)`", documented[1])) == set(packages.values())
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *(ROOT / "scripts").iterdir()]
@@ -240,14 +284,21 @@ def test_scripts_programs_says_what_to_type_where_it_may_not_install(tmp_path: P
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "id").chmod(0o755)
     words = ["bash", str(ROOT / "scripts" / "programs"), "c++", "g++", "aarch64-linux-gnu-g++"]
-    done = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.rpartition(": ")[2]) == (1, "apt-get install g++ g++-aarch64-linux-gnu\n")
+    done = subprocess.run(
+        words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.rpartition(": ")[2]) == (
+        1,
+        "apt-get install g++ g++-aarch64-linux-gnu\n",
+    )
 
 
 def test_each_package_that_a_test_looks_for_is_in_the_lock_of_scripts_test() -> None:
     there = _locked(ROOT / "requirements" / "dev,onednn,rpc,tvm.txt")
     owners = {"tvm": "apache-tvm", "xgboost": "xgboost-cpu"}
-    looked = {(name.partition(".")[0], file) for name, file in _looked_up("find_spec", "importorskip")}
+    looked = {
+        (name.partition(".")[0], file) for name, file in _looked_up("find_spec", "importorskip")
+    }
     assert {"tvm", "tornado", "cloudpickle"} <= {name for name, _ in looked}
     assert {(name, file) for name, file in looked if owners.get(name, name) not in there} <= {
         (name, file) for name, file in looked if name in NOT_LOCKED
@@ -259,7 +310,9 @@ def _licence(name: str) -> str:
     declared = metadata.metadata(name)
     classifiers = [line.split(" :: ") for line in declared.get_all("Classifier", [])]
     approved = {line[2] for line in classifiers if line[:2] == ["License", "OSI Approved"]}
-    texts = [declared["License-Expression"]] if "License-Expression" in declared else sorted(approved)
+    texts = (
+        [declared["License-Expression"]] if "License-Expression" in declared else sorted(approved)
+    )
     return " OR ".join(SPDX.get(text, text) for text in texts or [declared["License"]])
 
 
@@ -267,7 +320,9 @@ def test_each_package_has_the_permissive_licence_that_the_page_says() -> None:
     page = (ROOT / "docs" / "security.md").read_text().partition("\n| licence | packages |\n")[2]
     rows = re.findall(r"^\| ([\w .-]+) \| ((?:[a-z0-9-]+(?:, )?)+) \|$", page, re.MULTILINE)
     listed = {name: licence for licence, names in rows for name in names.split(", ")}
-    optional = {_normal(Requirement(PYPROJECT["project"]["optional-dependencies"]["onednn"][0]).name)}
+    optional = {
+        _normal(Requirement(PYPROJECT["project"]["optional-dependencies"]["onednn"][0]).name)
+    }
     assert set(listed) == set(_locked(ROOT / "requirements" / "onnx,rpc,tvm.txt")) | optional
     here = {_normal(distribution.name) for distribution in metadata.distributions()} & set(listed)
     assert {"celery", "numpy", "redis"} <= here

@@ -34,12 +34,18 @@ def test_each_setting_is_in_the_documents(name: str) -> None:
 
 def test_each_group_of_entry_points_is_in_the_documents() -> None:
     pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
-    groups = [group for group in PROJECT["project"]["entry-points"] if not group.endswith(".simulated")]
-    assert [group for group in groups if f"`{group}`" not in pages and f'"{group}"' not in pages] == []
+    groups = [
+        group for group in PROJECT["project"]["entry-points"] if not group.endswith(".simulated")
+    ]
+    assert [
+        group for group in groups if f"`{group}`" not in pages and f'"{group}"' not in pages
+    ] == []
 
 
 def test_each_exit_code_is_in_the_documents() -> None:
-    found = set(map(int, re.findall(r"(?m)^\| (\d+) \|", USAGE.split("## Exit codes")[1].split("## ")[0])))
+    found = set(
+        map(int, re.findall(r"(?m)^\| (\d+) \|", USAGE.split("## Exit codes")[1].split("## ")[0]))
+    )
     classes = [TunaError]
     for one in classes:  # grows
         classes += one.__subclasses__()
@@ -76,16 +82,21 @@ def test_each_table_is_in_the_documents(table: str) -> None:
 
 def test_each_dependency_has_its_reason() -> None:
     wanted = {re.split(r"[\[<>=;! ]", text)[0] for text in PROJECT["project"]["dependencies"]}
-    explained = set(re.findall(r"^\| ([a-z0-9.-]+) \| ", ARCHITECTURE.split("## Dependencies")[1], re.MULTILINE))
+    explained = set(
+        re.findall(r"^\| ([a-z0-9.-]+) \| ", ARCHITECTURE.split("## Dependencies")[1], re.MULTILINE)
+    )
     assert explained - {"package"} == wanted
 
 
 def test_each_folder_with_modules_is_a_package_that_the_build_finds() -> None:
-    folders = {path.parent for path in ROOT.glob("tuna/**/*.py")} - {ROOT / "tuna" / "example"}  # an example program
+    # an example program
+    folders = {path.parent for path in ROOT.glob("tuna/**/*.py")} - {ROOT / "tuna" / "example"}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.name
+)
 def test_each_relative_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target

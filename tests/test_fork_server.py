@@ -1,4 +1,5 @@
-"""A fork is the process that `subprocess.Popen` would have started, but for the time of its imports."""
+"""A fork is the process that `subprocess.Popen` would have started, but for the time of its
+imports."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ sys.exit(7)
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_it_has_the_arguments_variables_files_and_parent_that_were_given(tmp_path: Path, session: bool) -> None:
+def test_it_has_the_arguments_variables_files_and_parent_that_were_given(
+    tmp_path: Path, session: bool
+) -> None:
     read, write = os.pipe()
     done = subprocess.run(
         [sys.executable, "-c", SHOW, "a b"], input="given", capture_output=True, text=True, cwd=tmp_path,
@@ -52,7 +55,12 @@ def test_a_module_and_a_script_run_as_typed(tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text("import sys; print(__name__, sys.argv[1:], sys.path[0])")
     for words in (["-m", "shown"], [str(tmp_path / "shown.py")]):
         done = subprocess.run(
-            [sys.executable, *words, "x"], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=60
+            [sys.executable, *words, "x"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+            timeout=60,
         )
         assert done.stdout == f"__main__ ['x'] {tmp_path}\n"
 
@@ -64,6 +72,8 @@ def test_it_is_killed_as_any_process() -> None:
 
 
 def test_an_error_ends_it_with_a_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", "1 / 0"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", "1 / 0"], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr

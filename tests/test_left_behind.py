@@ -38,13 +38,17 @@ def _prepare(pytester: pytest.Pytester) -> None:
 )
 def test_a_process_that_is_left_is_named_and_ended(pytester: pytest.Pytester, left: str) -> None:
     _prepare(pytester)
-    pytester.makepyfile(f"import os, subprocess\nfrom conftest import start\ndef test_it(tmp_path): {left}\n")
+    pytester.makepyfile(
+        f"import os, subprocess\nfrom conftest import start\ndef test_it(tmp_path): {left}\n"
+    )
     result = pytester.runpytest_subprocess("-p", "no:xdist")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.re_match_lines([r".*processes were left behind", r" +\d+: sleep 61"])
 
 
-def test_what_a_fixture_of_the_session_or_a_module_with_the_marker_starts_may_stay(pytester: pytest.Pytester) -> None:
+def test_what_a_fixture_of_the_session_or_a_module_with_the_marker_starts_may_stay(
+    pytester: pytest.Pytester,
+) -> None:
     _prepare(pytester)
     pytester.makepyfile(
         test_a="""

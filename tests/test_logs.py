@@ -22,7 +22,9 @@ except ZeroDivisionError:
 
 
 def test_json_lines() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     assert done.stdout == ""
     first, second, third = map(json.loads, done.stderr.splitlines())
     assert (first["message"], first["session"], first["job"]) == ("work was taken back", 3, 41207)
@@ -34,7 +36,9 @@ def test_json_lines() -> None:
 
 def test_lines_for_people() -> None:
     program = PROGRAM.replace('"json"', '"text"')
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert "work was taken back" in done.stderr
     assert "job=41207" in done.stderr
 
@@ -74,7 +78,9 @@ for ids in ([41], [42, 43]):
 
 
 def test_a_worker_s_lines_say_which_work_they_are_about() -> None:
-    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, env=SIMULATED)
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, env=SIMULATED
+    )
     one, two = [json.loads(line) for line in done.stderr.splitlines() if "library failed" in line]
     assert (one["session"], one["job"], one["step"], one["chunk"]) == (3, 41, "build", "c")
     assert ":" in one["worker"]

@@ -1,4 +1,5 @@
-"""The rooms of the code: no circle of files, no long module, no name of a module that is no more."""
+"""The rooms of the code: no circle of files, no long module, no name of a module that is no
+more."""
 
 from __future__ import annotations
 
@@ -17,10 +18,16 @@ LIMIT = 400
 #: Modules of the first release that have another name or place, as `room/module`.
 OLD_MODULES = (
     *("cli/actions", "cli/seeds", "db/members"),
-    *(f"pipeline/{name}" for name in ("ending", "enqueue", "everywhere", "fitness", "intervene", "members")),
+    *(
+        f"pipeline/{name}"
+        for name in ("ending", "enqueue", "everywhere", "fitness", "intervene", "members")
+    ),
     *(f"pipeline/{name}" for name in ("once", "orders", "pace", "presence", "run", "wire")),
     *(f"reports/{name}" for name in ("exporter", "figures", "health", "reading")),
-    *(f"workers/{name}" for name in ("child", "cores", "devices", "discovery", "membership", "sandbox")),
+    *(
+        f"workers/{name}"
+        for name in ("child", "cores", "devices", "discovery", "membership", "sandbox")
+    ),
 )
 
 
@@ -49,7 +56,9 @@ def _imported(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _graph(modules: Mapping[str, Path]) -> dict[str, set[str]]:
-    return {name: set(_imported(ast.parse(path.read_text()), modules)) for name, path in modules.items()}
+    return {
+        name: set(_imported(ast.parse(path.read_text()), modules)) for name, path in modules.items()
+    }
 
 
 def _circle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -80,16 +89,29 @@ def test_a_circle_through_a_function_and_a_type_would_be_found() -> None:
 
 
 def test_no_module_is_long() -> None:
-    paths = [path for folder in ("tuna", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    long = {str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT}
+    paths = [
+        path for folder in ("tuna", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    long = {
+        str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT
+    }
     assert long == set()
 
 
 def _tracked() -> list[Path]:
     """The files that git has or would take."""
     need((ROOT / ".git").exists(), "a checkout")
-    command = [needed_program("git"), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    command = [
+        needed_program("git"),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
+    names = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
@@ -105,7 +127,11 @@ def test_nothing_names_a_module_that_is_no_more() -> None:
         except UnicodeDecodeError:
             continue
         lines = enumerate(text.splitlines(), 1)
-        found += [f"{path.relative_to(ROOT)}:{number}: {line.strip()}" for number, line in lines if old.search(line)]
+        found += [
+            f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+            for number, line in lines
+            if old.search(line)
+        ]
     assert found == []
 
 

@@ -1,7 +1,9 @@
-"""Where MITuna is wrong, and what its own tests expect where it is right: which test of ours asserts each.
+"""Where MITuna is wrong, and what its own tests expect where it is right: which test of ours
+asserts each.
 
-The lists are those of the study of MITuna (its section "Expected values worth re-stating as tests"). A line names one
-test, the one to read first; a test that is renamed or goes must be put right here.
+The lists are those of the study of MITuna (its section "Expected values worth re-stating as
+tests"). A line names one test, the one to read first; a test that is renamed or goes must be put
+right here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: What MITuna does wrong, said the right way round, and the test that asserts it.
 TRAPS = (
-    ("a time of 0 is never exported", "tests/exports/test_export.py::test_what_is_no_time_is_never_exported"),
+    (
+        "a time of 0 is never exported",
+        "tests/exports/test_export.py::test_what_is_no_time_is_never_exported",
+    ),
     (
         "nor one that was imported",
         "tests/exports/test_export_traps.py::test_an_imported_time_of_zero_is_never_exported",
@@ -37,7 +42,10 @@ TRAPS = (
         "a quote in a reason is stored as it is",
         "tests/pipeline/test_pipeline_traps.py::test_a_reason_with_quotes_is_stored_as_it_is",
     ),
-    ("a quote in an option is only text", "tests/cli/test_commands.py::test_a_quote_in_every_text_option_is_only_text"),
+    (
+        "a quote in an option is only text",
+        "tests/cli/test_commands.py::test_a_quote_in_every_text_option_is_only_text",
+    ),
     (
         "two layers that collide in MITuna are both imported",
         "tests/cli/test_cli_traps.py::test_two_layers_that_collide_in_mituna_are_both_imported_and_tagged",
@@ -46,17 +54,26 @@ TRAPS = (
         "-F 0 is expanded and counted",
         "tests/cli/test_cli_traps.py::test_a_line_for_all_directions_is_imported_as_three_layers_and_counted",
     ),
-    ("-F is a bit mask", "tests/configs/test_driver_grammar.py::test_the_direction_flag_is_a_bit_mask"),
+    (
+        "-F is a bit mask",
+        "tests/configs/test_driver_grammar.py::test_the_direction_flag_is_a_bit_mask",
+    ),
     (
         "-s 1 of batch norm is honoured",
         "tests/configs/test_batch_norm.py::test_the_short_s_means_save_and_not_search",
     ),
-    ("and stored", "tests/cli/test_cli_traps.py::test_the_save_flag_of_batch_norm_reaches_the_database"),
+    (
+        "and stored",
+        "tests/cli/test_cli_traps.py::test_the_save_flag_of_batch_norm_reaches_the_database",
+    ),
     (
         "defaults of three dimensions are 1 and not 0",
         "tests/configs/test_driver_grammar.py::test_a_bare_three_dimensional_command_has_miopens_defaults",
     ),
-    ("and stored", "tests/cli/test_cli_traps.py::test_defaults_reach_the_database_as_miopendriver_has_them"),
+    (
+        "and stored",
+        "tests/cli/test_cli_traps.py::test_defaults_reach_the_database_as_miopendriver_has_them",
+    ),
     (
         "-n left out is 100",
         "tests/configs/test_driver_grammar.py::test_a_bare_command_has_miopens_defaults_in_all_three_directions",
@@ -85,7 +102,10 @@ TRAPS = (
         "also for what MIOpen ships",
         "tests/exports/test_export_traps.py::test_a_find_db_that_miopen_ships_is_exported_as_it_was_imported",
     ),
-    ("golden keeps params of 135 characters", "tests/golden/test_golden_build.py::test_params_are_never_cut"),
+    (
+        "golden keeps params of 135 characters",
+        "tests/golden/test_golden_build.py::test_params_are_never_cut",
+    ),
     (
         "and so do exports",
         "tests/exports/test_export_traps.py::test_params_of_135_characters_are_exported_whole",
@@ -146,7 +166,10 @@ EXPECTED = (
         "test_driver: convfp16 -F 2 --out_layout NHWC",
         "tests/configs/test_config_traps.py::test_the_long_out_layout_alone_counts_for_all_tensors",
     ),
-    ("test_driver: driver -> row -> driver", "tests/cli/test_cli_traps.py::test_a_layer_is_the_same_after_its_row"),
+    (
+        "test_driver: driver -> row -> driver",
+        "tests/cli/test_cli_traps.py::test_a_layer_is_the_same_after_its_row",
+    ),
     (
         "test_driver: find-db key -> text -> layer",
         "tests/configs/test_config_traps.py::test_a_key_with_one_word_for_three_equal_layouts_names_its_layer",
@@ -191,7 +214,10 @@ EXPECTED = (
         "test_fin_utils: a whole fin job",
         "tests/libraries/test_miopen_protocol.py::test_a_whole_request_is_what_mituna_sends",
     ),
-    ("test_fin_utils, test_utility: target ids", "tests/libraries/test_miopen_protocol.py::test_target_ids"),
+    (
+        "test_fin_utils, test_utility: target ids",
+        "tests/libraries/test_miopen_protocol.py::test_target_ids",
+    ),
     (
         "test_fin_class: the applicability request of batch norm",
         "tests/libraries/test_miopen_traps.py::test_a_request_for_applicability_has_an_id_and_a_direction_for_each",
@@ -216,7 +242,10 @@ EXPECTED = (
         "test_celery: jobs in flight come back",
         "tests/pipeline/test_drain.py::test_work_that_was_returned_or_lost_in_a_queue_costs_nothing",
     ),
-    ("test_importconfigs: a second import", "tests/cli/test_commands.py::test_a_second_import_adds_nothing"),
+    (
+        "test_importconfigs: a second import",
+        "tests/cli/test_commands.py::test_a_second_import_adds_nothing",
+    ),
     (
         "test_importconfigs: tags count distinct layers",
         "tests/cli/test_cli_traps.py::test_the_number_of_tagged_layers_is_that_of_the_distinct_ones",
@@ -225,7 +254,10 @@ EXPECTED = (
         "test_load_job: fin_steps",
         "tests/cli/test_cli_traps.py::test_no_step_means_every_step_and_their_order_is_the_librarys",
     ),
-    ("test_load_job: no solver", "tests/cli/test_cli_traps.py::test_no_solver_means_every_applicable_one"),
+    (
+        "test_load_job: no solver",
+        "tests/cli/test_cli_traps.py::test_no_solver_means_every_applicable_one",
+    ),
     (
         "test_update_golden: a version from a base",
         "tests/golden/test_golden_build.py::test_a_version_from_a_base_alone_holds_the_same_rows",
@@ -238,7 +270,10 @@ EXPECTED = (
         "test_update_golden: another device is no duplicate",
         "tests/golden/test_golden_build.py::test_another_device_replaces_nothing",
     ),
-    ("test_yaml_parser: steps", "tests/cli/test_yaml.py::test_steps_become_command_lines_in_their_order"),
+    (
+        "test_yaml_parser: steps",
+        "tests/cli/test_yaml.py::test_steps_become_command_lines_in_their_order",
+    ),
 )
 
 
@@ -250,7 +285,11 @@ def functions_of(path: str) -> frozenset[str]:
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            found |= {
+                f"{node.name}::{inner.name}"
+                for inner in node.body
+                if isinstance(inner, ast.FunctionDef)
+            }
     return frozenset(name for name in found if name.rpartition("::")[2].startswith("test_"))
 
 

@@ -1,4 +1,5 @@
-"""Standard terms: phrases of a private language do not come back in comments, docstrings, log events and errors.
+"""Standard terms: phrases of a private language do not come back in comments, docstrings, log
+events and errors.
 
 Add a phrase to `PRIVATE` once it is gone from everywhere.
 """
@@ -17,7 +18,10 @@ import pytest
 
 TUNA = Path(__file__).parent.parent / "tuna"
 #: Globs below tuna/ that cover all of it; one test each.
-SWEPT = ("*.py", *(f"{folder.parent.name}/**/*.py" for folder in sorted(TUNA.glob("*/__init__.py"))))
+SWEPT = (
+    "*.py",
+    *(f"{folder.parent.name}/**/*.py" for folder in sorted(TUNA.glob("*/__init__.py"))),
+)
 #: Regular expression -> the term to use instead.
 PRIVATE = {
     r"\b(was|is|are|were|be) put out\b": "revoked",

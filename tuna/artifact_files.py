@@ -1,11 +1,13 @@
-"""Storage back-ends of the artifact store: any fsspec URL, or Redis for clusters without a shared disk.
+"""Storage back-ends of the artifact store: any fsspec URL, or Redis for clusters without a shared
+disk.
 
 Keys in Redis, all under `tuna:{<namespace>}:`
 
     artifact:<name>  string      the bytes; expires
     artifacts        sorted set  name -> expiry time (ms since the epoch)
     artifact_sizes   hash        name -> bytes
-    artifact_bytes   string      sum of the sizes, bounded: a writer that would exceed the bound waits
+    artifact_bytes   string      sum of the sizes, bounded: a writer that would exceed the bound
+    waits
 
 A member has none of these, but its own hash: see `membership.keys`.
 """
@@ -39,7 +41,8 @@ FULL_TIMEOUT_S = 300.0
 #: Files that are deleted at a time.
 _REMOVERS = 8
 _POLL_S = 0.5
-#: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted one.
+#: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted
+#: one.
 _MARKER = "tuna-artifacts"
 
 
@@ -50,29 +53,35 @@ class Files(Protocol):
     is_remote: bool  #: False if reading one is reading a file of this machine
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreUnavailable if the store does not answer."""
+        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreUnavailable if
+        the store does not answer."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Store atomically; raises StorageFull if there is no space left, StoreUnavailable for any other failure."""
+        """Store atomically; raises StorageFull if there is no space left, StoreUnavailable for any
+        other failure."""
 
     def prepare(self) -> None:
         """Write the marker that `check` looks for; raises what `write` does."""
 
     def check(self) -> None:
-        """Raise StoreUnavailable unless the store was prepared: a directory may not be mounted on every machine."""
+        """Raise StoreUnavailable unless the store was prepared: a directory may not be mounted on
+        every machine."""
 
     def release(self, names: Sequence[str]) -> None:
         """Let these files expire early; does nothing in a store without expiry."""
 
     def renew(self, names: Sequence[str]) -> None:
-        """Let those of these files that would expire soon live on; does nothing in a store without expiry."""
+        """Let those of these files that would expire soon live on; does nothing in a store without
+        expiry."""
 
     def remove(self, names: Sequence[str]) -> None:
-        """Delete these files, or `release` them in a store with expiry; those that are not there are left out."""
+        """Delete these files, or `release` them in a store with expiry; those that are not there
+        are left out."""
 
 
 def folder_url(folder: Path) -> str:
-    """The fsspec URL of a folder of this machine: fsspec takes the path as it is, and does not decode `%20`."""
+    """The fsspec URL of a folder of this machine: fsspec takes the path as it is, and does not
+    decode `%20`."""
     return f"file://{folder.absolute()}"
 
 
@@ -113,7 +122,8 @@ class UrlFiles:
             self.check()
         except StoreUnavailable:
             self._write(
-                f"{self._root}/{_MARKER}", b"Artifacts of Tuna. Workers stop where they do not see this file.\n"
+                f"{self._root}/{_MARKER}",
+                b"Artifacts of Tuna. Workers stop where they do not see this file.\n",
             )
 
     def check(self) -> None:
@@ -122,7 +132,9 @@ class UrlFiles:
             exists = self._fs.exists(f"{self._root}/{_MARKER}")
         if not exists:
             hint = f"is it mounted on this machine? A coordinator writes the file {_MARKER} into it"
-            raise StoreUnavailable(f"The artifact store {self._root} does not exist or is empty.", hint=hint)
+            raise StoreUnavailable(
+                f"The artifact store {self._root} does not exist or is empty.", hint=hint
+            )
 
     def _write(self, place: str, data: bytes) -> None:
         """Write a temporary file beside `place`, then rename it."""
@@ -145,9 +157,13 @@ class UrlFiles:
             if isinstance(error, FileNotFoundError) and done == "read":
                 raise
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(f"There is no space left in the artifact store {self._root}.") from error
+                raise StorageFull(
+                    f"There is no space left in the artifact store {self._root}."
+                ) from error
             reason = getattr(error, "strerror", None) or str(error)
-            raise StoreUnavailable(f"The artifact store {self._root} cannot be {done}: {reason}.") from error
+            raise StoreUnavailable(
+                f"The artifact store {self._root} cannot be {done}: {reason}."
+            ) from error
 
     def release(self, names: Sequence[str]) -> None:
         """Files do not expire."""
@@ -171,7 +187,8 @@ class UrlFiles:
 
 
 def _read_plain(path: str) -> bytes:
-    """The bytes of a file in a folder that others may write to: no link is followed, no pipe waited for.
+    """The bytes of a file in a folder that others may write to: no link is followed, no pipe waited
+    for.
 
     Raises FileNotFoundError for what is no regular file of at most MAX_BYTES.
     """
@@ -216,7 +233,9 @@ class RedisFiles:
     expires = True
     is_remote = True
 
-    def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = FULL_TIMEOUT_S) -> None:
+    def __init__(
+        self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = FULL_TIMEOUT_S
+    ) -> None:
         """`wait_s`: seconds that a writer waits for space before it raises StorageFull."""
         self._client = client
         self._bound_bytes = bound_bytes
@@ -242,8 +261,11 @@ class RedisFiles:
             while not self._write(keys=keys, args=[name, data, _TTL_S * 1000, self._bound_bytes]):
                 if len(data) > self._bound_bytes or time.monotonic() >= deadline:
                     raise StorageFull(
-                        f"The artifacts in Redis have reached their bound of {self._bound_bytes >> 20} MiB.",
-                        hint="set TUNA_ARTIFACTS_MIB, or TUNA_ARTIFACTS_URL to a shared folder or S3",
+                        "The artifacts in Redis have reached their bound of"
+                        f" {self._bound_bytes >> 20} MiB.",
+                        hint=(
+                            "set TUNA_ARTIFACTS_MIB, or TUNA_ARTIFACTS_URL to a shared folder or S3"
+                        ),
                     )
                 time.sleep(_POLL_S)
 
@@ -254,7 +276,8 @@ class RedisFiles:
         """Nothing to check: a worker that has work has reached the one Redis."""
 
     def release(self, names: Sequence[str]) -> None:
-        """Shorten their expiry; not deleted, because a result that is not yet drained may name them again."""
+        """Shorten their expiry; not deleted, because a result that is not yet drained may name them
+        again."""
         self._expire(names, _RELEASED_TTL_S)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -268,7 +291,9 @@ class RedisFiles:
             until: Any = self._client.zmscore(self._index[0], list(names))
             soon_ms = (self._client.time()[0] + _TTL_S // 2) * 1000
             pairs = zip(names, until, strict=True)
-            self._expire([name for name, at_ms in pairs if at_ms is not None and at_ms < soon_ms], _TTL_S)
+            self._expire(
+                [name for name, at_ms in pairs if at_ms is not None and at_ms < soon_ms], _TTL_S
+            )
 
     def _expire(self, names: Sequence[str], ttl_s: int) -> None:
         if not names:
@@ -282,7 +307,8 @@ class RedisFiles:
 
 
 class MemberFiles:
-    """The files of one chunk of a member: fields `<chunk>/<name>` of its private hash, which go when the chunk ends."""
+    """The files of one chunk of a member: fields `<chunk>/<name>` of its private hash, which go
+    when the chunk ends."""
 
     expires = True
     is_remote = True
@@ -336,4 +362,6 @@ def _translated_redis_errors() -> Iterator[None]:
             raise StorageFull("Redis has no memory left for artifacts.") from error
         if not redis_client.is_outage(error):
             raise
-        raise StoreUnavailable(f"Redis, which holds the artifacts, cannot be used now: {error}.") from error
+        raise StoreUnavailable(
+            f"Redis, which holds the artifacts, cannot be used now: {error}."
+        ) from error

@@ -1,4 +1,5 @@
-"""The artifact store: content-addressed (SHA-256) compiled code, signed by those who hold the private key."""
+"""The artifact store: content-addressed (SHA-256) compiled code, signed by those who hold the
+private key."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ class ArtifactRefused(KeyError):
 
 
 class Artifacts:
-    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with keys, the signature.
+    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with keys, the
+    signature.
 
-    A signature is Ed25519 (see `signatures`), in a file `<digest>.<key id>` beside the bytes. One whose keys only verify
-    writes bytes without a signature, which others refuse until one that signs has put the same bytes. Bytes are read once
-    and verified in memory: who needs a file writes what it got into its private folder.
+    A signature is Ed25519 (see `signatures`), in a file `<digest>.<key id>` beside the bytes. One
+    whose keys only verify writes bytes without a signature, which others refuse until one that
+    signs has put the same bytes. Bytes are read once and verified in memory: who needs a file
+    writes what it got into its private folder.
     """
 
     def __init__(
@@ -43,11 +46,12 @@ class Artifacts:
         cache_bytes: int = 0,
         newest: Callable[[], Keys | None] = lambda: None,
     ) -> None:
-        """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a folder of this machine.
+        """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a
+        folder of this machine.
 
-        `keys`: None signs and verifies nothing. `newest` reads the keys of this moment, as `refresh` does, also before an
-        artifact is refused: they may have been rotated. `cache_bytes`: the bound of the copies, of all keys together; 0:
-        none are kept.
+        `keys`: None signs and verifies nothing. `newest` reads the keys of this moment, as
+        `refresh` does, also before an artifact is refused: they may have been rotated.
+        `cache_bytes`: the bound of the copies, of all keys together; 0: none are kept.
         """
         self._files = UrlFiles(files) if isinstance(files, str) else files
         self._folder, self._bound_bytes = cache, cache_bytes if self._files.is_remote else 0
@@ -65,10 +69,11 @@ class Artifacts:
         cached: bool = False,
         waits: bool = True,
     ) -> Artifacts:
-        """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is configured.
+        """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is
+        configured.
 
-        `cached`: whether to keep copies of what is read, for one that reads some artifacts again. `waits`: whether `put` waits
-        for space in Redis.
+        `cached`: whether to keep copies of what is read, for one that reads some artifacts again.
+        `waits`: whether `put` waits for space in Redis.
         """
         url = store_url(settings)
         if url and settings.artifacts_url is None:
@@ -76,7 +81,11 @@ class Artifacts:
                 own_folder(settings.home / "artifacts")
         client = None if url else redis_client.retrying_client(_redis_of(settings))
         wait_s = FULL_TIMEOUT_S if waits else 0.0
-        files = url if client is None else RedisFiles(client, namespace, settings.artifacts_mib << 20, wait_s)
+        files = (
+            url
+            if client is None
+            else RedisFiles(client, namespace, settings.artifacts_mib << 20, wait_s)
+        )
         bound_bytes = settings.cache_mib << 20 if cached else 0
         return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes, newest)
 
@@ -108,7 +117,8 @@ class Artifacts:
         return digest
 
     def try_out(self, data: bytes) -> bool:
-        """Write some bytes, also where they are there already, and read them again; raises StoreUnavailable."""
+        """Write some bytes, also where they are there already, and read them again; raises
+        StoreUnavailable."""
         digest = hashlib.sha256(data).hexdigest()
         self._write(digest, data)
         same = self._read(digest, self.keys) == data
@@ -117,7 +127,8 @@ class Artifacts:
 
     def _write(self, digest: str, data: bytes) -> None:
         keys = self.keys
-        if keys is not None and keys.signs:  # signature first, so that the bytes never exist without one
+        # signature first, so that the bytes never exist without one
+        if keys is not None and keys.signs:
             self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
         self._files.write(digest, data)
 
@@ -131,7 +142,8 @@ class Artifacts:
         return True
 
     def get(self, digest: str) -> bytes:
-        """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a valid signature."""
+        """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a
+        valid signature."""
         _check(digest)
         before = self._keyed
         try:
@@ -150,7 +162,8 @@ class Artifacts:
         return data
 
     def signed(self, digest: str) -> dict[str, bytes]:
-        """The files of an artifact by name, for those who verify it: its bytes, and its signature by the current key.
+        """The files of an artifact by name, for those who verify it: its bytes, and its signature
+        by the current key.
 
         Raises what `get` does.
         """
@@ -167,7 +180,9 @@ class Artifacts:
             raise KeyError(digest) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise KeyError(digest)
-        if keys is not None and not any(self._is_signed(digest, keys, key_id) for key_id in keys.ids):
+        if keys is not None and not any(
+            self._is_signed(digest, keys, key_id) for key_id in keys.ids
+        ):
             raise ArtifactRefused(digest)
         return data
 
@@ -180,9 +195,11 @@ class Artifacts:
         return keys.is_valid(signature, digest, key_id)
 
     def sign_again(self, digests: Iterable[str]) -> list[str]:
-        """Sign with the current key what a former one signed, several at a time; returns those that no accepted key signed.
+        """Sign with the current key what a former one signed, several at a time; returns those that
+        no accepted key signed.
 
-        Their bytes are not read: a signature is of the digest, and bytes are compared with that wherever they are read.
+        Their bytes are not read: a signature is of the digest, and bytes are compared with that
+        wherever they are read.
         """
         keys, names = self.keys, list(digests)
         if keys is None:
@@ -197,7 +214,11 @@ class Artifacts:
             return True
 
         with futures.ThreadPoolExecutor(_SIGNERS) as pool:
-            return [digest for digest, signed in zip(names, pool.map(sign, names), strict=True) if not signed]
+            return [
+                digest
+                for digest, signed in zip(names, pool.map(sign, names), strict=True)
+                if not signed
+            ]
 
     def prepare(self) -> None:
         """Mark the store for `check`; a coordinator does so before it publishes work."""
@@ -212,7 +233,8 @@ class Artifacts:
         self._files.release(self._names(digests))
 
     def remove(self, digests: Iterable[str]) -> None:
-        """Delete these artifacts; where the store expires entries, let them expire early. No job needs them."""
+        """Delete these artifacts; where the store expires entries, let them expire early. No job
+        needs them."""
         self._files.remove(self._names(digests))
 
     def renew(self, digests: Iterable[str]) -> None:
@@ -220,19 +242,23 @@ class Artifacts:
         self._files.renew(self._names(digests))
 
     def _names(self, digests: Iterable[str]) -> list[str]:
-        """The files of artifacts, signatures by former keys included; there is no harm in naming those that are not there."""
+        """The files of artifacts, signatures by former keys included; there is no harm in naming
+        those that are not there."""
         suffixes = ("", *(f".{key_id}" for key_id in self.keys.ids)) if self.keys else ("",)
         return [digest + suffix for digest in digests for suffix in suffixes]
 
 
 def _keyed(keys: Keys | None, folder: Path, bound_bytes: int) -> tuple[Keys | None, ArtifactCache]:
-    """Keys and the copies that were verified with them, for no signature is verified when a copy is used."""
+    """Keys and the copies that were verified with them, for no signature is verified when a copy is
+    used."""
     return keys, ArtifactCache(folder / ("-".join(keys.ids) if keys else "unsigned"), bound_bytes)
 
 
 def store_url(settings: Settings) -> str:
     """fsspec URL of the store of these settings; empty if Redis holds the artifacts."""
-    in_redis = settings.artifacts_url is None and _redis_of(settings).startswith(("redis:", "rediss:", "unix:"))
+    in_redis = settings.artifacts_url is None and _redis_of(settings).startswith(
+        ("redis:", "rediss:", "unix:")
+    )
     return "" if in_redis else settings.artifacts_url or folder_url(settings.home / "artifacts")
 
 

@@ -1,7 +1,7 @@
 """The Celery app: `celery -A tuna.celery_app worker -Q compile` (or `-Q eval -c 1`) works as typed.
 
-At start-up a worker replaces the names `compile` and `eval` by the queues that its machine can serve: one for each
-toolchain it can compile with, one for each environment it measures for.
+At start-up a worker replaces the names `compile` and `eval` by the queues that its machine can
+serve: one for each toolchain it can compile with, one for each environment it measures for.
 """
 
 from __future__ import annotations

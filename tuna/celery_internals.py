@@ -1,8 +1,9 @@
 """All uses of undocumented parts of Celery and kombu.
 
-Read in Celery 5.7 (`celery/worker/{state,consumer/consumer,request}.py`, `celery/app/amqp.py`) and kombu 5.7
-(`kombu/transport/redis.py`, `kombu/transport/virtual/base.py`). pyproject.toml pins these, and a test fails where others are
-installed: look at those files again, then change `READ_IN` and the pins together.
+Read in Celery 5.7 (`celery/worker/{state,consumer/consumer,request}.py`, `celery/app/amqp.py`) and
+kombu 5.7 (`kombu/transport/redis.py`, `kombu/transport/virtual/base.py`). pyproject.toml pins
+these, and a test fails where others are installed: look at those files again, then change `READ_IN`
+and the pins together.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def queue_keys(queue: str) -> list[str]:
 def member_broker_keys(queue: str) -> list[str]:
     """The Redis keys, without their prefix, that a member touches as the consumer of `queue`.
 
-    With `member_broker_settings`, and without Celery's gossip, mingle and heartbeat, which need a channel.
+    With `member_broker_settings`, and without Celery's gossip, mingle and heartbeat, which need a
+    channel.
     """
     return [*queue_keys(queue), *(binding % queue for binding in _BINDINGS)]
 
@@ -43,14 +45,15 @@ def member_broker_settings(prefix: str) -> dict[str, Any]:
     TRANSPORT_ALIASES["redis-member"] = _member_transport  # type: ignore[assignment]  # kombu calls what is no name
     return {
         "broker_transport": "redis-member",
-        # Without ack_emulation unacknowledged messages stand in the process alone: otherwise each consumer moves those of dead
-        # ones back, under a lock whose release is a script.
+        # Without ack_emulation unacknowledged messages stand in the process alone: otherwise each
+        # consumer moves those of dead ones back, under a lock whose release is a script.
         "broker_transport_options": {"global_keyprefix": prefix, "ack_emulation": False},
     }
 
 
 def _member_transport() -> Any:
-    """Kombu's Redis transport, which does not put unacknowledged messages back: a coordinator deals their chunks again."""
+    """Kombu's Redis transport, which does not put unacknowledged messages back: a coordinator deals
+    their chunks again."""
     from kombu.transport import redis
 
     channel = type("Channel", (redis.Channel,), {"do_restore": False})
@@ -58,7 +61,8 @@ def _member_transport() -> Any:
 
 
 def queue_entry(message: Any, queue: str) -> tuple[str, bytes]:
-    """A message of any broker as kombu's Redis transport stores it: the list of its priority, and the element."""
+    """A message of any broker as kombu's Redis transport stores it: the list of its priority, and
+    the element."""
     priority = int(message.properties.get("priority") or 0)
     steps = [step for step in _PRIORITIES if step <= priority]
     body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
@@ -95,12 +99,14 @@ def task_arguments(message: Any) -> dict[str, Any]:
 
 
 def consumer(*args: Any, **options: Any) -> Any:
-    """A consumer of `consumer_class`: for the setting `worker_consumer`, which Celery calls like a class."""
+    """A consumer of `consumer_class`: for the setting `worker_consumer`, which Celery calls like a
+    class."""
     return consumer_class()(*args, **options)
 
 
 def consumer_class() -> Any:
-    """Celery's consumer without gossip, which nothing here needs and which stalls for seconds when Redis comes back."""
+    """Celery's consumer without gossip, which nothing here needs and which stalls for seconds when
+    Redis comes back."""
     from celery.worker.consumer.consumer import Consumer
 
     steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":Gossip")]
@@ -109,7 +115,8 @@ def consumer_class() -> Any:
 
 
 def stop_warmly() -> None:
-    """Warm shutdown: the loop takes nothing new and ends when its current tasks are done; call it in the main process."""
+    """Warm shutdown: the loop takes nothing new and ends when its current tasks are done; call it
+    in the main process."""
     from celery.worker import state
 
     vars(state)["should_stop"] = 0
@@ -128,7 +135,8 @@ def consumed_queues(app: Any) -> list[str]:
 
 
 def replace_queue(app: Any, name: str, others: Iterable[str]) -> None:
-    """Take from `others`, each on its own exchange, instead of from the queue `name`; before the worker starts."""
+    """Take from `others`, each on its own exchange, instead of from the queue `name`; before the
+    worker starts."""
     from kombu import Exchange, Queue
 
     app.amqp.queues.deselect(name)

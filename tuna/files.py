@@ -62,10 +62,11 @@ def empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it replaces `path` if the block succeeds and is removed if it raises.
+    """Yield a temporary path beside `path`; it replaces `path` if the block succeeds and is removed
+    if it raises.
 
-    Missing directories are created. Raises StorageFull if there is no space left and BadInput if `path` cannot be
-    written; an existing file at `path` is then unchanged.
+    Missing directories are created. Raises StorageFull if there is no space left and BadInput if
+    `path` cannot be written; an existing file at `path` is then unchanged.
     """
     if not path.name:
         raise BadInput(f"{path} is not a file name.")
@@ -85,7 +86,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `path`; it replaces `path`, with all its files, if the block succeeds."""
+    """Yield an empty directory beside `path`; it replaces `path`, with all its files, if the block
+    succeeds."""
     with _errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:
@@ -124,7 +126,8 @@ def _errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _directory_of(path: Path) -> Iterator[None]:
-    """Create the directory of `path`; remove the directories that were created if the block fails."""
+    """Create the directory of `path`; remove the directories that were created if the block
+    fails."""
     missing = []
     for directory in (path.parent, *path.parent.parents):
         if directory.exists():
@@ -149,7 +152,8 @@ def _sync(path: Path) -> None:
 
 
 def _replace_directory(new: Path, old: Path) -> None:
-    """Rename `new` to `old`; an existing directory is exchanged atomically where the kernel has renameat2."""
+    """Rename `new` to `old`; an existing directory is exchanged atomically where the kernel has
+    renameat2."""
     try:
         new.rename(old)
         return
@@ -167,11 +171,16 @@ def _exchange(one: Path, other: Path) -> bool:
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False
-    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+    return bool(
+        rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+    )
 
 
-def bounded_lines(stream: BinaryIO, path: Path, line_bytes: int, total_bytes: int) -> Iterator[bytes]:
-    """Yield the lines of a foreign file, with their ends; raises BadInput where one line, or all, are longer."""
+def bounded_lines(
+    stream: BinaryIO, path: Path, line_bytes: int, total_bytes: int
+) -> Iterator[bytes]:
+    """Yield the lines of a foreign file, with their ends; raises BadInput where one line, or all,
+    are longer."""
     left = total_bytes
     for number in itertools.count(1):
         line = stream.readline(line_bytes + 1)

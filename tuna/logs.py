@@ -28,13 +28,20 @@ def configure(level: str, form: str, path: str | None = None) -> None:
     last: list[Any] = (
         [_as_logstash, structlog.processors.JSONRenderer()]
         if form == "json"
-        else [_as_text, structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
+        else [
+            _as_text,
+            structlog.dev.ConsoleRenderer(
+                colors=False, exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
     )
-    # Not rich's tracebacks: they show local variables, and with them passwords. As text before it is made inert.
+    # Not rich's tracebacks: they show local variables, and with them passwords. As text before it
+    # is made inert.
     last.insert(0, structlog.processors.format_exc_info)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -48,7 +55,8 @@ def configure(level: str, form: str, path: str | None = None) -> None:
 
 @contextlib.contextmanager
 def into_file(path: Path, level: str, form: str) -> Iterator[None]:
-    """Send every log of this process to a file, which is made with the first line, and to stderr again afterwards."""
+    """Send every log of this process to a file, which is made with the first line, and to stderr
+    again afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     configure(level, form, str(path))
     try:
@@ -58,9 +66,11 @@ def into_file(path: Path, level: str, form: str) -> Iterator[None]:
 
 
 def _as_text(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Texts from outside without what a terminal would obey; their further lines are indented, so that none looks like a log's."""
+    """Texts from outside without what a terminal would obey; their further lines are indented, so
+    that none looks like a log's."""
     return {
-        name: inert(value).replace("\n", "\n    ") if isinstance(value, str) else value for name, value in event.items()
+        name: inert(value).replace("\n", "\n    ") if isinstance(value, str) else value
+        for name, value in event.items()
     }
 
 

@@ -1,4 +1,5 @@
-"""Plug-ins: the entry points of one group, loaded lazily; one that fails does not affect the others."""
+"""Plug-ins: the entry points of one group, loaded lazily; one that fails does not affect the
+others."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ T = TypeVar("T")
 
 
 class Plugins(Generic[T]):
-    """What the entry points of `group` name, each an instance of `of`; loaded once in the life of a process."""
+    """What the entry points of `group` name, each an instance of `of`; loaded once in the life of a
+    process."""
 
     def __init__(self, group: str, noun: str, of: type[T]) -> None:
         """`noun` is what messages call one of them, such as `kind of config`."""
         self._group, self._noun, self._of = group, noun, of
         self._loaded: dict[str, T] = {}
         self._failures: dict[str, str] = {}
-        #: Changes whenever `names` may have changed: what is computed from the plug-ins is valid for one generation.
+        #: Changes whenever `names` may have changed: what is computed from the plug-ins is valid
+        #: for one generation.
         self.generation = 0
 
     @functools.cached_property
@@ -33,7 +36,8 @@ class Plugins(Generic[T]):
         return sorted({*self._points, *self._loaded})
 
     def get(self, name: str) -> T:
-        """The plug-in called `name`; raises NotFound with the names there are, BadInput for one that cannot be loaded."""
+        """The plug-in called `name`; raises NotFound with the names there are, BadInput for one
+        that cannot be loaded."""
         found = self._loaded.get(name)
         if found is not None:
             return found
@@ -44,7 +48,9 @@ class Plugins(Generic[T]):
                 loaded = self._points[name].load()
                 if not isinstance(loaded, self._of):
                     raise TypeError(f"{self._points[name].value} is no {self._of.__name__}")
-            except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
+            except (
+                Exception
+            ) as error:  # a plug-in's own code: whatever it raises, the others must go on working
                 self._failures[name] = f"{type(error).__name__}: {error}"
             else:
                 self._loaded[name] = loaded
@@ -62,7 +68,8 @@ class Plugins(Generic[T]):
         return found
 
     def all(self) -> Mapping[str, T]:
-        """Every plug-in that can be loaded, by name, in the order of names; the others are logged."""
+        """Every plug-in that can be loaded, by name, in the order of names; the others are
+        logged."""
         found: dict[str, T] = {}
         for name in self.names():
             known = name in self._failures
@@ -79,7 +86,8 @@ class Plugins(Generic[T]):
 
     @contextlib.contextmanager
     def adding(self, name: str, plugin: T) -> Iterator[None]:
-        """Have `plugin` under `name` for a while, as if it were installed; raises BadInput if there is one already."""
+        """Have `plugin` under `name` for a while, as if it were installed; raises BadInput if there
+        is one already."""
         if name in self.names():
             raise BadInput(f"there is a {self._noun} {name!r} already")
         self._loaded[name] = plugin

@@ -14,9 +14,11 @@ _HINT = "set TUNA_HOME to a folder of your own"
 
 
 def check_home(home: Path) -> None:
-    """Raise BadInput if another user owns TUNA_HOME or may write to it: what lies there is run and believed.
+    """Raise BadInput if another user owns TUNA_HOME or may write to it: what lies there is run and
+    believed.
 
-    A home that does not exist, or cannot be looked at, is for `make_home` and those who use it to complain about.
+    A home that does not exist, or cannot be looked at, is for `make_home` and those who use it to
+    complain about.
     """
     try:
         link, found = home.lstat(), home.stat()
@@ -30,12 +32,15 @@ def check_home(home: Path) -> None:
 
 
 def make_home(home: Path) -> None:
-    """Make TUNA_HOME, for this user alone, unless it exists. Raises BadInput, also for what `check_home` refuses."""
+    """Make TUNA_HOME, for this user alone, unless it exists. Raises BadInput, also for what
+    `check_home` refuses."""
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         home.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
-        raise BadInput(f"The folder {home} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
+        raise BadInput(
+            f"The folder {home} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
+        ) from None
     check_home(home)
 
 

@@ -16,15 +16,18 @@ log = structlog.get_logger(__name__)
 
 
 def retrying_client(url: str, **options: Any) -> redis.Redis:
-    """A client that retries for a few seconds while the server is unreachable; not connected yet. Raises ValueError
-    for a URL that is not usable."""
+    """A client that retries for a few seconds while the server is unreachable; not connected yet.
+    Raises ValueError for a URL that is not usable."""
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
-    client: redis.Redis = redis.Redis.from_url(url, socket_connect_timeout=5, retry=retry, **options)
+    client: redis.Redis = redis.Redis.from_url(
+        url, socket_connect_timeout=5, retry=retry, **options
+    )
     return client
 
 
 def single_attempt_client(url: str, wait_s: float) -> redis.Redis:
-    """A client without retries, with `wait_s` as connect and read timeout. Raises ValueError for an unusable URL."""
+    """A client without retries, with `wait_s` as connect and read timeout. Raises ValueError for an
+    unusable URL."""
     client: redis.Redis = redis.Redis.from_url(
         url, socket_connect_timeout=wait_s, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0)
     )
@@ -32,14 +35,17 @@ def single_attempt_client(url: str, wait_s: float) -> redis.Redis:
 
 
 def is_full(error: BaseException) -> bool:
-    """True if Redis refused a command because maxmemory is reached; the class differs between scripts and versions."""
+    """True if Redis refused a command because maxmemory is reached; the class differs between
+    scripts and versions."""
     return isinstance(error, redis.ResponseError) and "maxmemory" in str(error)
 
 
-#: What a Redis answers that cannot take writes now: during a failover, without its replicas, while it cannot save or loads its
-#: data, or runs a long script. Within a script the code follows other words.
+#: What a Redis answers that cannot take writes now: during a failover, without its replicas, while
+#: it cannot save or loads its data, or runs a long script. Within a script the code follows other
+#: words.
 _UNABLE = re.compile(
-    r"\b(READONLY|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING|BUSY)\b|read only replica"
+    r"\b(READONLY|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING|BUSY)\b|read only"
+    r" replica"
 )
 #: The same as classes, whose words redis-py takes the code from.
 _UNABLE_CLASSES = (
@@ -51,21 +57,29 @@ _UNABLE_CLASSES = (
 
 
 def is_outage(error: BaseException) -> bool:
-    """True if Redis is unreachable or takes no writes for a while, so that the same command may succeed later.
+    """True if Redis is unreachable or takes no writes for a while, so that the same command may
+    succeed later.
 
-    Coordinators, workers and the artifact store decide by this function alone. Not after an authentication error: a password
-    that was refused will be refused again. A script may be missing in a pipeline if Redis was restarted after it was loaded.
+    Coordinators, workers and the artifact store decide by this function alone. Not after an
+    authentication error: a password that was refused will be refused again. A script may be missing
+    in a pipeline if Redis was restarted after it was loaded.
     """
     if isinstance(error, _UNABLE_CLASSES):
         return True
     if isinstance(error, redis.ResponseError):
-        return not isinstance(error, redis.exceptions.NoPermissionError) and _UNABLE.search(str(error)) is not None
+        return (
+            not isinstance(error, redis.exceptions.NoPermissionError)
+            and _UNABLE.search(str(error)) is not None
+        )
     away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
-    return away and not isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError)
+    return away and not isinstance(
+        error, redis.AuthenticationError | redis.exceptions.AuthorizationError
+    )
 
 
 def is_passing(error: BaseException) -> bool:
-    """True if the same command may succeed later: Redis is unreachable, or full until a coordinator drains it."""
+    """True if the same command may succeed later: Redis is unreachable, or full until a coordinator
+    drains it."""
     return is_outage(error) or is_full(error)
 
 
@@ -77,7 +91,10 @@ def skip_if_full() -> Iterator[None]:
     except redis.ResponseError as error:
         if not is_full(error):
             raise
-        log.warning("Redis full: writes refused", hint="start a coordinator, which drains results, or raise maxmemory")
+        log.warning(
+            "Redis full: writes refused",
+            hint="start a coordinator, which drains results, or raise maxmemory",
+        )
 
 
 def text(value: Any) -> str:

@@ -1,4 +1,5 @@
-"""Starts a program of the source tree, which a Python may run that has not the packages that Tuna needs."""
+"""Starts a program of the source tree, which a Python may run that has not the packages that Tuna
+needs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def run(module: str, function: str) -> None:
         if (error.name or "").split(".")[0] == "tuna":
             raise
         raise SystemExit(
-            f"Error: the package {error.name} is not installed for {sys.executable}.\n"
-            "  run this with the Python that Tuna is installed in, such as .venv/bin/python; scripts/quickstart installs it there"
+            f"Error: the package {error.name} is not installed for {sys.executable}.\n  run this"
+            " with the Python that Tuna is installed in, such as .venv/bin/python;"
+            " scripts/quickstart installs it there"
         ) from None
     main()

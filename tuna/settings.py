@@ -1,4 +1,5 @@
-"""All settings: `TUNA_*` environment variables override an optional `tuna.toml`, which overrides the defaults."""
+"""All settings: `TUNA_*` environment variables override an optional `tuna.toml`, which overrides
+the defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import platformdirs
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -94,16 +102,23 @@ class Settings(BaseSettings):
         default_factory=lambda: Path(platformdirs.user_data_dir("tuna")),
         description="where the embedded database, Redis socket, artifacts and logs live",
     )
-    db_url: SecretStr | None = Field(None, description="SQLAlchemy URL; default: SQLite file in TUNA_HOME")
+    db_url: SecretStr | None = Field(
+        None, description="SQLAlchemy URL; default: SQLite file in TUNA_HOME"
+    )
     redis_url: _ServerUrl | None = Field(
         None,
         validation_alias=AliasChoices("TUNA_REDIS_URL", "CELERY_RESULT_BACKEND"),
-        description="Redis of results and leases; default: the broker if it is Redis, else embedded. "
-        "CELERY_RESULT_BACKEND is honoured too",
+        description=(
+            "Redis of results and leases; default: the broker if it is Redis, else embedded. "
+            "CELERY_RESULT_BACKEND is honoured too"
+        ),
     )
     redis_admin_url: _ServerUrl | None = Field(
         None,
-        description="the same Redis with a user that has ACL rights, so that workers can join; default: TUNA_REDIS_URL",
+        description=(
+            "the same Redis with a user that has ACL rights, so that workers can join; default:"
+            " TUNA_REDIS_URL"
+        ),
     )
     broker_url: _ServerUrl | None = Field(
         None,
@@ -112,118 +127,206 @@ class Settings(BaseSettings):
     )
     artifacts_url: str | None = Field(
         None,
-        description="fsspec URL of the artifact store; default for workers: the coordinator's; for it: Redis if one is "
-        "configured, else in TUNA_HOME",
+        description=(
+            "fsspec URL of the artifact store; default for workers: the coordinator's; for it:"
+            " Redis if one is configured, else in TUNA_HOME"
+        ),
     )
     artifacts_mib: int = Field(
-        1024, ge=1, description="memory limit of artifacts in Redis; at the limit compile workers wait"
+        1024,
+        ge=1,
+        description="memory limit of artifacts in Redis; at the limit compile workers wait",
     )
     cache_mib: int = Field(
         1024,
         ge=0,
-        description="limit of the copies of artifacts that workers keep in TUNA_HOME; the least recently used are deleted "
-        "first; 0: none; a store in a folder of this machine needs none",
+        description=(
+            "limit of the copies of artifacts that workers keep in TUNA_HOME; the least recently"
+            " used are deleted first; 0: none; a store in a folder of this machine needs none"
+        ),
     )
     artifacts_key: Annotated[SecretStr, AfterValidator(_hex)] | None = Field(
         None,
-        description="secret of the key that signs artifacts, in hex, for coordinators and own workers; default: the "
-        "installation's, which `tuna key rotate` replaces",
+        description=(
+            "secret of the key that signs artifacts, in hex, for coordinators and own workers;"
+            " default: the installation's, which `tuna key rotate` replaces"
+        ),
     )
     worker_name: str = Field(
-        "", description="name of the workers on this machine; default: the host's; set for workers that join"
+        "",
+        description=(
+            "name of the workers on this machine; default: the host's; set for workers that join"
+        ),
     )
     namespace: str = Field(
-        "", description="the database that workers on this machine serve; set for workers that join with a token"
+        "",
+        description=(
+            "the database that workers on this machine serve; set for workers that join with a"
+            " token"
+        ),
     )
     eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
         "",
-        description="cores that measure, such as 1 or 4-7, lent to builds while they do not; default: the last core",
+        description=(
+            "cores that measure, such as 1 or 4-7, lent to builds while they do not; default: the"
+            " last core"
+        ),
     )
     quiet: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description="whether this user's workers on this machine stop building while it measures. auto: where the last `tuna "
-        "doctor --noise` found that builds disturb measurements on its cores",
+        description=(
+            "whether this user's workers on this machine stop building while it measures. auto:"
+            " where the last `tuna doctor --noise` found that builds disturb measurements on its"
+            " cores"
+        ),
     )
     rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")
     cc: str = Field(
         "",
-        description="compiler that links TVM's kernels for a board; default: Debian's, such as aarch64-linux-gnu-g++",
+        description=(
+            "compiler that links TVM's kernels for a board; default: Debian's, such as"
+            " aarch64-linux-gnu-g++"
+        ),
     )
     tvm_tracker: str = Field(
-        "", description="HOST:PORT of TVM's tracker, whose boards eval workers here measure on instead of this machine"
+        "",
+        description=(
+            "HOST:PORT of TVM's tracker, whose boards eval workers here measure on instead of this"
+            " machine"
+        ),
     )
     tvm_device_key: str = Field("", description="the boards' key at that tracker")
     tvm_target: str = Field(
-        "", description="the target that the boards' kernels are compiled for; default: the boards' own"
+        "",
+        description=(
+            "the target that the boards' kernels are compiled for; default: the boards' own"
+        ),
     )
     tvm_target_alone: bool = Field(
         False,
-        description="measure for sessions that TUNA_TVM_TARGET alone describes, whichever device this is, so that devices of one "
-        "target are alike; `tuna rpc-client` sets it",
+        description=(
+            "measure for sessions that TUNA_TVM_TARGET alone describes, whichever device this is,"
+            " so that devices of one target are alike; `tuna rpc-client` sets it"
+        ),
     )
     tvm_reset: Annotated[str, AfterValidator(_command)] = Field(
-        "", description="command line that may bring a lost board back, run while a worker waits for it"
+        "",
+        description=(
+            "command line that may bring a lost board back, run while a worker waits for it"
+        ),
     )
-    fin: Path | None = Field(None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm")
-    lease_s: float = Field(20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost")
+    fin: Path | None = Field(
+        None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm"
+    )
+    lease_s: float = Field(
+        20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost"
+    )
     shutdown_s: float = Field(
-        30.0, ge=0.0, description="seconds that a worker has to finish its current chunk on a warm shutdown"
+        30.0,
+        ge=0.0,
+        description="seconds that a worker has to finish its current chunk on a warm shutdown",
     )
     before_worker: Annotated[str, AfterValidator(_command)] = Field(
-        "", description="command line to run before a worker starts; if it fails, the worker does not start"
+        "",
+        description=(
+            "command line to run before a worker starts; if it fails, the worker does not start"
+        ),
     )
     after_worker: Annotated[str, AfterValidator(_command)] = Field(
         "", description="command line to run after a worker has ended, or while it is aside"
     )
-    max_attempts: int = Field(3, ge=1, lt=2**31, description="failed attempts after which a job is errored")
-    claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
-    policy: Annotated[Literal["auto", "fair", "gradient", "shortest", "deadline"], BeforeValidator(_publishes)] = Field(
-        "auto",
-        description="what a coordinator publishes next (docs/scheduling.md). auto: gradient for a single session that searches "
-        "for layers of models, else fair",
+    max_attempts: int = Field(
+        3, ge=1, lt=2**31, description="failed attempts after which a job is errored"
     )
-    queue_bound: int = Field(256, ge=1, lt=2**31, description="chunks that may wait in one queue (backpressure)")
+    claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
+    policy: Annotated[
+        Literal["auto", "fair", "gradient", "shortest", "deadline"], BeforeValidator(_publishes)
+    ] = Field(
+        "auto",
+        description=(
+            "what a coordinator publishes next (docs/scheduling.md). auto: gradient for a single"
+            " session that searches for layers of models, else fair"
+        ),
+    )
+    queue_bound: int = Field(
+        256, ge=1, lt=2**31, description="chunks that may wait in one queue (backpressure)"
+    )
     member_artifacts_mib: int = Field(
-        256, ge=1, description="memory in Redis of the artifacts of one worker that joined with a token"
+        256,
+        ge=1,
+        description="memory in Redis of the artifacts of one worker that joined with a token",
     )
     member_reports_mib: int = Field(
         32,
         ge=1,
-        description="memory in Redis of its reports that are not yet drained; 1 MiB more for each of its processes",
+        description=(
+            "memory in Redis of its reports that are not yet drained; 1 MiB more for each of its"
+            " processes"
+        ),
     )
     member_reports: int = Field(
-        10_000, ge=1, description="number of its reports that are not yet drained; 500 more for each of its processes"
+        10_000,
+        ge=1,
+        description=(
+            "number of its reports that are not yet drained; 500 more for each of its processes"
+        ),
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"
     )
-    log_format: Literal["text", "json"] = Field("text", description="json: one object per line, with logstash's fields")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: one object per line, with logstash's fields"
+    )
     simulated: bool = Field(
         False,
-        description="allow simulated measurements: the library noop and the stand-in for fin. Their results are marked, "
-        "and golden versions refuse them",
+        description=(
+            "allow simulated measurements: the library noop and the stand-in for fin. Their results"
+            " are marked, and golden versions refuse them"
+        ),
     )
     sandbox: Literal["auto", "require", "off"] = Field(
         "auto",
-        description="the box round what is built and measured. auto: as far as this kernel can; require: nothing runs where it "
-        "cannot close it; off: none",
+        description=(
+            "the box round what is built and measured. auto: as far as this kernel can; require:"
+            " nothing runs where it cannot close it; off: none"
+        ),
     )
     sandbox_read: str = Field(
-        "", description="paths, separated by colons, that boxed programs may read too, such as a compiler's of your own"
+        "",
+        description=(
+            "paths, separated by colons, that boxed programs may read too, such as a compiler's of"
+            " your own"
+        ),
     )
     sandbox_write: str = Field(
-        "", description="paths that they may write too, such as /dev/shm for an OpenMP runtime that insists on it"
+        "",
+        description=(
+            "paths that they may write too, such as /dev/shm for an OpenMP runtime that insists"
+            " on it"
+        ),
     )
     sandbox_memory_mib: int = Field(
-        0, ge=0, description="memory of one such process; 0: what the library sets, for most 8192, else this machine's"
+        0,
+        ge=0,
+        description=(
+            "memory of one such process; 0: what the library sets, for most 8192, else this"
+            " machine's"
+        ),
     )
-    sandbox_file_mib: int = Field(8192, ge=0, description="size of one file that it may write; 0: no limit")
+    sandbox_file_mib: int = Field(
+        8192, ge=0, description="size of one file that it may write; 0: no limit"
+    )
     sandbox_processes: int = Field(
         16384,
         ge=0,
-        description="processes and threads of this user above which it can start no more (of root it is not enforced); 0: no limit",
+        description=(
+            "processes and threads of this user above which it can start no more (of root it is not"
+            " enforced); 0: no limit"
+        ),
     )
-    allow_exec: bool = Field(False, description="allow workers on this machine to run commands of `go_fish.py --exec`")
+    allow_exec: bool = Field(
+        False, description="allow workers on this machine to run commands of `go_fish.py --exec`"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -244,7 +347,8 @@ class Settings(BaseSettings):
 
     @property
     def is_member(self) -> bool:
-        """True for a worker that joined with a token: it reaches its own keys of Redis and nothing else."""
+        """True for a worker that joined with a token: it reaches its own keys of Redis and nothing
+        else."""
         return bool(self.namespace and self.worker_name)
 
     @property
@@ -269,8 +373,8 @@ class Settings(BaseSettings):
 
 @functools.lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """The settings of this process, read once; raises BadInput with the name of an invalid setting, or if TUNA_HOME is not
-    this user's alone."""
+    """The settings of this process, read once; raises BadInput with the name of an invalid setting,
+    or if TUNA_HOME is not this user's alone."""
     try:
         found = Settings()
     except ValidationError as error:
@@ -289,7 +393,8 @@ _ALIKE = 0.88
 
 
 def misspelt() -> dict[str, str]:
-    """Variables of this process that look like a setting's name and are none, each with that name."""
+    """Variables of this process that look like a setting's name and are none, each with that
+    name."""
     known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
     found = {}
     for name in sorted(os.environ):
@@ -304,6 +409,9 @@ def _invalid_setting(fault: Any) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         near = nearest(name, Settings.model_fields)
-        return f"The settings file has {name}, which is no setting{f'; did you mean {near}?' if near else '.'}"
+        return (
+            f"The settings file has {name}, which is no"
+            f" setting{f'; did you mean {near}?' if near else '.'}"
+        )
     name = name if name.startswith(("TUNA_", "CELERY_")) else f"TUNA_{name.upper()}"
     return f"The setting {name} is not usable: {fault['msg']}."

@@ -10,18 +10,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
-#: What is signed starts with this, so that no signature of anything else is taken for one of an artifact.
+#: What is signed starts with this, so that no signature of anything else is taken for one of an
+#: artifact.
 _MESSAGE = b"tuna artifact\0"
 _SEED = b"tuna ed25519\0"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The public keys that verify artifacts, and the secret of the one that signs, if this process may sign."""
+    """The public keys that verify artifacts, and the secret of the one that signs, if this process
+    may sign."""
 
-    public: tuple[str, ...]  #: public keys in hex, the current one first, then former ones that are still accepted
+    #: public keys in hex, the current one first, then former ones that are still accepted
+    public: tuple[str, ...]
     secret: str = field(default="", repr=False)  #: the seed of the current one is made of it; hex
 
     @classmethod
@@ -36,7 +42,11 @@ class Keys:
         if not isinstance(found, dict) or found.keys() != {"public", "secret"}:
             raise ValueError("the keys of artifacts are not an object with public and secret")
         public, secret = found["public"], found["secret"]
-        if not isinstance(public, list) or not public or not all(isinstance(key, str) for key in (*public, secret)):
+        if (
+            not isinstance(public, list)
+            or not public
+            or not all(isinstance(key, str) for key in (*public, secret))
+        ):
             raise ValueError("the keys of artifacts are not texts")
         if any(len(bytes.fromhex(key)) != 32 for key in public):
             raise ValueError("a public key of artifacts does not have 32 bytes")
@@ -63,7 +73,8 @@ class Keys:
         return tuple(map(key_id, self.public))
 
     def sign(self, digest: str) -> bytes:
-        """The signature (64 bytes) of an artifact's SHA-256 (hex) with the current key; raises ValueError without a secret."""
+        """The signature (64 bytes) of an artifact's SHA-256 (hex) with the current key; raises
+        ValueError without a secret."""
         if not self.secret:
             raise ValueError("these keys only verify")
         return self._private.sign(_MESSAGE + digest.encode())
@@ -86,7 +97,10 @@ class Keys:
     def _verifiers(self) -> dict[str, Ed25519PublicKey]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        return {key_id(key): Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in self.public}
+        return {
+            key_id(key): Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+            for key in self.public
+        }
 
 
 def key_id(public: str) -> str:
@@ -97,4 +111,6 @@ def key_id(public: str) -> str:
 def _private_key(secret: str) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(_SEED + bytes.fromhex(secret)).digest())
+    return Ed25519PrivateKey.from_private_bytes(
+        hashlib.sha256(_SEED + bytes.fromhex(secret)).digest()
+    )

@@ -1,10 +1,12 @@
 """TCP ports to the embedded Redis, for workers on other machines that join with a token.
 
-The server itself listens on its Unix socket alone: it has one port at most, and several masters of one TUNA_HOME have one each. A
-child (`tcp_port_child`) passes connections on, and ends with the process that opened the port, however that ends. A client
-has to authenticate as with any Redis: as the user of a token or of a member (`membership.access`).
+The server itself listens on its Unix socket alone: it has one port at most, and several masters of
+one TUNA_HOME have one each. A child (`tcp_port_child`) passes connections on, and ends with the
+process that opened the port, however that ends. A client has to authenticate as with any Redis: as
+the user of a token or of a member (`membership.access`).
 
-`run/port-HOST-PORT` is locked (flock) by the child for life, so that a client of this user knows whose port it is.
+`run/port-HOST-PORT` is locked (flock) by the child for life, so that a client of this user knows
+whose port it is.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ _PREFIX = "port-"
 
 @contextlib.contextmanager
 def open_port(server: EmbeddedRedis, host: str, port: int) -> Iterator[int]:
-    """Pass connections to HOST:PORT on to the embedded Redis while the block runs, which starts it; yields the port.
+    """Pass connections to HOST:PORT on to the embedded Redis while the block runs, which starts it;
+    yields the port.
 
-    `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written; ServiceError if the server
-    that runs is one of an older version, without a password.
+    `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written;
+    ServiceError if the server that runs is one of an older version, without a password.
     """
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(one) for one in _listen(host, port)]
@@ -50,7 +53,8 @@ def open_port(server: EmbeddedRedis, host: str, port: int) -> Iterator[int]:
         try:
             yield port
         finally:
-            _file(server.run_dir, host, port).unlink(missing_ok=True)  # while no other process can have the port
+            # while no other process can have the port
+            _file(server.run_dir, host, port).unlink(missing_ok=True)
             child.kill()
             child.wait()
 
@@ -92,11 +96,13 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 def _unusable(host: str, port: int, error: Exception) -> BadInput:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return BadInput(
-            f"Port {port} of {host} is in use.", hint="choose another one with --port, or end what listens there"
+            f"Port {port} of {host} is in use.",
+            hint="choose another one with --port, or end what listens there",
         )
     why = error.strerror if isinstance(error, OSError) else str(error)
     return BadInput(
-        f"Port {port} of {host} cannot be listened on: {why}.", hint="choose another with --port or --listen"
+        f"Port {port} of {host} cannot be listened on: {why}.",
+        hint="choose another with --port or --listen",
     )
 
 
@@ -106,7 +112,10 @@ def _has_password(server: EmbeddedRedis) -> None:
         if "nopass" in rights["flags"]:
             raise ServiceError(
                 "The embedded Redis that runs was started by an older version, without a password.",
-                hint="end the commands and workers that use it, then it is replaced: see `tuna workers`",
+                hint=(
+                    "end the commands and workers that use it, then it is replaced: see `tuna"
+                    " workers`"
+                ),
             )
 
 
@@ -137,4 +146,6 @@ def _start(run_dir: Path, listening: Sequence[int], claim: int) -> subprocess.Po
         if child.stdout.read(1):
             return child
     child.kill()
-    raise ServiceError(f"The process that passes connections on ended with the code {child.wait()}.")
+    raise ServiceError(
+        f"The process that passes connections on ended with the code {child.wait()}."
+    )

@@ -1,7 +1,9 @@
-"""The child of `tcp_port`: passes the bytes of each TCP connection to the embedded Redis's Unix socket and back.
+"""The child of `tcp_port`: passes the bytes of each TCP connection to the embedded Redis's Unix
+socket and back.
 
-`main` with PARENT FD...: the process that it ends with, and the listening sockets that it inherits. Its working directory is the
-server's folder, so that the path of the socket is short. It writes a byte to its standard output when it serves.
+`main` with PARENT FD...: the process that it ends with, and the listening sockets that it inherits.
+Its working directory is the server's folder, so that the path of the socket is short. It writes a
+byte to its standard output when it serves.
 
 Only the standard library is imported here, so that a start costs what Python costs.
 """
@@ -20,12 +22,15 @@ from pathlib import Path
 
 from tuna.sandbox.parent import end_with_parent
 
-#: Relative to the server's folder; the second one where that folder's path is too long for a socket.
+#: Relative to the server's folder; the second one where that folder's path is too long for a
+#: socket.
 SOCKETS = ("redis.sock", "socket/redis.sock")
-#: Connections of one port; more are closed at once, so that strangers cannot use up those of the server itself.
+#: Connections of one port; more are closed at once, so that strangers cannot use up those of the
+#: server itself.
 MOST_CONNECTIONS = 2000
 _BLOCK_BYTES = 1 << 18
-#: A peer that vanished without closing is noticed after some two minutes: Redis itself sees the Unix socket alone.
+#: A peer that vanished without closing is noticed after some two minutes: Redis itself sees the
+#: Unix socket alone.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 _UNSENT_MS = 120_000
 
@@ -43,12 +48,16 @@ def main(argv: list[str]) -> None:
 async def _serve(listening: Sequence[socket.socket]) -> None:
     places = asyncio.Semaphore(MOST_CONNECTIONS)
     connected = functools.partial(_connected, places)
-    servers = [await asyncio.start_server(connected, sock=one, limit=_BLOCK_BYTES) for one in listening]
+    servers = [
+        await asyncio.start_server(connected, sock=one, limit=_BLOCK_BYTES) for one in listening
+    ]
     os.write(1, b".")
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
-async def _connected(places: asyncio.Semaphore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _connected(
+    places: asyncio.Semaphore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """One client's connection, until either side closes it."""
     with contextlib.closing(writer):
         if places.locked():
@@ -58,7 +67,10 @@ async def _connected(places: asyncio.Semaphore, reader: asyncio.StreamReader, wr
             with contextlib.suppress(OSError):  # no server at the moment, or the client has gone
                 there, here = await _open()
                 with contextlib.closing(here):
-                    ways = [asyncio.ensure_future(_pass(*way)) for way in ((reader, here), (there, writer))]
+                    ways = [
+                        asyncio.ensure_future(_pass(*way))
+                        for way in ((reader, here), (there, writer))
+                    ]
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                     for way in ways:
                         way.cancel()

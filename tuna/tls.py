@@ -1,4 +1,5 @@
-"""TLS of the connections to Redis and the broker: always verified, with the certificates that a URL's query names."""
+"""TLS of the connections to Redis and the broker: always verified, with the certificates that a
+URL's query names."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import ssl
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-#: What a URL's query may say: files in PEM format. The certificate of the authority, by default those of the system; and
-#: for a server that asks for a certificate, the client's and its private key.
+#: What a URL's query may say: files in PEM format. The certificate of the authority, by default
+#: those of the system; and for a server that asks for a certificate, the client's and its private
+#: key.
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SCHEMES = ("rediss", "amqps")
 #: Said explicitly, as Celery's documentation asks for it.
@@ -15,7 +17,8 @@ _VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 
 
 def checked(url: str) -> str:
-    """The URL of a Redis or a broker; raises ValueError if a connection to it would be encrypted and not verified."""
+    """The URL of a Redis or a broker; raises ValueError if a connection to it would be encrypted
+    and not verified."""
     scheme = urlsplit(url).scheme
     encrypted = [part for part in url.lower().split(";") if urlsplit(part).scheme in _SCHEMES]
     if encrypted and ";" in url.partition("?")[0]:
@@ -26,14 +29,19 @@ def checked(url: str) -> str:
         if scheme not in _SCHEMES:
             raise ValueError(f"{name} is for rediss:// and amqps://")
         if name not in _FILES and _VERIFIED.get(name) != value.lower():
-            raise ValueError(f"{name}={value[:20]} cannot be: servers are always verified, see {', '.join(_FILES)}")
+            raise ValueError(
+                f"{name}={value[:20]} cannot be: servers are always verified, see"
+                f" {', '.join(_FILES)}"
+            )
     return url
 
 
 def for_celery(url: str) -> tuple[str, dict[str, Any] | None]:
-    """A broker's URL without what is said of TLS, and that as Celery's `broker_use_ssl`; None without TLS.
+    """A broker's URL without what is said of TLS, and that as Celery's `broker_use_ssl`; None
+    without TLS.
 
-    Without it kombu verifies nothing at `rediss://`, and not the name at `amqps://`. What the URL says would replace it.
+    Without it kombu verifies nothing at `rediss://`, and not the name at `amqps://`. What the URL
+    says would replace it.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:

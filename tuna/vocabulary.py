@@ -1,4 +1,5 @@
-"""The words that every room shares, each with a one-line meaning: states of a job, causes of failure, resources."""
+"""The words that every room shares, each with a one-line meaning: states of a job, causes of
+failure, resources."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ BASELINE = "Baseline"
 
 
 def canonical_name(solver: str) -> str:
-    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes `...<3-4>`."""
+    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes
+    `...<3-4>`."""
     return solver.strip().replace(", ", "-").replace(",", "-")
 
 
@@ -28,8 +30,10 @@ class State(str, Enum):
     NEW = "new"  #: waits for its first step
     COMPILE_QUEUED = "compile_queued"  #: leased and published for a CPU step
     COMPILING = "compiling"  #: a worker took it
-    COMPILED = "compiled"  #: the CPU step is done: final when it was the last step, else waits for the next
-    SEARCHING = "searching"  #: waits for a CPU step that is not the first: `search` has proposed what to compile
+    #: the CPU step is done: final when it was the last step, else waits for the next
+    COMPILED = "compiled"
+    #: waits for a CPU step that is not the first: `search` has proposed what to compile
+    SEARCHING = "searching"
     EVAL_QUEUED = "eval_queued"  #: leased and published for a device step
     EVALUATING = "evaluating"  #: a worker took it
     EVALUATED = "evaluated"  #: every step is done
@@ -63,7 +67,8 @@ class Cause(str, Enum):
     INFRA = "infra"  #: Tuna or the machine failed, not the candidate
 
 
-#: Policies by which a coordinator publishes (docs/scheduling.md), and those that `tuna simulate` alone has, to compare with.
+#: Policies by which a coordinator publishes (docs/scheduling.md), and those that `tuna simulate`
+#: alone has, to compare with.
 PUBLISHING_POLICIES = ("auto", "fair", "gradient", "shortest", "deadline")
 COMPARED_POLICIES = ("fifo", "sequential", "greedy", "synchronous", "unsynchronised", "bundled")
 

@@ -1,4 +1,5 @@
-"""`tuna.api`: what the commands do, from Python: data and errors, nothing printed, quickly imported."""
+"""`tuna.api`: what the commands do, from Python: data and errors, nothing printed, quickly
+imported."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def session(layers: Path) -> api.StartedSession:
 
 
 @pytest.mark.usefixtures("forked")
-def test_the_code_for_a_notebook_runs_as_it_stands(layers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_code_for_a_notebook_runs_as_it_stands(
+    layers: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = re.search(r"```python\n(.*?)```", USAGE.read_text(), re.DOTALL)
     assert code is not None
     text = code[1].replace('"tvm"', '"noop"').replace('{"candidates": 4}', '{"trials": 1}')
@@ -56,7 +59,9 @@ def test_the_code_for_a_notebook_runs_as_it_stands(layers: Path, capfd: pytest.C
     assert names["end"].errored == names["end"].unfinished == 0
     assert len(names["winners"]) == 2
     out, _ = capfd.readouterr()
-    assert [line.split()[-3:] for line in out.splitlines()] == [["Noop0", "1.0", "{}"]] * 2, "that of its own print"
+    assert [line.split()[-3:] for line in out.splitlines()] == [["Noop0", "1.0", "{}"]] * 2, (
+        "that of its own print"
+    )
 
 
 def test_each_function_says_what_it_does_and_what_it_returns() -> None:
@@ -65,17 +70,37 @@ def test_each_function_says_what_it_does_and_what_it_returns() -> None:
         assert name in ("Role", "MODEL_ENDINGS") or inspect.getdoc(found), name
         if inspect.isfunction(found):
             assert "return" in found.__annotations__, name
-            assert "click" not in inspect.getsource(sys.modules[found.__module__]), "it is not the command line's"
+            assert "click" not in inspect.getsource(sys.modules[found.__module__]), (
+                "it is not the command line's"
+            )
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
-    heavy = ("sqlalchemy", "celery", "redis", "tvm", "pydantic", "numpy", "rich", "click", "jinja2", "structlog")
-    code = f"import sys; from tuna import api; print([name for name in {heavy} if name in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    heavy = (
+        "sqlalchemy",
+        "celery",
+        "redis",
+        "tvm",
+        "pydantic",
+        "numpy",
+        "rich",
+        "click",
+        "jinja2",
+        "structlog",
+    )
+    code = (
+        f"import sys; from tuna import api; print([name for name in {heavy} if name in"
+        " sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out == "[]\n"
 
 
-def test_preparing_a_session_returns_what_it_did(layers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_preparing_a_session_returns_what_it_did(
+    layers: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     made = api.init_session("noop", "why")
     again = api.init_session("noop", "why")
     assert (made.new, again.new, made.id) == (True, False, again.id)
@@ -87,7 +112,10 @@ def test_preparing_a_session_returns_what_it_did(layers: Path, capfd: pytest.Cap
     assert api.update_solvers("noop") == len(api.list_solvers("noop")) == 10
     assert api.update_applicability(made.id).pairs == 20
     first = api.load_jobs(made.id, tag="small", reason="x")
-    assert (first, api.load_jobs(made.id, tag="small", reason="x")) == (api.LoadedJobs(20, 20), api.LoadedJobs(0, 20))
+    assert (first, api.load_jobs(made.id, tag="small", reason="x")) == (
+        api.LoadedJobs(20, 20),
+        api.LoadedJobs(0, 20),
+    )
     assert api.add_network("model", "resnet", "1")
     assert not api.add_network("model", "resnet", "1")
     assert [str(model) for model, _ in api.list_networks().models] == ["resnet 1"]
@@ -129,7 +157,11 @@ def test_jobs_are_canceled_and_retried_by_what_they_are(session: api.StartedSess
 
 def test_a_job_is_reproduced_here(session: api.StartedSession) -> None:
     results = api.reproduce(
-        LAYERS.splitlines()[0], library="noop", solver="Noop1", step="measure", options={"fail": "Noop1"}
+        LAYERS.splitlines()[0],
+        library="noop",
+        solver="Noop1",
+        step="measure",
+        options={"fail": "Noop1"},
     )
     assert (results[-1].ok, results[-1].cause) == (False, Cause.RUN_ERROR)
     with pytest.raises(NotFound, match="no solver"):
@@ -139,4 +171,6 @@ def test_a_job_is_reproduced_here(session: api.StartedSession) -> None:
 def test_a_report_is_data_or_a_file(session: api.StartedSession, tmp_path: Path) -> None:
     figures = api.report(session.id)
     assert (len(figures.layers), dict(figures.jobs)) == (2, {"new": 20})
-    assert api.write_report(session.id, tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert (
+        api.write_report(session.id, tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    )

@@ -1,4 +1,5 @@
-"""`tuna.open()`: methods that are typed, describe before they write, and raise what the commands raise."""
+"""`tuna.open()`: methods that are typed, describe before they write, and raise what the commands
+raise."""
 
 from __future__ import annotations
 
@@ -49,13 +50,28 @@ def rows(table_of: type[models.Base]) -> int:
 
 
 def test_importing_tuna_loads_nothing_heavy() -> None:
-    heavy = ("sqlalchemy", "celery", "redis", "tvm", "pydantic", "numpy", "rich", "click", "pandas", "tuna.api")
+    heavy = (
+        "sqlalchemy",
+        "celery",
+        "redis",
+        "tvm",
+        "pydantic",
+        "numpy",
+        "rich",
+        "click",
+        "pandas",
+        "tuna.api",
+    )
     code = f"import sys, tuna; tuna.open; print([name for name in {heavy} if name in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out == "[]\n"
 
 
-def test_a_home_is_made_where_it_is_asked_for_and_one_is_open_at_a_time(home: Path, tmp_path: Path) -> None:
+def test_a_home_is_made_where_it_is_asked_for_and_one_is_open_at_a_time(
+    home: Path, tmp_path: Path
+) -> None:
     first = tuna.open()
     assert first.home == home
     assert not first.query()
@@ -79,7 +95,9 @@ def test_a_session_is_written_by_run_alone(home: Path, monkeypatch: pytest.Monke
     done = more.run(processes=1)
     assert (done.errored, run.call_args.kwargs["processes"]) == (2, 1)
     with reading(open_database()) as connection:
-        jobs = connection.execute(sa.select(models.Job.options, models.Solver.name).join(models.Solver)).all()
+        jobs = connection.execute(
+            sa.select(models.Job.options, models.Solver.name).join(models.Solver)
+        ).all()
     assert [(name, options) for options, name in jobs] == [
         (name, {"trials": True, "sleep_s": 0.5}) for name in ("Noop1", "Noop2")
     ]
@@ -112,7 +130,8 @@ def test_what_cannot_be_is_raised_as_the_commands_raise_it(home: Path) -> None:
 
 @pytest.fixture
 def tuned(home: Path) -> SessionResults:
-    """A session of two layers, one with a baseline that seems the fastest, one with a baseline alone."""
+    """A session of two layers, one with a baseline that seems the fastest, one with a baseline
+    alone."""
     with writing(open_database()) as connection:
         build = DatabaseBuilder(connection)
         session, untuned = build.session(), build.solver("Untuned", algorithm=BASELINE)
@@ -125,7 +144,9 @@ def tuned(home: Path) -> SessionResults:
     return SessionResults(session, "mine", 0)
 
 
-def test_the_best_of_each_layer_is_no_baseline_unless_there_is_no_other(tuned: SessionResults) -> None:
+def test_the_best_of_each_layer_is_no_baseline_unless_there_is_no_other(
+    tuned: SessionResults,
+) -> None:
     assert [(row.solver, row.time_ms) for row in tuned.best()] == [("A", 2.0), ("Untuned", 1.0)]
     assert len(tuned.results()) == 4, "only the layers of the tag"
 
@@ -161,7 +182,10 @@ def test_a_model_is_built_as_it_was_tuned(home: Path, monkeypatch: pytest.Monkey
         "build_model": "built",
         "show_model": (stored, []),
     }
-    doubles = {name: create_autospec(getattr(api, name), return_value=answer) for name, answer in answers.items()}
+    doubles = {
+        name: create_autospec(getattr(api, name), return_value=answer)
+        for name, answer in answers.items()
+    }
     for name, double in doubles.items():
         monkeypatch.setattr(api, name, double)
     model = tuna.open().tune("nets/net.onnx", minutes=5, batch=8, candidates=2, winograd=False)
@@ -191,7 +215,14 @@ def test_a_users_script_passes_a_strict_type_checker_and_mistakes_do_not(tmp_pat
     wrong = tmp_path / "wrong.py"
     wrong.write_text(MISTAKES)
     # Elsewhere than in the checkout, where only an installation can be found.
-    command = [sys.executable, "-m", "mypy", "--strict", str(ROOT / "examples" / "tune_layers.py"), str(wrong)]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        str(ROOT / "examples" / "tune_layers.py"),
+        str(wrong),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     found = [line for line in done.stdout.splitlines() if ": error: " in line]
     expected = [line.split("# ")[1] for line in MISTAKES.splitlines() if "# " in line]

@@ -1,7 +1,8 @@
-"""Every Python example in the documents and the notebook runs as it stands, with the library that only pretends to measure.
+"""Every Python example in the documents and the notebook runs as it stands, with the library that
+only pretends to measure.
 
-Workers and TVM's builds take seconds: a stand-in stores what they would. `test_api.py` runs a session for real, `tests/models` a
-model; with TUNA_TEST_DRILLS these pages do, too.
+Workers and TVM's builds take seconds: a stand-in stores what they would. `test_api.py` runs a
+session for real, `tests/models` a model; with TUNA_TEST_DRILLS these pages do, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ NOTEBOOK = ROOT / "examples" / "tuna.ipynb"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Pages whose code is whole files or a session that runs, with the tests that take them.
 ELSEWHERE = {"plugins.md": "plugin/test_plugins_page.py", "usage.md": "api/test_api.py"}
-LAYERS = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1\nMIOpenDriver gemm -m 8 -n 8 -k 8\n"
+LAYERS = (
+    "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1\nMIOpenDriver gemm -m 8 -n"
+    " 8 -k 8\n"
+)
 
 
 def blocks(path: Path) -> list[str]:
@@ -50,7 +54,9 @@ WITH_CODE = [path for path in [*PAGES, NOTEBOOK] if blocks(path) and path.name n
 def measured(session_id: int, *_: Any, **__: Any) -> Progress:
     """What workers would store: each job evaluated, with a trial and a result."""
     with writing(open_database()) as connection:
-        jobs = connection.execute(sa.select(models.Job).where(models.Job.session_id == session_id)).all()
+        jobs = connection.execute(
+            sa.select(models.Job).where(models.Job.session_id == session_id)
+        ).all()
         connection.execute(sa.update(models.Job).values(state="evaluated"))
         for job in jobs:
             facts = {"time_ms": 1.0 + job.solver_id, "params": "{}", "clock": "wall"}
@@ -77,7 +83,9 @@ def imported(name: str, path: Path, **_: Any) -> api.ImportedModel:
         text="1" * 64,
     )
     with writing(open_database()) as connection:
-        return api.ImportedModel(store.StoredModel(name, manifest), store.save(connection, name, manifest, {}).added)
+        return api.ImportedModel(
+            store.StoredModel(name, manifest), store.save(connection, name, manifest, {}).added
+        )
 
 
 @pytest.fixture
@@ -87,9 +95,17 @@ def stand_ins(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DRILLS == 1:
         built = SimpleNamespace(errors={"reference": 1e-7}, shares={})
         monkeypatch.setattr(api, "run", create_autospec(api.run, side_effect=measured))
-        monkeypatch.setattr(api, "import_model", create_autospec(api.import_model, side_effect=imported))
-        monkeypatch.setattr(api, "tune_model", create_autospec(api.tune_model, return_value=SimpleNamespace(errored=0)))
-        monkeypatch.setattr(api, "build_model", create_autospec(api.build_model, return_value=built))
+        monkeypatch.setattr(
+            api, "import_model", create_autospec(api.import_model, side_effect=imported)
+        )
+        monkeypatch.setattr(
+            api,
+            "tune_model",
+            create_autospec(api.tune_model, return_value=SimpleNamespace(errored=0)),
+        )
+        monkeypatch.setattr(
+            api, "build_model", create_autospec(api.build_model, return_value=built)
+        )
         return
     need(find_spec("onnx") and find_spec("tvm"), "TVM and onnx")
     import nets
@@ -100,12 +116,17 @@ def stand_ins(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.name)
-def test_the_examples_of_a_page_run_one_after_the_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_a_page_run_one_after_the_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("example")
-    monkeypatch.setitem(sys.modules, "example", module)  # where dataclasses look up their annotations
+    # where dataclasses look up their annotations
+    monkeypatch.setitem(sys.modules, "example", module)
     names = vars(module)
     for number, block in enumerate(blocks(path), 1):
-        code = re.sub(r"\.candidates\(\d+\)", ".options(trials=True)", block.replace('"tvm"', '"noop"'))
+        code = re.sub(
+            r"\.candidates\(\d+\)", ".options(trials=True)", block.replace('"tvm"', '"noop"')
+        )
         exec(compile(code, f"{path.name}, block {number}", "exec"), names)  # noqa: S102  # our own document
     if "rows" in names:
         assert len(names["rows"]) == 10, "the examples ask about what they tuned"
@@ -136,5 +157,7 @@ def test_a_notebook_program_executes_it(home: Path) -> None:
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(notebook, timeout=280).execute()
-    shown = [out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    shown = [
+        out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out
+    ]
     assert any("<table>" in data.get("text/html", "") for data in shown)

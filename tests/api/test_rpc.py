@@ -34,7 +34,13 @@ def test_a_token_of_an_open_port_reaches_the_keys_of_its_request_alone(master: s
     user = join_user(token.namespace, token.id)
     with redis.Redis.from_url(token.url, username=user, password=token.password) as client:
         assert client.ping()
-        for words in (("GET", "x"), ("KEYS", "*"), ("ACL", "WHOAMI"), ("FLUSHALL",), ("CONFIG", "GET", "requirepass")):
+        for words in (
+            ("GET", "x"),
+            ("KEYS", "*"),
+            ("ACL", "WHOAMI"),
+            ("FLUSHALL",),
+            ("CONFIG", "GET", "requirepass"),
+        ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*words)
 
@@ -52,8 +58,12 @@ def test_no_port_beside_a_broker_of_ones_own(home: Path, monkeypatch: pytest.Mon
         pass
 
 
-@pytest.mark.parametrize(("host", "name"), [("::", "redis://here.example:1/0"), ("::1", "redis://[::1]:1/0")])
-def test_the_url_of_a_port_is_one_that_others_can_use(host: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("host", "name"), [("::", "redis://here.example:1/0"), ("::1", "redis://[::1]:1/0")]
+)
+def test_the_url_of_a_port_is_one_that_others_can_use(
+    host: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tuna.api import rpc
 
     monkeypatch.setattr("socket.getfqdn", lambda: "here.example")
@@ -71,5 +81,7 @@ def test_live_workers_of_a_session_are_those_that_measure_in_its_environment(mas
     board.announce(one)
     board.announce(dataclasses.replace(one, name="b:1", environment=f"0123456789abcdef, {key}"))
     board.announce(dataclasses.replace(one, name="c:1", environment="0123456789abcdef"))
-    board.announce(dataclasses.replace(one, name="d:1", role="compile", environment="", toolchains=("noop-1",)))
+    board.announce(
+        dataclasses.replace(one, name="d:1", role="compile", environment="", toolchains=("noop-1",))
+    )
     assert api.count_workers(session) == 2

@@ -20,7 +20,9 @@ from tuna.pipeline.connection import release_services
 from tuna.settings import get_settings
 
 pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
-PLAN = api.MasterPlan("any", [GemmConfig(m=8, n=8, k=k) for k in (1, 2)], "mine", {"trials": True}, library="noop")
+PLAN = api.MasterPlan(
+    "any", [GemmConfig(m=8, n=8, k=k) for k in (1, 2)], "mine", {"trials": True}, library="noop"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +76,9 @@ def end_jobs(jobs: int) -> None:
 
 def states() -> dict[str, int]:
     with writing(open_database()) as connection:
-        return dict(connection.execute(sa.select(Job.state, sa.func.count()).group_by(Job.state)).all())  # type: ignore[arg-type]
+        return dict(
+            connection.execute(sa.select(Job.state, sa.func.count()).group_by(Job.state)).all()
+        )  # type: ignore[arg-type]
 
 
 def test_a_master_prepares_its_session(tmp_path: Path) -> None:
@@ -89,7 +93,9 @@ def test_a_master_prepares_its_session(tmp_path: Path) -> None:
 
 def test_layers_that_no_solver_can_run_are_named(tmp_path: Path) -> None:
     (layer,) = parse_line("MIOpenDriver bnorm -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1")
-    with api.start_master(replace(PLAN, layers=[*PLAN.layers, layer]), tmp_path / "trace") as master:
+    with api.start_master(
+        replace(PLAN, layers=[*PLAN.layers, layer]), tmp_path / "trace"
+    ) as master:
         assert master.unsolved == [layer.label]
         assert master.counts().total == 2
 
@@ -113,7 +119,9 @@ def test_without_its_database_the_session_is_restored(home: Path, tmp_path: Path
     with api.start_master(PLAN, tmp_path / "trace") as master:
         first = master.commit(tmp_path / "table", 3)
     forget_database(home)
-    with api.start_master(replace(PLAN, layers=[], log_url=str(tmp_path / "logs")), tmp_path / "trace") as master:
+    with api.start_master(
+        replace(PLAN, layers=[], log_url=str(tmp_path / "logs")), tmp_path / "trace"
+    ) as master:
         assert master.restored
         assert master.loaded.added == 0
         assert master.counts() == api.LayerCounts(done=1, total=2, workers=0)
@@ -141,12 +149,17 @@ def test_a_master_whose_jobs_have_all_ended_ends(tmp_path: Path) -> None:
         (replace(PLAN, table=".hidden/x"), "'.hidden/x' is none"),
         (replace(PLAN, options={"trails": 1}), "job option trails is not known"),
         (replace(PLAN, log_url="nothing://x"), "Protocol not known"),
-        (replace(PLAN, library="tvm", target="lvm -mcpu=nothing -num-cores=3", options={}), "and this master is for"),
+        (
+            replace(PLAN, library="tvm", target="lvm -mcpu=nothing -num-cores=3", options={}),
+            "and this master is for",
+        ),
         (replace(PLAN, library="tvm", target="cuda", options={}), "of kind llvm, not 'cuda'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_fit_the_trace_is_refused(tmp_path: Path, plan: api.MasterPlan, said: str) -> None:
+def test_what_does_not_fit_the_trace_is_refused(
+    tmp_path: Path, plan: api.MasterPlan, said: str
+) -> None:
     with api.start_master(PLAN, tmp_path / "trace"):
         pass
     before = (tmp_path / "trace").read_bytes()
@@ -158,6 +171,9 @@ def test_what_does_not_fit_the_trace_is_refused(tmp_path: Path, plan: api.Master
 
 
 def test_a_plan_that_cannot_be_leaves_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(BadInput), api.start_master(replace(PLAN, options={"trails": 1}), tmp_path / "trace"):
+    with (
+        pytest.raises(BadInput),
+        api.start_master(replace(PLAN, options={"trails": 1}), tmp_path / "trace"),
+    ):
         pass
     assert not (tmp_path / "trace").exists()

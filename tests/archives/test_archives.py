@@ -1,4 +1,5 @@
-"""A session goes into a file and out of it, into this or another database, and is the same; bad files change nothing."""
+"""A session goes into a file and out of it, into this or another database, and is the same; bad
+files change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,18 @@ from tuna.archives.file import verify
 from tuna.archives.restore import restore
 from tuna.archives.write import archive
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import Base, Config, FindDb, FindDbKernel, Job, Kernel, Session, Solver, StepResult, Trial
+from tuna.db.models import (
+    Base,
+    Config,
+    FindDb,
+    FindDbKernel,
+    Job,
+    Kernel,
+    Session,
+    Solver,
+    StepResult,
+    Trial,
+)
 from tuna.errors import BadInput, NotFound
 
 SESSIONS = range(1, 6)
@@ -40,7 +52,10 @@ def contents(path: Path) -> list[Any]:
 def rewritten(path: Path, lines: list[Any]) -> Path:
     """A file with these lines and the hash that they have."""
     data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines[:-1])
-    end = json.dumps(["end", hashlib.sha256(data).hexdigest()], separators=(",", ":")).encode() + b"\n"
+    end = (
+        json.dumps(["end", hashlib.sha256(data).hexdigest()], separators=(",", ":")).encode()
+        + b"\n"
+    )
     path.write_bytes(gzip.compress(data + end))
     return path
 
@@ -58,7 +73,11 @@ def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
             sa.select().select_from(StepResult).join(Job),
         ),
         "find_db": (FindDb, keys, sa.select().select_from(FindDb)),
-        "code": (FindDbKernel, (*keys, FindDbKernel.number), sa.select().select_from(FindDbKernel).join(FindDb)),
+        "code": (
+            FindDbKernel,
+            (*keys, FindDbKernel.number),
+            sa.select().select_from(FindDbKernel).join(FindDb),
+        ),
     }
     ids = {"id", "session_id", "config_id", "solver_id", "job_id", "find_db_id", "final_job_id"}
     found = {}
@@ -67,7 +86,9 @@ def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
             owner = FindDb if table in (FindDb, FindDbKernel) else Job
             columns = [column for column in table.__table__.columns if column.name not in ids]
             query = query.add_columns(*order, *columns).join(Config, Config.id == owner.config_id)
-            query = query.join(Solver, Solver.id == owner.solver_id).where(owner.session_id == session_id)
+            query = query.join(Solver, Solver.id == owner.solver_id).where(
+                owner.session_id == session_id
+            )
             found[name] = [tuple(row) for row in connection.execute(query.order_by(*order))]
     return found
 
@@ -76,7 +97,8 @@ def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
 def test_another_tuna_restores_identical_rows(
     source: sa.Engine, engine: sa.Engine, tmp_path: Path, session_id: int
 ) -> None:
-    """An archive of what was restored is the same file, byte for byte, whichever database it is in."""
+    """An archive of what was restored is the same file, byte for byte, whichever database it is
+    in."""
     first, again = tmp_path / "first", tmp_path / "again"
     header = archive(source, session_id, first)
     found = restore(engine, first)
@@ -89,7 +111,9 @@ def test_another_tuna_restores_identical_rows(
             assert hashlib.sha256(blob).hexdigest() == digest
 
 
-def test_where_ids_are_taken_the_session_gets_new_ones(source: sa.Engine, engine: sa.Engine, tmp_path: Path) -> None:
+def test_where_ids_are_taken_the_session_gets_new_ones(
+    source: sa.Engine, engine: sa.Engine, tmp_path: Path
+) -> None:
     make_jobs(engine, 3)
     before = counts(engine)
     others = {}
@@ -102,7 +126,14 @@ def test_where_ids_are_taken_the_session_gets_new_ones(source: sa.Engine, engine
             assert set(found.new_ids) >= {"session", "job"}
     assert len({*others.values(), 1}) == 6
     there, origin = counts(engine), counts(source)
-    for name in ("job", "trial", "step_result", "find_db", "find_db_kernel", "solver_applicability"):
+    for name in (
+        "job",
+        "trial",
+        "step_result",
+        "find_db",
+        "find_db_kernel",
+        "solver_applicability",
+    ):
         assert there[name] - before[name] == origin[name], name
     assert there["kernel"] <= origin["kernel"]
     assert len(facts(engine, 1)["job"]) == 30, "and the session that was there is as it was"
@@ -162,10 +193,20 @@ def _flipped(data: bytes, place: int) -> bytes:
         (lambda data: gzip.compress(b"[" * 100_000), "no archive"),
         (lambda data: _flipped(data, len(data) // 2), "damaged|cut off"),
         (lambda data: _flipped(data, len(data) - 6), "damaged"),
-        (lambda data: gzip.compress(gzip.decompress(data).replace(b'"evaluated"', b'"errored"', 1)), "damaged"),
+        (
+            lambda data: gzip.compress(
+                gzip.decompress(data).replace(b'"evaluated"', b'"errored"', 1)
+            ),
+            "damaged",
+        ),
         (lambda data: gzip.compress(gzip.decompress(data)[:-200]), "cut off|damaged"),
         (lambda data: gzip.compress(gzip.decompress(data) + b"more"), "damaged"),
-        (lambda data: gzip.compress(gzip.decompress(data).replace(b'"version":1', b'"version":2', 1)), "version 2"),
+        (
+            lambda data: gzip.compress(
+                gzip.decompress(data).replace(b'"version":1', b'"version":2', 1)
+            ),
+            "version 2",
+        ),
     ],
     ids=range(14),
 )
@@ -213,7 +254,9 @@ def _without(lines: list[Any], name: str) -> None:
     ],
     ids=range(19),
 )
-def test_a_forged_file_leaves_nothing(sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, forge: Any) -> None:
+def test_a_forged_file_leaves_nothing(
+    sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, forge: Any
+) -> None:
     """With a hash that is right."""
     path = tmp_path / "file"
     path.write_bytes(whole)
@@ -248,7 +291,9 @@ def test_what_cannot_be_archived_leaves_no_file(source: sa.Engine, tmp_path: Pat
     assert not (tmp_path / "file").exists()
 
 
-def test_the_archive_is_of_one_moment(engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_is_of_one_moment(
+    engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is written while it is made."""
     session_id = make_jobs(engine, 120)
     seen: list[tuple[int, int]] = []
@@ -263,20 +308,27 @@ def test_the_archive_is_of_one_moment(engine: sa.Engine, tmp_path: Path, monkeyp
     assert seen == [(500, 1200), (1000, 1200), (1200, 1200)]
     verify(tmp_path / "file")
     names = contents(tmp_path / "file")[0][1]["columns"]["job"]
-    jobs = [dict(zip(names, row, strict=True)) for name, row in contents(tmp_path / "file") if name == "job"]
+    jobs = [
+        dict(zip(names, row, strict=True))
+        for name, row in contents(tmp_path / "file")
+        if name == "job"
+    ]
     assert {job["state"] for job in jobs} == {"new"}
 
 
 def test_memory_does_not_grow_with_the_session(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
     def peak(layers: int) -> int:
-        session_id = make_jobs(sqlite_engine, layers) if layers == 100 else _more(sqlite_engine, layers)
+        session_id = (
+            make_jobs(sqlite_engine, layers) if layers == 100 else _more(sqlite_engine, layers)
+        )
         tracemalloc.start()
         archive(sqlite_engine, session_id, tmp_path / str(layers))
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
-    # Eight times the rows would take eight times the memory; when garbage is collected changes a peak by up to half.
+    # Eight times the rows would take eight times the memory; when garbage is collected changes a
+    # peak by up to half.
     small, large = peak(100), peak(800)
     assert large < 3 * small
 
@@ -296,7 +348,12 @@ def test_what_sessions_have_and_take(source: sa.Engine) -> None:
         for one in found:
             jobs = sa.select(sa.func.count()).where(Job.session_id == one.id)
             assert sum(one.jobs.values()) == connection.execute(jobs).scalar_one()
-            trials = sa.select(sa.func.count()).select_from(Trial).join(Job).where(Job.session_id == one.id)
+            trials = (
+                sa.select(sa.func.count())
+                .select_from(Trial)
+                .join(Job)
+                .where(Job.session_id == one.id)
+            )
             assert one.trials == connection.execute(trials).scalar_one()
             results = sa.select(sa.func.count()).where(FindDb.session_id == one.id)
             assert one.results == connection.execute(results).scalar_one()

@@ -49,8 +49,14 @@ def delete(engine: sa.Engine, session_id: int, removed: set[str] | None = None) 
 def settled(engine: sa.Engine) -> None:
     """No jobs in flight and no drafts."""
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).where(Job.state.not_in(["evaluated", "errored"])).values(state="canceled"))
-        connection.execute(sa.update(Golden).where(Golden.state == "draft").values(state="promoted"))
+        connection.execute(
+            sa.update(Job)
+            .where(Job.state.not_in(["evaluated", "errored"]))
+            .values(state="canceled")
+        )
+        connection.execute(
+            sa.update(Golden).where(Golden.state == "draft").values(state="promoted")
+        )
 
 
 def test_all_sessions_deleted_leave_what_is_shared_and_what_is_golden(source: sa.Engine) -> None:
@@ -68,13 +74,19 @@ def test_all_sessions_deleted_leave_what_is_shared_and_what_is_golden(source: sa
     with reading(source) as connection:
         for name in OWN:
             table = Base.metadata.tables[name]
-            assert connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == 0, name
+            assert (
+                connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == 0
+            ), name
         assert set(connection.execute(sa.select(Session.id)).scalars()) == golden
         needed = set(connection.execute(sa.select(GoldenKernel.kernel)).scalars())
         needed |= set(
-            connection.execute(sa.select(GoldenEntry.workload).where(GoldenEntry.workload.is_not(None))).scalars()
+            connection.execute(
+                sa.select(GoldenEntry.workload).where(GoldenEntry.workload.is_not(None))
+            ).scalars()
         )
-        needed |= set(connection.execute(sa.select(Config.body).where(Config.body.is_not(None))).scalars())
+        needed |= set(
+            connection.execute(sa.select(Config.body).where(Config.body.is_not(None))).scalars()
+        )
         assert set(connection.execute(sa.select(Kernel.digest)).scalars()) == needed
         again = [one.as_json() for one in explain(connection, 1, "1", library="miopen")]
     assert again == explained
@@ -82,7 +94,9 @@ def test_all_sessions_deleted_leave_what_is_shared_and_what_is_golden(source: sa
     assert {model: count(source, model) for model in before} == before
 
 
-def test_what_was_archived_deleted_and_restored_is_what_it_was(source: sa.Engine, tmp_path: Path) -> None:
+def test_what_was_archived_deleted_and_restored_is_what_it_was(
+    source: sa.Engine, tmp_path: Path
+) -> None:
     """Also a session whose row golden versions kept."""
     settled(source)
     for session_id in range(1, 6):
@@ -113,32 +127,59 @@ def test_jobs_with_workers_and_drafts_are_in_the_way(source: sa.Engine, engine: 
         delete(source, session_id)
 
 
-def test_only_artifacts_that_no_other_job_needs_are_removed(engine: sa.Engine, tmp_path: Path) -> None:
+def test_only_artifacts_that_no_other_job_needs_are_removed(
+    engine: sa.Engine, tmp_path: Path
+) -> None:
     """Neither from SQL nor from the store."""
     session_id = make_jobs(engine, 1, solvers=["Noop0", "Noop1"])
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c", Keys.of_secret("6b" * 32))
-    mine, shared, winner, shared_winner = (store.put(text) for text in (b"mine", b"shared", b"winner", b"winner too"))
+    mine, shared, winner, shared_winner = (
+        store.put(text) for text in (b"mine", b"shared", b"winner", b"winner too")
+    )
     with writing(engine) as connection:
         other = connection.execute(sa.select(Session.environment_id)).scalar_one()
         other = connection.execute(
             sa.insert(Session).values(environment_id=other, reason="other")
         ).inserted_primary_key[0]
         first, second = connection.execute(sa.select(Job.id).order_by(Job.id)).scalars().all()
-        config_id, solver_id = connection.execute(sa.select(Job.config_id, Job.solver_id).where(Job.id == second)).one()
+        config_id, solver_id = connection.execute(
+            sa.select(Job.config_id, Job.solver_id).where(Job.id == second)
+        ).one()
         connection.execute(
-            sa.update(Job).where(Job.id == second).values(session_id=other, state="compiled", step="measure")
+            sa.update(Job)
+            .where(Job.id == second)
+            .values(session_id=other, state="compiled", step="measure")
         )
         trial = {"output_tail": "", "times_ms": "[]"}
-        for number, (job_id, digest) in enumerate(((first, mine), (first, shared), (second, shared))):
-            connection.execute(sa.insert(Trial).values(job_id=job_id, number=number, artifact=digest, **trial))
+        for number, (job_id, digest) in enumerate(
+            ((first, mine), (first, shared), (second, shared))
+        ):
+            connection.execute(
+                sa.insert(Trial).values(job_id=job_id, number=number, artifact=digest, **trial)
+            )
         connection.execute(sa.insert(JobArtifact).values(job_id=second, digest=shared))
         for digest, blob in ((winner, b"winner"), (shared_winner, b"winner too")):
-            connection.execute(sa.insert(Kernel).values(digest=digest, blob=blob, size_bytes=len(blob)))
+            connection.execute(
+                sa.insert(Kernel).values(digest=digest, blob=blob, size_bytes=len(blob))
+            )
         for owner, digests in ((session_id, (winner, shared_winner)), (other, (shared_winner,))):
-            facts = {"session_id": owner, "config_id": config_id, "solver_id": solver_id, "workspace_bytes": 0}
-            key = connection.execute(sa.insert(FindDb).values(**facts, params="", time_ms=1.0)).inserted_primary_key[0]
+            facts = {
+                "session_id": owner,
+                "config_id": config_id,
+                "solver_id": solver_id,
+                "workspace_bytes": 0,
+            }
+            key = connection.execute(
+                sa.insert(FindDb).values(**facts, params="", time_ms=1.0)
+            ).inserted_primary_key[0]
             for number, digest in enumerate(digests):
-                code = {"find_db_id": key, "number": number, "kernel": digest, "name": "", "args": ""}
+                code = {
+                    "find_db_id": key,
+                    "number": number,
+                    "kernel": digest,
+                    "name": "",
+                    "args": "",
+                }
                 connection.execute(sa.insert(FindDbKernel).values(**code))
     removed: set[str] = set()
     deleted = delete(engine, session_id, removed)
@@ -153,7 +194,9 @@ def test_only_artifacts_that_no_other_job_needs_are_removed(engine: sa.Engine, t
         assert connection.execute(sa.select(Session.id)).scalars().all() == [other]
 
 
-def test_a_deletion_that_was_interrupted_goes_on(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_that_was_interrupted_goes_on(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session_id = make_jobs(engine, 3)
     monkeypatch.setattr(removal, "_JOBS", 7)
     seen: list[int] = []

@@ -1,4 +1,5 @@
-"""The trace of a session: what is appended, what a killed process leaves, and the session that is restored from it."""
+"""The trace of a session: what is appended, what a killed process leaves, and the session that is
+restored from it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def copy_solvers(source: sa.Engine, engine: sa.Engine) -> None:
         connection.execute(sa.insert(Solver), rows)
 
 
-@pytest.mark.parametrize("session_id", sorted({*SESSIONS} - {3}))  # which was imported: it has no jobs
+# which was imported: it has no jobs
+@pytest.mark.parametrize("session_id", sorted({*SESSIONS} - {3}))
 def test_a_session_is_restored_from_its_trace(
     source: sa.Engine, sqlite_engine: sa.Engine, tmp_path: Path, session_id: int
 ) -> None:
@@ -68,10 +70,17 @@ def test_rounds_and_parts_of_a_search_are_restored_each(
     other_engine = sqlite_template.engine(tmp_path / "other.sqlite")
     session_id = make_jobs(sqlite_engine, 1)
     with writing(sqlite_engine) as connection:
-        row = dict(connection.execute(sa.select(Job.__table__).order_by(Job.id)).mappings().first() or {})
+        row = dict(
+            connection.execute(sa.select(Job.__table__).order_by(Job.id)).mappings().first() or {}
+        )
         connection.execute(sa.delete(Job))
         for round_, part in ((0, 0), (1, 0), (1, 1)):
-            own = {"id": 10 + 2 * round_ + part, "round": round_, "part": part, "state": State.EVALUATED.value}
+            own = {
+                "id": 10 + 2 * round_ + part,
+                "round": round_,
+                "part": part,
+                "state": State.EVALUATED.value,
+            }
             connection.execute(sa.insert(Job).values({**row, **own}))
             trial = {"job_id": own["id"], "number": 0, "params": f"round {round_} part {part}"}
             connection.execute(sa.insert(Trial).values(**trial, output_tail="", times_ms="[]"))
@@ -79,7 +88,11 @@ def test_rounds_and_parts_of_a_search_are_restored_each(
     trace = traced(sqlite_engine, tmp_path / "trace", session_id)
     assert len(documents(trace.path)) == 4
     restore(other_engine, trace, lambda blob: None)
-    query = sa.select(Job.round, Job.part, Trial.params).join(Trial, Trial.job_id == Job.id).order_by(Job.id)
+    query = (
+        sa.select(Job.round, Job.part, Trial.params)
+        .join(Trial, Trial.job_id == Job.id)
+        .order_by(Job.id)
+    )
     with reading(other_engine) as connection:
         found = connection.execute(query).all()
     assert found == [(0, 0, "round 0 part 0"), (1, 0, "round 1 part 0"), (1, 1, "round 1 part 1")]
@@ -94,7 +107,9 @@ def without_artifacts(path: Path) -> list[Any]:
     return sorted(lines, key=str)
 
 
-def test_what_a_killed_process_did_not_write_the_next_one_writes(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+def test_what_a_killed_process_did_not_write_the_next_one_writes(
+    sqlite_engine: sa.Engine, tmp_path: Path
+) -> None:
     session_id = make_jobs(sqlite_engine, 1)
     path = tmp_path / "trace"
     traced(sqlite_engine, path, session_id).close()
@@ -114,7 +129,9 @@ def test_what_a_killed_process_did_not_write_the_next_one_writes(sqlite_engine: 
     trace.close()
 
 
-def test_a_torn_first_line_is_a_trace_that_has_not_begun(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_torn_first_line_is_a_trace_that_has_not_begun(
+    sqlite_engine: sa.Engine, tmp_path: Path
+) -> None:
     session_id = make_jobs(sqlite_engine, 1)
     path = tmp_path / "trace"
     path.write_text('{"format":"tuna-tr')
@@ -129,12 +146,18 @@ def test_jobs_that_had_not_ended_are_new_again(
     engine = mariadb_engine
     session_id = make_jobs(sqlite_engine, 2, options={"sleep_s": 2.0})
     with writing(sqlite_engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id <= 5).values(state="compiled", step="measure", attempt=1))
-        connection.execute(sa.update(Job).where(Job.id > 18).values(state="errored", attempt=3, cause="infra"))
+        connection.execute(
+            sa.update(Job).where(Job.id <= 5).values(state="compiled", step="measure", attempt=1)
+        )
+        connection.execute(
+            sa.update(Job).where(Job.id > 18).values(state="errored", attempt=3, cause="infra")
+        )
         connection.execute(sa.update(Job).where(Job.id == 7).values(state="compiling", chunk="c"))
     trace = traced(sqlite_engine, tmp_path / "trace", session_id)
     with writing(sqlite_engine) as connection:  # in flight: written when its state is settled
-        connection.execute(sa.update(Job).where(Job.id == 7).values(state="new", attempt=1, chunk=None))
+        connection.execute(
+            sa.update(Job).where(Job.id == 7).values(state="new", attempt=1, chunk=None)
+        )
     trace.record(sqlite_engine, session_id, [7])
     make_jobs(engine, 1)
     with writing(engine) as connection:
@@ -146,7 +169,11 @@ def test_jobs_that_had_not_ended_are_new_again(
             .where(Job.session_id == found)
             .group_by(Job.state)
         ).all()
-        options = connection.execute(sa.select(Job.options).where(Job.session_id == found)).scalars().all()
+        options = (
+            connection.execute(sa.select(Job.options).where(Job.session_id == found))
+            .scalars()
+            .all()
+        )
     assert {tuple(row) for row in rows} == {("new", "build", 0, 18), ("errored", "build", 3, 2)}
     assert options == [{"sleep_s": 2.0}] * 20
 
@@ -163,7 +190,9 @@ def test_jobs_that_had_not_ended_are_new_again(
     ],
     ids=str,
 )
-def test_what_is_no_trace_is_refused_and_stays(sqlite_engine: sa.Engine, tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_trace_is_refused_and_stays(
+    sqlite_engine: sa.Engine, tmp_path: Path, text: str, said: str
+) -> None:
     traced(sqlite_engine, tmp_path / "good", make_jobs(sqlite_engine, 1)).close()
     path = tmp_path / "trace"
     path.write_text(text.replace("HEAD", (tmp_path / "good").read_text().splitlines()[0]))
@@ -181,7 +210,9 @@ def test_two_masters_do_not_share_a_trace(tmp_path: Path) -> None:
     Trace(tmp_path / "trace").close()
 
 
-def test_a_trace_that_cannot_be_restored_changes_nothing(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_restored_changes_nothing(
+    sqlite_engine: sa.Engine, tmp_path: Path
+) -> None:
     session_id = make_jobs(sqlite_engine, 1)
     trace = traced(sqlite_engine, tmp_path / "trace", session_id)
     with pytest.raises(BadInput, match="is another"):
@@ -195,7 +226,9 @@ def test_a_trace_that_cannot_be_restored_changes_nothing(sqlite_engine: sa.Engin
         assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 1
 
 
-def test_an_artifact_with_other_bytes_is_refused(source: sa.Engine, sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+def test_an_artifact_with_other_bytes_is_refused(
+    source: sa.Engine, sqlite_engine: sa.Engine, tmp_path: Path
+) -> None:
     copy_solvers(source, sqlite_engine)
     traced(source, tmp_path / "trace", 4).close()
     lines = documents(tmp_path / "trace")

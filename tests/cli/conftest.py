@@ -31,7 +31,18 @@ def loaded(type_in: Callable[..., Ended], layers: Path) -> Callable[..., Ended]:
         ("go_fish", "noop", "import_configs", "-t", "small", "-f", layers),
         ("go_fish", "noop", "--update_solvers"),
         ("go_fish", "noop", "--update_applicability", "--session_id", 1),
-        ("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "build,measure", "-o", "-l", "test"),
+        (
+            "load_job",
+            "--session_id",
+            1,
+            "-t",
+            "small",
+            "--fin_steps",
+            "build,measure",
+            "-o",
+            "-l",
+            "test",
+        ),
     ):
         ended = type_in(*words)
         assert ended.code == 0, ended

@@ -37,9 +37,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_file_stands_for_its_options(folder: Path) -> None:
-    (folder / "a.yaml").write_text("number: 3\nflag: true\nword:\n  - -x y\n  - {b: [1, 2]}\n  - 7\none: {a: 'b c'}\n")
+    (folder / "a.yaml").write_text(
+        "number: 3\nflag: true\nword:\n  - -x y\n  - {b: [1, 2]}\n  - 7\none: {a: 'b c'}\n"
+    )
     found = run("@a.yaml")
-    assert found == {"number": 3, "flag": True, "words": ("-x y", '{"b": [1, 2]}', "7"), "one": '{"a": "b c"}'}
+    assert found == {
+        "number": 3,
+        "flag": True,
+        "words": ("-x y", '{"b": [1, 2]}', "7"),
+        "one": '{"a": "b c"}',
+    }
 
 
 def test_what_comes_later_counts(folder: Path) -> None:
@@ -118,12 +125,21 @@ def test_workloads_are_layers(folder: Path) -> None:
         ("rpc: {target: llvm, port: x}", "w.yaml:1: rpc: rpc's port is a number"),
         ("rpc: {target: llvm, port: 65536}", "a number from 0 to 65535"),
         ("rpc: {target: 3, port: 1}", "rpc's target is a text"),
-        ("workload:\n- MIOpenDriver gemm -m 1 -n 1 -k 1\n- MIOpenDriver gemm -m x", "w.yaml:3: workload: "),
+        (
+            "workload:\n- MIOpenDriver gemm -m 1 -n 1 -k 1\n- MIOpenDriver gemm -m x",
+            "w.yaml:3: workload: ",
+        ),
         ("workload:\n- {kind: gemm, m: 3}", "w.yaml:2: workload: a gemm config needs n, k"),
         ("workload:\n- {kind: gem, m: 3}", "w.yaml:2: workload: .*gem"),
-        ("workload: ['!AutoTVMWorkload {task_name: dense}']", "w.yaml:1: workload: a workload with a Python class tag"),
+        (
+            "workload: ['!AutoTVMWorkload {task_name: dense}']",
+            "w.yaml:1: workload: a workload with a Python class tag",
+        ),
         ("workload: ['!!python/object:lorien.W {a: 1}']", "Python class tag is code or a pickle"),
-        ("workload: ['a: !!binary gASVCgAAAAAAAACMBmJvb20hlC4=']", "Python class tag is code or a pickle"),
+        (
+            "workload: ['a: !!binary gASVCgAAAAAAAACMBmJvb20hlC4=']",
+            "Python class tag is code or a pickle",
+        ),
         ("db: {endpoint_url: x}", "w.yaml:1: tune-rpc has no db: results are in Tuna's database"),
         ("ntrial: 0", "w.yaml:1: ntrial: 0 is not in the range"),
         ("commit-nbets: 3", "w.yaml:1: tune-rpc has no option 'commit-nbets'"),
@@ -146,6 +162,10 @@ def test_the_files_of_the_documentation_are_read(folder: Path) -> None:
     assert isinstance(found["workloads"], tuple)
     assert len(found["workloads"]) == 2
     table = page.split("## Options")[1].split("\n\n")[1]
-    named = {name for row in table.splitlines()[2:] for name in row.split("|")[1].replace("`", "").split(", ")}
+    named = {
+        name
+        for row in table.splitlines()[2:]
+        for name in row.split("|")[1].replace("`", "").split(", ")
+    }
     options = {max(one.opts, key=len).removeprefix("--") for one in tune_rpc.params}
     assert {name.strip() for name in named} == options, "each option has its row"

@@ -41,17 +41,37 @@ def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
 def test_an_unknown_tag_step_or_solver_is_named(loaded: Type) -> None:
     _refused(loaded("tuna", "configs", "-t", "nope"), 3, "'nope'", "small")
     _refused(loaded("load_job", "--session_id", 1, "-t", "nope", "-l", "x"), 3, "'nope'")
-    _refused(loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "fry", "-l", "x"), 3, "'fry'", "build")
-    _refused(loaded("load_job", "--session_id", 1, "-t", "small", "-s", "NoSuch", "-l", "x"), 3, "NoSuch", "Noop0")
-    _refused(loaded("go_fish", "noop", "--session_id", 1, "--fin_steps", "fry", "--enqueue_only"), 3, "'fry'")
+    _refused(
+        loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "fry", "-l", "x"),
+        3,
+        "'fry'",
+        "build",
+    )
+    _refused(
+        loaded("load_job", "--session_id", 1, "-t", "small", "-s", "NoSuch", "-l", "x"),
+        3,
+        "NoSuch",
+        "Noop0",
+    )
+    _refused(
+        loaded("go_fish", "noop", "--session_id", 1, "--fin_steps", "fry", "--enqueue_only"),
+        3,
+        "'fry'",
+    )
     assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"new": 20}
 
 
 def test_a_session_of_another_library_is_refused(loaded: Type) -> None:
-    _refused(loaded("go_fish", "example", "--update_applicability", "--session_id", 1), 2, "belongs to noop")
+    _refused(
+        loaded("go_fish", "example", "--update_applicability", "--session_id", 1),
+        2,
+        "belongs to noop",
+    )
 
 
-@pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (b"\x7fELF\x00\x01\xff\xfe", "layers.bin")])
+@pytest.mark.parametrize(
+    ("content", "word"), [(b"", "empty"), (b"\x7fELF\x00\x01\xff\xfe", "layers.bin")]
+)
 def test_an_empty_or_binary_file_is_refused_before_anything_is_written(
     type_in: Type, tmp_path: Path, empty_home: Path, content: bytes, word: str
 ) -> None:
@@ -136,7 +156,9 @@ def test_a_bad_setting_is_named(type_in: Type, monkeypatch: pytest.MonkeyPatch) 
     _refused(type_in("tuna", "status"), 2, "TUNA_MAX_ATTEMPTS")
 
 
-def test_a_home_that_cannot_be_made_is_named(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_cannot_be_made_is_named(
+    type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "file" / "home"))
     get_settings.cache_clear()
@@ -146,7 +168,9 @@ def test_a_home_that_cannot_be_made_is_named(type_in: Type, tmp_path: Path, monk
 def test_a_session_without_jobs_says_what_to_do(type_in: Type) -> None:
     type_in("tuna", "init-session", "noop", "-l", "x")
     _refused(type_in("tuna", "run", "--session-id", 1), 2, "no jobs", "load")
-    _refused(type_in("tuna", "load-jobs", "--session-id", 1, "-l", "x"), 2, "tuna update-solvers noop")
+    _refused(
+        type_in("tuna", "load-jobs", "--session-id", 1, "-l", "x"), 2, "tuna update-solvers noop"
+    )
 
 
 def test_an_export_of_nothing_writes_nothing(loaded: Type, tmp_path: Path) -> None:
@@ -171,7 +195,9 @@ def test_an_export_of_nothing_writes_nothing(loaded: Type, tmp_path: Path) -> No
     ],
     ids=" ".join,
 )
-def test_an_id_that_no_database_can_hold_is_a_bad_value(loaded: Type, words: tuple[str, ...]) -> None:
+def test_an_id_that_no_database_can_hold_is_a_bad_value(
+    loaded: Type, words: tuple[str, ...]
+) -> None:
     ended = loaded(*words, "1" + 22 * "0")
     assert ended.code == 2
     assert "10000000000000000000000 is no id" in ended.err
@@ -182,7 +208,9 @@ def test_an_import_that_cannot_be_read_leaves_no_session(type_in: Type, tmp_path
     """U6"""
     (tmp_path / "gfx90a68.HIP.fdb.txt").write_text("")
     facts = ("--rocm-version", "6.2.0", "--miopen-version", "3.3.0")
-    _refused(type_in("tuna", "import-db", "gfx90a68.HIP.fdb.txt", *facts), 2, "gfx90a68.HIP.fdb.txt")
+    _refused(
+        type_in("tuna", "import-db", "gfx90a68.HIP.fdb.txt", *facts), 2, "gfx90a68.HIP.fdb.txt"
+    )
     assert json.loads(type_in("tuna", "status", "--json").out) == []
 
 
@@ -199,7 +227,9 @@ def test_a_settings_file_that_is_not_there_or_has_what_is_no_setting_is_refused(
     _refused(type_in("tuna", "status"), 2, "leas_s", "did you mean lease_s?")
 
 
-def test_a_variable_that_looks_like_a_setting_is_warned_of(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_looks_like_a_setting_is_warned_of(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """U13. Others are no concern of ours: Kubernetes makes TUNA_REDIS_PORT of a service."""
     monkeypatch.setenv("TUNA_EVAL_CPU", "1")
     monkeypatch.setenv("TUNA_REDIS_PORT", "tcp://10.0.0.1:6379")
@@ -215,7 +245,9 @@ def test_layers_are_read_from_standard_input(type_in: Type, layers: Path) -> Non
         assert "2 accepted" in type_in("tuna", "import", "-", "-t", "a").out
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_anything_is_done(loaded: Type, empty_folder: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_done(
+    loaded: Type, empty_folder: Path
+) -> None:
     """U14"""
     for words in (
         ("report", "--session-id", 1, "-o", empty_folder / "nosuch" / "r.html"),
@@ -236,7 +268,10 @@ def empty_folder(tmp_path: Path) -> Path:
 
 def test_what_commands_write_by_default_is_not_offered_to_git() -> None:
     """U17"""
-    names = "gfx90878.HIP.fdb.txt gfx90878.db gfx90878.db.txt gfx90878.kdb gfx90878.HIP.fdb.txt.bz2 session-1.html"
+    names = (
+        "gfx90878.HIP.fdb.txt gfx90878.db gfx90878.db.txt gfx90878.kdb gfx90878.HIP.fdb.txt.bz2"
+        " session-1.html"
+    )
     found = subprocess.run(
         [needed_program("git"), "check-ignore", "--no-index", *names.split()],
         capture_output=True,

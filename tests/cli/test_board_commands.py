@@ -1,4 +1,5 @@
-"""Commands that name boards: what they refuse, in a sentence, and sessions of a target without a board."""
+"""Commands that name boards: what they refuse, in a sentence, and sessions of a target without a
+board."""
 
 from __future__ import annotations
 
@@ -20,13 +21,31 @@ WHERE = ("--tvm-tracker", "127.0.0.1:1", "--device-key", "pi")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("init-session", "tvm", "-l", "x", "--target", "cuda -arch=sm_80"), "of kind llvm, not 'cuda'"),
-        (("init-session", "tvm", "-l", "x", "--tvm-tracker", "127.0.0.1:1"), "named by its tracker and its key"),
-        (("init-session", "tvm", "-l", "x", "--tvm-tracker", "here", "--device-key", "pi"), "of the form HOST:PORT"),
-        (("init-session", "tvm", "-l", "x", "--target", "llvm", "--arch", "gfx90a"), "tvm takes no arch"),
-        (("init-session", "tvm", "-l", "x", *WHERE, "--target", "llvm -num-cores=²"), "num-cores cannot be '²'"),
+        (
+            ("init-session", "tvm", "-l", "x", "--target", "cuda -arch=sm_80"),
+            "of kind llvm, not 'cuda'",
+        ),
+        (
+            ("init-session", "tvm", "-l", "x", "--tvm-tracker", "127.0.0.1:1"),
+            "named by its tracker and its key",
+        ),
+        (
+            ("init-session", "tvm", "-l", "x", "--tvm-tracker", "here", "--device-key", "pi"),
+            "of the form HOST:PORT",
+        ),
+        (
+            ("init-session", "tvm", "-l", "x", "--target", "llvm", "--arch", "gfx90a"),
+            "tvm takes no arch",
+        ),
+        (
+            ("init-session", "tvm", "-l", "x", *WHERE, "--target", "llvm -num-cores=²"),
+            "num-cores cannot be '²'",
+        ),
         (("init-session", "miopen", "-l", "x", "--target", "llvm"), "miopen takes no target"),
-        (("worker", "eval", "--tvm-tracker", "here", "--device-key", "pi"), "of the form HOST:PORT"),
+        (
+            ("worker", "eval", "--tvm-tracker", "here", "--device-key", "pi"),
+            "of the form HOST:PORT",
+        ),
         (("worker", "eval", *WHERE, "--target", "cuda"), "of kind llvm, not 'cuda'"),
         (("worker", "compile", *WHERE), "Only eval workers measure on boards"),
         (("worker", "eval", "--device-key", "pi"), "named by its tracker and its key"),
@@ -64,7 +83,13 @@ def test_a_target_alone_makes_one_session_in_either_form(type_in: TypeIn) -> Non
     assert (ended.code, "taken for llvm" in ended.err) == (0, True), ended
     assert ended.out.startswith("session 1 (new): tvm"), "a warning is none of the command's output"
     ended = type_in(
-        "tuna", "init-session", "tvm", "-l", "x", "--target", '{"mtriple": "aarch64-linux-gnu", "kind": "llvm"}'
+        "tuna",
+        "init-session",
+        "tvm",
+        "-l",
+        "x",
+        "--target",
+        '{"mtriple": "aarch64-linux-gnu", "kind": "llvm"}',
     )
     assert "session 1 (" in ended.out, ended
 
@@ -75,7 +100,9 @@ def test_a_lost_board_is_reset_once_a_minute_at_most(monkeypatch: pytest.MonkeyP
     clock = iter((1000.0, 1000.0, 1030.0, 1060.0, 1060.0))
     monkeypatch.setattr(workers.time, "monotonic", lambda: next(clock))
     worker = object.__new__(Worker)
-    worker._settings = get_settings().model_copy(update={"after_worker": "", "tvm_reset": "power-cycle"})
+    worker._settings = get_settings().model_copy(
+        update={"after_worker": "", "tvm_reset": "power-cycle"}
+    )
     worker._reset_at = float("-inf")
     for _ in range(3):
         worker._mend()

@@ -1,4 +1,5 @@
-"""What MITuna's commands got wrong, done right: layers that were lost, mistakes that ended with exit code 0."""
+"""What MITuna's commands got wrong, done right: layers that were lost, mistakes that ended with
+exit code 0."""
 
 from __future__ import annotations
 
@@ -77,22 +78,35 @@ def test_the_number_of_tagged_layers_is_that_of_the_distinct_ones(
 ) -> None:
     lines = [f"{CONV} -F 1", f"{CONV} -F 1 -t 1", f"{CONV} -F 3", f"{CONV} -F 2"]
     assert "2 layers: 2 added, 2 newly tagged" in imported(*lines).out
-    assert len(rows(sa.select(models.ConfigTag.config_id).where(models.ConfigTag.tag == "net"))) == 2
+    assert (
+        len(rows(sa.select(models.ConfigTag.config_id).where(models.ConfigTag.tag == "net"))) == 2
+    )
     assert "2 layers: 0 added, 0 newly tagged" in imported(*lines).out
     assert len(listed(type_in)) == 2
 
 
-def test_defaults_reach_the_database_as_miopendriver_has_them(imported: Callable[..., Any], type_in: TypeIn) -> None:
+def test_defaults_reach_the_database_as_miopendriver_has_them(
+    imported: Callable[..., Any], type_in: TypeIn
+) -> None:
     assert imported("MIOpenDriver conv --spatial_dim 3 -F 1").code == 0
     (layer,) = listed(type_in)
-    depth = {"in_d": 32, "fil_d": 3, "pad_d": 0, "conv_stride_d": 1, "dilation_d": 1, "batchsize": 100}
+    depth = {
+        "in_d": 32,
+        "fil_d": 3,
+        "pad_d": 0,
+        "conv_stride_d": 1,
+        "dilation_d": 1,
+        "batchsize": 100,
+    }
     assert {name: layer[name] for name in depth} == depth
 
 
 def test_the_save_flag_of_batch_norm_reaches_the_database(imported: Callable[..., Any]) -> None:
     assert imported(MIXED[2], MIXED[2].replace("-s 1", "-s 0")).code == 0
     table = models.BatchNormConfig
-    found = rows(sa.select(table.save, table.run, table.mode, table.alpha, table.beta, table.direction))
+    found = rows(
+        sa.select(table.save, table.run, table.mode, table.alpha, table.beta, table.direction)
+    )
     assert sorted(map(tuple, found)) == [(0, 1, 1, 1.0, 0.0, "F"), (1, 1, 1, 1.0, 0.0, "F")]
 
 
@@ -100,20 +114,26 @@ def test_a_layer_is_the_same_after_its_row(imported: Callable[..., Any], type_in
     assert imported(*MIXED).code == 0
     layers = [parse_line(line)[0] for line in MIXED]
     assert listed(type_in) == [json.loads(json.dumps(layer.to_json())) for layer in layers]
-    assert [row.driver for row in rows(sa.select(models.Config.driver).order_by(models.Config.id))] == [
-        layer.driver() for layer in layers
-    ]
+    assert [
+        row.driver for row in rows(sa.select(models.Config.driver).order_by(models.Config.id))
+    ] == [layer.driver() for layer in layers]
     for table, layer in zip(
-        (models.ConvConfig, models.ConvConfig, models.BatchNormConfig, models.GemmConfig), layers, strict=True
+        (models.ConvConfig, models.ConvConfig, models.BatchNormConfig, models.GemmConfig),
+        layers,
+        strict=True,
     ):
-        columns = sa.select(table.__table__).join(models.Config).where(models.Config.key == layer.key)
+        columns = (
+            sa.select(table.__table__).join(models.Config).where(models.Config.key == layer.key)
+        )
         (row,) = rows(columns)
         values = row._asdict()
         del values["config_id"]
         assert {"kind": layer.kind, **values} == layer.to_json()
 
 
-@pytest.mark.parametrize(("steps", "stored"), [("", "build,measure"), ("build", "build"), ("measure,build", None)])
+@pytest.mark.parametrize(
+    ("steps", "stored"), [("", "build,measure"), ("build", "build"), ("measure,build", None)]
+)
 def test_no_step_means_every_step_and_their_order_is_the_librarys(
     loaded: TypeIn, steps: str, stored: str | None
 ) -> None:
@@ -121,7 +141,9 @@ def test_no_step_means_every_step_and_their_order_is_the_librarys(
     loaded("tuna", "applicability", "--session-id", 2, "-t", "small")
     ended = loaded("load_job", "--session_id", 2, "-t", "small", "--fin_steps", steps, "-l", "x")
     assert ended.out == "New jobs added: 20\n"
-    found = {row.steps for row in rows(sa.select(models.Job.steps).where(models.Job.session_id == 2))}
+    found = {
+        row.steps for row in rows(sa.select(models.Job.steps).where(models.Job.session_id == 2))
+    }
     assert found == {stored or "build,measure"}
 
 
@@ -130,7 +152,11 @@ def test_no_solver_means_every_applicable_one(loaded: TypeIn) -> None:
     loaded("tuna", "applicability", "--session-id", 2, "-t", "small")
     for words in ((), ("-s", "")):
         loaded("load_job", "--session_id", 2, "-t", "small", "-l", "x", *words)
-    found = rows(sa.select(sa.func.count(sa.distinct(models.Job.solver_id))).where(models.Job.session_id == 2))
+    found = rows(
+        sa.select(sa.func.count(sa.distinct(models.Job.solver_id))).where(
+            models.Job.session_id == 2
+        )
+    )
     assert found[0][0] == 10
 
 
@@ -143,16 +169,32 @@ def test_no_solver_means_every_applicable_one(loaded: TypeIn) -> None:
         ("export_db", "--session_id", 1, "-f", "--config_tag", "nosuch"),
     ],
 )
-def test_an_unknown_tag_ends_every_command_with_a_code_that_says_so(loaded: TypeIn, words: tuple[Any, ...]) -> None:
+def test_an_unknown_tag_ends_every_command_with_a_code_that_says_so(
+    loaded: TypeIn, words: tuple[Any, ...]
+) -> None:
     ended = loaded(*words)
     assert ended.code == 3, ended
     assert "nosuch" in ended.err
 
 
 @pytest.mark.parametrize("solver", ["NoSuch", "Noop1,NoSuch", "noop1", "Noop1 Noop2"])
-def test_an_unknown_solver_is_an_error_and_no_job_of_the_known_ones_is_loaded(loaded: TypeIn, solver: str) -> None:
+def test_an_unknown_solver_is_an_error_and_no_job_of_the_known_ones_is_loaded(
+    loaded: TypeIn, solver: str
+) -> None:
     before = rows(sa.select(models.Job.id))
-    ended = loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "build", "-s", solver, "-l", "x")
+    ended = loaded(
+        "load_job",
+        "--session_id",
+        1,
+        "-t",
+        "small",
+        "--fin_steps",
+        "build",
+        "-s",
+        solver,
+        "-l",
+        "x",
+    )
     assert ended.code == 3
     assert "has no solver" in ended.err
     assert rows(sa.select(models.Job.id)) == before

@@ -46,10 +46,13 @@ def test_each_command_has_the_help_that_the_map_shows(name: str) -> None:
 
 def test_help_imports_neither_sql_nor_celery_nor_tvm() -> None:
     code = (
-        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['--help']);"
-        "print([m for m in ('sqlalchemy', 'celery', 'tvm', 'pydantic', 'numpy', 'rich') if m in sys.modules])"
+        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['--help']);print([m"
+        " for m in ('sqlalchemy', 'celery', 'tvm', 'pydantic', 'numpy', 'rich') if m in"
+        " sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.splitlines()[-1] == "[]"
 
 
@@ -70,22 +73,42 @@ def test_a_second_import_adds_nothing(type_in: Type, layers: Path) -> None:
     assert "2 layers: 0 added, 2 newly tagged" in type_in("tuna", "import", layers, "-t", "A").out
 
 
-def test_configs_prints_an_object_per_layer_under_miopens_names(type_in: Type, layers: Path) -> None:
+def test_configs_prints_an_object_per_layer_under_miopens_names(
+    type_in: Type, layers: Path
+) -> None:
     type_in("tuna", "import", layers, "-t", "a")
     ended = type_in("tuna", "configs", "--tag", "a", "--json")
     first, second = (json.loads(line) for line in ended.out.splitlines())
-    assert (first["in_channels"], first["fil_h"], first["pad_w"], first["data_type"]) == (8, 3, 1, "FP32")
+    assert (first["in_channels"], first["fil_h"], first["pad_w"], first["data_type"]) == (
+        8,
+        3,
+        1,
+        "FP32",
+    )
     assert (second["out_channels"], second["in_layout"], second["direction"]) == (16, "NCHW", "F")
 
 
 def test_loading_the_same_jobs_twice_adds_them_once(loaded: Type) -> None:
-    again = loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "build,measure", "-o", "-l", "test")
+    again = loaded(
+        "load_job",
+        "--session_id",
+        1,
+        "-t",
+        "small",
+        "--fin_steps",
+        "build,measure",
+        "-o",
+        "-l",
+        "test",
+    )
     assert again.out == "New jobs added: 0\n"
     assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"new": 20}
 
 
 def test_another_step_list_gives_other_jobs_in_the_same_session(loaded: Type) -> None:
-    other = loaded("tuna", "load-jobs", "--session-id", 1, "-t", "small", "--steps", "build", "-s", "Noop3")
+    other = loaded(
+        "tuna", "load-jobs", "--session-id", 1, "-t", "small", "--steps", "build", "-s", "Noop3"
+    )
     assert other.out == "New jobs added: 2\n"
 
 
@@ -102,8 +125,14 @@ def test_a_quote_in_every_text_option_is_only_text(type_in: Type, layers: Path) 
     type_in("tuna", "import", layers, "-t", nasty)
     type_in("tuna", "update-solvers", "noop")
     type_in("tuna", "applicability", "--session-id", 1, "-t", nasty)
-    assert type_in("tuna", "load-jobs", "--session-id", 1, "-t", nasty, "-l", nasty).out == "New jobs added: 20\n"
-    assert type_in("tuna", "load-jobs", "--session-id", 1, "-t", "small' or '1'='1", "-l", "y").code == 3
+    assert (
+        type_in("tuna", "load-jobs", "--session-id", 1, "-t", nasty, "-l", nasty).out
+        == "New jobs added: 20\n"
+    )
+    assert (
+        type_in("tuna", "load-jobs", "--session-id", 1, "-t", "small' or '1'='1", "-l", "y").code
+        == 3
+    )
     assert json.loads(type_in("tuna", "status", "--json").out)[0]["reason"] == nasty
 
 
@@ -124,7 +153,9 @@ def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None
     assert "ok" in ended.out
 
 
-def test_printed_commands_that_repeat_attempts_work_when_pasted(type_in: Type, tmp_path: Path) -> None:
+def test_printed_commands_that_repeat_attempts_work_when_pasted(
+    type_in: Type, tmp_path: Path
+) -> None:
     engine = open_database()
     make_jobs(engine, 1, options={"trials": 1, "fail": "it's; touch X"}, solvers=["Noop1", "Noop2"])
     with writing(engine) as connection:
@@ -139,8 +170,13 @@ def test_printed_commands_that_repeat_attempts_work_when_pasted(type_in: Type, t
         build.winner(1, good.config_id, good.solver_id, 2.0, good.id, params="p")
     engine.dispose()
     shown = type_in("tuna", "status", "--session-id", 1).out
-    found = [line.partition("reproduce: ")[2] for line in shown.splitlines() if "reproduce: " in line]
-    found += [failure["reproduce"] for failure in json.loads(type_in("tuna", "status", "--json").out)[0]["failures"]]
+    found = [
+        line.partition("reproduce: ")[2] for line in shown.splitlines() if "reproduce: " in line
+    ]
+    found += [
+        failure["reproduce"]
+        for failure in json.loads(type_in("tuna", "status", "--json").out)[0]["failures"]
+    ]
     found += [row["command"] for row in json.loads(type_in("tuna", "query", "--json").out)]
     report = type_in("tuna", "report", "--session-id", 1, "--json").out
     found += [json.loads(text) for text in re.findall(r'"reproduce": ("(?:[^"\\]|\\.)+")', report)]
@@ -166,7 +202,9 @@ def test_a_library_that_is_not_here_is_absent_and_no_fault(
 
     monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
     get_settings.cache_clear()
-    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    found = {
+        finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)
+    }
     assert (found["library miopen"]["ok"], found["library miopen"]["absent"]) == (True, True)
     assert not found["library noop"]["absent"]
     ended = type_in("go_fish", "--status")
@@ -177,14 +215,20 @@ def test_a_library_that_is_not_here_is_absent_and_no_fault(
 def test_an_extra_that_is_not_installed_is_a_row_with_the_line_to_type(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda package: None if package == "onnx" else object())
-    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    monkeypatch.setattr(
+        doctor, "find_spec", lambda package: None if package == "onnx" else object()
+    )
+    found = {
+        finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)
+    }
     assert found["extra onnx"]["absent"]
     assert found["extra onnx"]["hint"] == "pip install 'tuna-autotuner[onnx]'"
     assert not found["extra rpc"]["absent"]
     ended = type_in("tuna", "doctor")
     assert ended.code == 0
-    assert re.search(r"^ ?absent +extra onnx +not installed, for ONNX models  ->  pip install", ended.out, re.M)
+    assert re.search(
+        r"^ ?absent +extra onnx +not installed, for ONNX models  ->  pip install", ended.out, re.M
+    )
     extras = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
     named = {*doctor.EXTRAS, *names()} | {"dev", "docs"}
     assert set(extras["project"]["optional-dependencies"]) <= named, "each is a row, or a library's"
@@ -206,8 +250,13 @@ def test_a_report_is_a_file_or_json(loaded: Type, tmp_path: Path) -> None:
 
 def test_jobs_are_canceled_and_retried(loaded: Type) -> None:
     assert loaded("tuna", "retry", "--session-id", 1).out == "session 1: no job is concerned\n"
-    assert loaded("tuna", "cancel", "--session-id", 1, "--job", 1).out == "session 1: 1 job canceled (1 were new)\n"
-    assert loaded("tuna", "cancel", "--session-id", 1, "--tag", "small").out.startswith("session 1: 19 jobs canceled")
+    assert (
+        loaded("tuna", "cancel", "--session-id", 1, "--job", 1).out
+        == "session 1: 1 job canceled (1 were new)\n"
+    )
+    assert loaded("tuna", "cancel", "--session-id", 1, "--tag", "small").out.startswith(
+        "session 1: 19 jobs canceled"
+    )
     assert loaded("tuna", "cancel", "--session-id", 1).out == "session 1: no job is concerned\n"
     assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"canceled": 20}
     for words, code in (
@@ -224,10 +273,13 @@ def test_jobs_are_canceled_and_retried(loaded: Type) -> None:
 def test_status_and_help_load_no_report(type_in: Type) -> None:
     type_in("tuna", "status")
     code = (
-        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['status']);"
-        "print([m for m in ('prometheus_client', 'jinja2', 'celery', 'tuna.configs', 'tuna.libraries.base') if m in sys.modules])"
+        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['status']);print([m"
+        " for m in ('prometheus_client', 'jinja2', 'celery', 'tuna.configs', 'tuna.libraries.base')"
+        " if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.splitlines()[-1] == "[]"
 
 
@@ -240,25 +292,37 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
         command = [sys.executable, "-m", "tuna", "cancel", "--session-id", "1"]
         subprocess.run(command, check=True, capture_output=True)
         assert (home / "tuna.sqlite-wal").exists(), "another process took the log for its own"
-        assert connection.exec_driver_sql("SELECT DISTINCT state FROM job").scalars().all() == ["canceled"]
+        assert connection.exec_driver_sql("SELECT DISTINCT state FROM job").scalars().all() == [
+            "canceled"
+        ]
     assert (home / "tuna.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_doctor_measures_noise_and_says_what_follows(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_measures_noise_and_says_what_follows(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measure(settings: Settings, pairs: int, on_pair: Callable[[int], None]) -> NoiseRecord:
         on_pair(pairs)
         found = {"memory": {"cpu": 0.042}}
-        return NoiseRecord("2026-11-22T10:00:00+00:00", machine_identity(settings), "tvm", 1, pairs, found)
+        return NoiseRecord(
+            "2026-11-22T10:00:00+00:00", machine_identity(settings), "tvm", 1, pairs, found
+        )
 
     monkeypatch.setattr(noise, "measure", measure)
-    quiet = {finding["what"]: finding["text"] for finding in json.loads(type_in("tuna", "doctor", "--json").out)}[
-        "quiet"
-    ]
+    quiet = {
+        finding["what"]: finding["text"]
+        for finding in json.loads(type_in("tuna", "doctor", "--json").out)
+    }["quiet"]
     assert quiet.endswith(
-        "go on while cores are measured: TUNA_QUIET=auto, and `tuna doctor --noise` was not run on this machine"
+        "go on while cores are measured: TUNA_QUIET=auto, and `tuna doctor --noise` was not run on"
+        " this machine"
     )
     ended = type_in("tuna", "doctor", "--noise", "--pairs", "3")
-    assert (ended.code, "+4.2%" in ended.out, "builds stop: TUNA_QUIET=auto" in ended.out) == (0, True, True)
+    assert (ended.code, "+4.2%" in ended.out, "builds stop: TUNA_QUIET=auto" in ended.out) == (
+        0,
+        True,
+        True,
+    )
     assert ended.err.endswith("noise: 3/3 measurements\n")
     found = json.loads(type_in("tuna", "doctor", "--noise", "--json").out)
     assert (found["noisy"], found["quiet"]["needed"], found["pairs"]) == (True, True, 15)
@@ -289,11 +353,15 @@ def test_the_doctor_writes_to_the_artifact_store_each_time(
         raise StoreUnavailable("read-only")
 
     monkeypatch.setattr(Artifacts, "_write", refuse)
-    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    found = {
+        finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)
+    }
     assert not found["artifacts"]["ok"]
 
 
-def test_a_run_says_that_its_builds_stop_while_it_measures(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_that_its_builds_stop_while_it_measures(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = []
     for quiet in ("yes", "no"):
         monkeypatch.setenv("TUNA_QUIET", quiet)

@@ -58,7 +58,9 @@ def test_what_the_database_knows_is_completed(loaded: Callable[..., Any]) -> Non
     assert "Noop3" in completed("reproduce", "--library", "noop", "--solver", "")
 
 
-def test_where_there_is_nothing_nothing_is_made(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_nothing_nothing_is_made(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert completed("report", "--session-id", "") == []
     assert not (empty_home / "tuna.sqlite").exists()
     monkeypatch.setenv("TUNA_DB_URL", "mysql+pymysql://me:secret@127.0.0.1:9/tuna")

@@ -30,7 +30,9 @@ def perf(tmp_path: Path) -> Path:
     return path
 
 
-def test_databases_come_out_as_they_went_in(type_in: TypeIn, find: Path, perf: Path, tmp_path: Path) -> None:
+def test_databases_come_out_as_they_went_in(
+    type_in: TypeIn, find: Path, perf: Path, tmp_path: Path
+) -> None:
     first = type_in("tuna", "import-db", find, *FROM)
     assert first.out == "2 entries of 1 layer (1 of them new)\nsession 1\n"
     assert type_in("tuna", "import-db", perf, "--session-id", 1).out.endswith("session 1\n")
@@ -39,15 +41,21 @@ def test_databases_come_out_as_they_went_in(type_in: TypeIn, find: Path, perf: P
         f"{out / find.name}\n"
     )
     assert (out / find.name).read_text() == find.read_text()
-    packed = type_in("tuna", "export", "--session-id", 1, "--form", "perf", "--text", "--bz2", "-d", out)
+    packed = type_in(
+        "tuna", "export", "--session-id", 1, "--form", "perf", "--text", "--bz2", "-d", out
+    )
     assert packed.out.endswith(f"{out}/gfx90a68.db.txt.bz2\n")
     for was, now in ((find, find.name), (perf, "gfx90a68.db.txt.bz2")):
         assert type_in("tuna", "db-diff", was, out / now).code == 0
     assert type_in("tuna", "check-db", out).out == "2 files, 3 entries: no faults\n"
 
 
-def test_an_imported_session_is_of_the_device_in_the_files_name(type_in: TypeIn, find: Path) -> None:
-    type_in("go_fish", "miopen", "import_db", "-t", find, "--rocm_v", "6.2.0", "--miopen_v", "3.3.0")
+def test_an_imported_session_is_of_the_device_in_the_files_name(
+    type_in: TypeIn, find: Path
+) -> None:
+    type_in(
+        "go_fish", "miopen", "import_db", "-t", find, "--rocm_v", "6.2.0", "--miopen_v", "3.3.0"
+    )
     (session,) = json.loads(type_in("tuna", "status", "--json").out)
     assert "gfx90a" in json.dumps(session)
 
@@ -84,19 +92,31 @@ def test_a_release_is_exported_too(type_in: TypeIn, find: Path, tmp_path: Path) 
     assert type_in("tuna", "export", *words, "--num-cu", 110).code == 3
 
 
-def test_differences_are_told_and_give_an_exit_code(type_in: TypeIn, find: Path, tmp_path: Path) -> None:
+def test_differences_are_told_and_give_an_exit_code(
+    type_in: TypeIn, find: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.fdb.txt"
     other.write_text(f"{KEY}=A:1,64,{FWD};C:2,0,{FWD}\n")
     ended = type_in("tuna", "db-diff", find, other, "--entries")
     assert ended.code == 1
-    assert f"~ {KEY} A: 1.5,64,{FWD} -> 1.0,64,{FWD}\n- {KEY} B: 2.0,0,{FWD}\n+ {KEY} C: 2.0,0,{FWD}\n" in ended.out
+    assert (
+        f"~ {KEY} A: 1.5,64,{FWD} -> 1.0,64,{FWD}\n- {KEY} B: 2.0,0,{FWD}\n+ {KEY} C: 2.0,0,{FWD}\n"
+        in ended.out
+    )
     assert ended.out.endswith("1 added, 1 removed, 1 changed (1 faster, 0 slower), 0 same\n")
     found = json.loads(type_in("tuna", "db-diff", find, other, "--entries", "--json").out)
-    assert (found["added"], found["removed"], found["changed"], len(found["entries"])) == (1, 1, 1, 3)
+    assert (found["added"], found["removed"], found["changed"], len(found["entries"])) == (
+        1,
+        1,
+        1,
+        3,
+    )
 
 
 @pytest.mark.parametrize("program", ["tuna", "go_fish"])
-def test_a_merge_never_touches_what_it_reads(type_in: TypeIn, find: Path, tmp_path: Path, program: str) -> None:
+def test_a_merge_never_touches_what_it_reads(
+    type_in: TypeIn, find: Path, tmp_path: Path, program: str
+) -> None:
     mine = tmp_path / "mine" / find.name
     mine.parent.mkdir()
     mine.write_text(f"{KEY}=C:1,0,{FWD}\n")
@@ -120,7 +140,8 @@ def test_broken_rules_are_told_and_give_an_exit_code(type_in: TypeIn, tmp_path: 
     ended = type_in("tuna", "check-db", folder)
     assert (ended.code, ended.out.splitlines()[-1]) == (1, "1 file, 1 entry: 1 fault")
     assert "time: line 1: A takes 0.0 ms" in ended.out
-    assert [fault["rule"] for fault in json.loads(type_in("tuna", "check-db", folder, "--json").out)["faults"]] == [
-        "time"
-    ]
+    assert [
+        fault["rule"]
+        for fault in json.loads(type_in("tuna", "check-db", folder, "--json").out)["faults"]
+    ] == ["time"]
     assert type_in("tuna", "check-db", tmp_path).code == 2

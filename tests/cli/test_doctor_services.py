@@ -56,26 +56,37 @@ def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path
         categories=["+@all", "-@admin", "-@dangerous"], commands=["+info"],
     )  # fmt: skip
     found = _redis(url.replace(f":{PASSWORD}@", "tuna:p@"), tmp_path)
-    assert "vulnerabilities" in found.pop("redis security").text, "whatever version this machine has"
+    assert "vulnerabilities" in found.pop("redis security").text, (
+        "whatever version this machine has"
+    )
     assert all(finding.ok and not finding.warning for finding in found.values()), found
-    assert found["redis durability"].text == "appendonly yes, appendfsync not to be seen by this user"
+    assert (
+        found["redis durability"].text == "appendonly yes, appendfsync not to be seen by this user"
+    )
     assert found["redis rights"].text == "no right to administer"
     assert client.keys() == [], "nothing is left behind"
 
 
-def test_a_redis_that_drops_transactions_when_it_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_redis_that_drops_transactions_when_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     needed_program("/usr/bin/redis-server")
-    monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")  # the wheel's is of version 6, which drops nothing
+    # the wheel's is of version 6, which drops nothing
+    monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")
     with redis_server("--appendonly", "yes") as url:
         client: Any = redis.Redis.from_url(url)
         assert int(client.info()["redis_version"].split(".")[0]) >= 7
         assert _redis(url, tmp_path)["redis replay"].text == "of transactions, as the user default"
         assert not _redis(url, tmp_path)["redis replay"].warning
-        client.acl_setuser("admin", enabled=True, nopass=True, keys=["*"], channels=["*"], categories=["+@all"])
+        client.acl_setuser(
+            "admin", enabled=True, nopass=True, keys=["*"], channels=["*"], categories=["+@all"]
+        )
         client.execute_command("ACL SETUSER", "default", "reset")
         admin = url.replace("unix://", "unix://admin:p@")
         assert "resetpass ~* &* +@all" in _redis(admin, tmp_path)["redis replay"].hint
-        redis.Redis.from_url(admin).execute_command("ACL SETUSER", "default", "off", "resetpass", "~*", "&*", "+@all")
+        redis.Redis.from_url(admin).execute_command(
+            "ACL SETUSER", "default", "off", "resetpass", "~*", "&*", "+@all"
+        )
         assert not _redis(admin, tmp_path)["redis replay"].warning
 
 
@@ -92,7 +103,11 @@ def test_a_redis_that_may_forget(start_redis: Callable[..., str], tmp_path: Path
 def test_a_redis_user_without_the_rights(start_redis: Callable[..., str], tmp_path: Path) -> None:
     url = start_redis()
     redis.Redis.from_url(url).acl_setuser(
-        "poor", enabled=True, passwords=["+p"], keys=["*"], commands=["+ping", "+info", "+time", "+hello", "+client"]
+        "poor",
+        enabled=True,
+        passwords=["+p"],
+        keys=["*"],
+        commands=["+ping", "+info", "+time", "+hello", "+client"],
     )
     found = _redis(url.replace(f":{PASSWORD}@", "poor:p@"), tmp_path)
     assert not found["redis stream"].ok
@@ -104,7 +119,9 @@ def test_a_redis_without_a_password(tmp_path: Path) -> None:
     assert (finding.text, finding.ok, finding.warning) == ("no password", True, True)
 
 
-@pytest.mark.parametrize(("ahead_s", "warning"), [(0.0, False), (1.5, False), (2.5, True), (-3600.0, True)])
+@pytest.mark.parametrize(
+    ("ahead_s", "warning"), [(0.0, False), (1.5, False), (2.5, True), (-3600.0, True)]
+)
 def test_a_clock_that_goes_wrong(ahead_s: float, warning: bool) -> None:
     finding = judge_clock("redis clock", time.time() + ahead_s, time.time())
     assert (finding.ok, finding.warning) == (True, warning)
@@ -135,7 +152,9 @@ def test_a_mariadb_that_loses_commits_in_a_power_cut(mariadb_engine: sa.Engine) 
 
 def test_a_table_with_another_collation(mariadb_engine: sa.Engine) -> None:
     with mariadb_engine.connect() as connection:
-        connection.exec_driver_sql("ALTER TABLE config_tag CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+        connection.exec_driver_sql(
+            "ALTER TABLE config_tag CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+        )
     found = _by_name(doctor.of_sql(mariadb_engine))["database collation"]
     assert not found.ok
     assert found.text == "config_tag differ"
@@ -149,8 +168,11 @@ def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine) -> None:
     user, database = f"u{uuid.uuid4().hex[:10]}", mariadb_engine.url.database
     with mariadb_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE USER {user}@localhost IDENTIFIED BY 'x'")
-        connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@localhost")
-        poor = make_engine(mariadb_engine.url.set(username=user, password="x").render_as_string(hide_password=False))  # noqa: S106
+        connection.exec_driver_sql(
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@localhost"
+        )
+        poor_url = mariadb_engine.url.set(username=user, password="x")  # noqa: S106
+        poor = make_engine(poor_url.render_as_string(hide_password=False))
         try:
             found = _by_name(doctor.of_sql(poor))
         finally:
@@ -159,10 +181,14 @@ def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine) -> None:
     assert (found["database tables"].ok, found["database tables"].warning) == (True, True)
     assert "tuna db upgrade" in found["database tables"].hint
     assert found["database rights"].text == "on Tuna's database only"
-    assert _by_name(doctor.of_sql(mariadb_engine))["database rights"].warning, "root may do anything"
+    assert _by_name(doctor.of_sql(mariadb_engine))["database rights"].warning, (
+        "root may do anything"
+    )
 
 
-@pytest.mark.parametrize(("found", "ok"), [((10, 5, 9), False), ((10, 6, 0), True), ((11, 8, 6), True)])
+@pytest.mark.parametrize(
+    ("found", "ok"), [((10, 5, 9), False), ((10, 6, 0), True), ((11, 8, 6), True)]
+)
 def test_an_old_version_is_refused(found: tuple[int, ...], ok: bool) -> None:
     assert judge_version("database version", "MariaDB", found, servers._MARIADB).ok is ok
 
@@ -172,11 +198,15 @@ def test_the_embedded_services_are_well(type_in: Type) -> None:
     findings = {finding["what"]: finding for finding in json.loads(ended.out)}
     assert ended.code == 0
     assert findings["redis"]["text"].startswith("embedded Redis ")
-    assert {"database", "database durability", "redis memory", "redis stream", "artifacts"} <= set(findings)
+    assert {"database", "database durability", "redis memory", "redis stream", "artifacts"} <= set(
+        findings
+    )
     assert "broker" not in findings, "it is the embedded Redis"
 
 
-def test_services_that_are_away_are_findings_without_secrets(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_that_are_away_are_findings_without_secrets(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tuna.settings import get_settings
 
     monkeypatch.setenv("TUNA_DB_URL", f"mysql+pymysql://u:{PASSWORD}@127.0.0.1:1/tuna")

@@ -1,6 +1,7 @@
 """Every command with bad values: one sentence, the documented exit code, nothing left behind.
 
-The commands and their parameters are read from the programs themselves, so that a new one is checked without being named here.
+The commands and their parameters are read from the programs themselves, so that a new one is
+checked without being named here.
 """
 
 from __future__ import annotations
@@ -78,11 +79,19 @@ LINES = [line for name, program in PROGRAMS.items() for line in lines(name, prog
 
 def valued(command: click.Command) -> list[click.Parameter]:
     """The parameters that take a value."""
-    return [one for one in command.params if not (isinstance(one, click.Option) and (one.is_flag or one.is_eager))]
+    return [
+        one
+        for one in command.params
+        if not (isinstance(one, click.Option) and (one.is_flag or one.is_eager))
+    ]
 
 
 def spelled(parameter: click.Parameter, value: object) -> list[str]:
-    return [max(parameter.opts, key=len), str(value)] if isinstance(parameter, click.Option) else [str(value)]
+    return (
+        [max(parameter.opts, key=len), str(value)]
+        if isinstance(parameter, click.Option)
+        else [str(value)]
+    )
 
 
 class Scene:
@@ -130,17 +139,26 @@ class Scene:
         if isinstance(kind, click.types.IntParamType):
             return 1
         if isinstance(kind, click.Path):
-            return self.folder / ("made" if type(kind) is type(options.OUTPUT_FILE) else "layers.txt")
+            return self.folder / (
+                "made" if type(kind) is type(options.OUTPUT_FILE) else "layers.txt"
+            )
         return SAMPLES.get(str(parameter.name), "x")
 
     def state(self) -> tuple[object, ...]:
         """What a command may leave behind: rows and files."""
         tables = [
-            name for (name,) in self._reader.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")
+            name
+            for (name,) in self._reader.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1"
+            )
         ]
-        counts = [self._reader.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables]
+        counts = [
+            self._reader.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables
+        ]
         files = sorted(
-            str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if "home" not in path.parts
+            str(path.relative_to(self.folder))
+            for path in self.folder.rglob("*")
+            if "home" not in path.parts
         )
         return (counts, files)
 
@@ -155,7 +173,11 @@ class Scene:
         if ended.code not in codes:
             wrong.append(f"exit code {ended.code}")
         sentences = [text for text in ended.err.splitlines() if text.startswith("Error: ")]
-        if len(sentences) != 1 or not sentences[0].rstrip().endswith((".", "?", "!")) or "Traceback" in ended.err:
+        if (
+            len(sentences) != 1
+            or not sentences[0].rstrip().endswith((".", "?", "!"))
+            or "Traceback" in ended.err
+        ):
             wrong.append(f"not one sentence: {ended.err!r}")
         if self.state() != before:
             wrong.append("it left something behind")
@@ -163,7 +185,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory, sqlite_template: SqliteTemplate) -> Iterator[Scene]:
+def scene(
+    tmp_path_factory: pytest.TempPathFactory, sqlite_template: SqliteTemplate
+) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     (folder / "home").mkdir()
     sqlite_template.copy_to(folder / "home" / "tuna.sqlite")
@@ -187,7 +211,9 @@ def test_bad_values_of_every_command_end_in_one_sentence(line: Line, scene: Scen
     assert not wrong, "\n".join(wrong)
 
 
-def bad_values(line: Line, parameter: click.Parameter, scene: Scene) -> Iterator[tuple[object, set[int], str]]:
+def bad_values(
+    line: Line, parameter: click.Parameter, scene: Scene
+) -> Iterator[tuple[object, set[int], str]]:
     """Values that a parameter must refuse, the exit codes that say so, and what they are."""
     kind, name = parameter.type, str(parameter.name)
     if line.program == "tuna":
@@ -205,7 +231,11 @@ def bad_values(line: Line, parameter: click.Parameter, scene: Scene) -> Iterator
         yield scene.folder / "other.bin", {1, 2}, "a file that is not UTF-8"
         if (line.words[-1:], name) != (("import",), "file"):
             yield "-", {2}, "standard input as file"
-    elif isinstance(kind, click.types.StringParamType) and name not in FREE and (line.words[-1:], name) not in MAKES:
+    elif (
+        isinstance(kind, click.types.StringParamType)
+        and name not in FREE
+        and (line.words[-1:], name) not in MAKES
+    ):
         yield "nosuch", DOCUMENTED, "an unknown name"
 
 
@@ -221,12 +251,17 @@ def test_an_unknown_option_names_the_nearest(line: Line, scene: Scene) -> None:
 
 
 def test_an_unknown_command_names_the_nearest(scene: Scene) -> None:
-    groups = [("tuna",), *{line.words[:-1] for line in LINES if line.program == "tuna" and len(line.words) > 1}]
+    groups = [
+        ("tuna",),
+        *{line.words[:-1] for line in LINES if line.program == "tuna" and len(line.words) > 1},
+    ]
     for words in ((), *(group for group in groups if group != ("tuna",))):
         name = next(
             line.words[len(words)]
             for line in LINES
-            if line.program == "tuna" and line.words[: len(words)] == words and len(line.words) > len(words)
+            if line.program == "tuna"
+            and line.words[: len(words)] == words
+            and len(line.words) > len(words)
         )
         ended = scene.type("tuna", *words, f"{name}x")
         assert ended.code == 2, words
@@ -238,7 +273,10 @@ def test_the_help_of_every_command_fits_a_narrow_terminal(line: Line, scene: Sce
     ended = scene.type(line.program, *line.words, "--help")
     assert ended.code == 0
     lines = ended.out.splitlines()[1:]
-    # Click needs 50 columns; what it cannot wrap is a single word: the name of an option, or a path.
+    # Click needs 50 columns; what it cannot wrap is a single word: the name of an option, or a
+    # path.
     assert not [
-        text for text in lines if len(text) > 51 and len(text.split()) > 2 and not text.lstrip().startswith("-")
+        text
+        for text in lines
+        if len(text) > 51 and len(text.split()) > 2 and not text.lstrip().startswith("-")
     ]

@@ -1,4 +1,5 @@
-"""What an error tells a user to type is a command that works when pasted, with the options of the program that was typed."""
+"""What an error tells a user to type is a command that works when pasted, with the options of the
+program that was typed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 
 @functools.cache
 def texts(module: Path) -> tuple[str, ...]:
-    """The texts of a module that are no docstrings; what is filled in becomes 1, which is an id and a name."""
+    """The texts of a module that are no docstrings; what is filled in becomes 1, which is an id and
+    a name."""
     source = module.read_text()
     if "tuna " not in source:
         return ()
@@ -36,8 +38,15 @@ def texts(module: Path) -> tuple[str, ...]:
     parts |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            found.append(
+                "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "1"
+                    for part in node.values
+                )
+            )
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+        ):
             found.append(node.value)
     return tuple(found)
 
@@ -66,8 +75,10 @@ def test_each_command_that_is_shown_can_be_typed() -> None:
 
 
 def type_without_running(line: str) -> None:
-    """Have Click take the command's words; raises what it raises for wrong ones, KeyError for a command that is none."""
-    words = [WORDS.get(word, word) for word in shlex.split(line)[1:] if not word.startswith("@")]  # a file of options
+    """Have Click take the command's words; raises what it raises for wrong ones, KeyError for a
+    command that is none."""
+    # a file of options
+    words = [WORDS.get(word, word) for word in shlex.split(line)[1:] if not word.startswith("@")]
     if words[0] not in COMMANDS:
         if words[0].startswith("-") or "..." in line:
             return
@@ -81,8 +92,11 @@ def type_without_running(line: str) -> None:
     if words and words != ["--help"]:  # else only the command's name is mentioned
         with pytest.MonkeyPatch.context() as patch:
             for one in command.params:
-                filled_in = isinstance(one.type, click.Choice) and any(f"{option} 1" in line for option in one.opts)
-                if filled_in or isinstance(one.type, click.Path):  # what a document writes or reads need not be here
+                filled_in = isinstance(one.type, click.Choice) and any(
+                    f"{option} 1" in line for option in one.opts
+                )
+                # what a document writes or reads need not be here
+                if filled_in or isinstance(one.type, click.Path):
                     patch.setattr(one, "type", click.STRING)
             command.make_context(command.name, words, parent=context.parent)
 
@@ -96,7 +110,8 @@ def test_commands_in_sentences_stand_in_backquotes() -> None:
         for text in texts(module)
         if re.search(rf"(?<!`)\btuna ({names})\b", text)
     ]
-    named = {"capture.py: tuna capture", "servers.py: tuna doctor 1\n"}  # a framework, and bytes to store
+    # a framework, and bytes to store
+    named = {"capture.py: tuna capture", "servers.py: tuna doctor 1\n"}
     assert set(wrong) <= named
 
 
@@ -116,7 +131,12 @@ def test_following_the_hints_leads_from_nothing_to_jobs(type_in: TypeIn, layers:
         (found,) = re.findall(r"`(tuna [^`]+)`", ended.err)
         typed.append(tuple(found.replace("FILE", str(layers)).replace("TAG", "small").split()))
     assert not typed, commands
-    assert [line.split()[0] for line in commands][:4] == ["run", "load-jobs", "update-solvers", "load-jobs"]
+    assert [line.split()[0] for line in commands][:4] == [
+        "run",
+        "load-jobs",
+        "update-solvers",
+        "load-jobs",
+    ]
     assert "import" in " ".join(commands)
 
 
@@ -132,12 +152,18 @@ def test_following_the_hints_leads_from_nothing_to_jobs(type_in: TypeIn, layers:
     ids=str,
 )
 def test_an_error_names_options_of_the_command_that_was_typed(
-    words: tuple[Any, ...], said: str, type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[Any, ...],
+    said: str,
+    type_in: TypeIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
     get_settings.cache_clear()
     key = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
-    (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(f"{key}=A:1.5,64,miopenConvolutionFwdAlgoDirect\n")
+    (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(
+        f"{key}=A:1.5,64,miopenConvolutionFwdAlgoDirect\n"
+    )
     ended = type_in(*words)
     assert ended.code in (2, 6)
     assert said in ended.err

@@ -1,4 +1,5 @@
-"""Job options as a person meets them: `load-jobs --option`, `solvers --options`, `reproduce --option`."""
+"""Job options as a person meets them: `load-jobs --option`, `solvers --options`, `reproduce
+--option`."""
 
 from __future__ import annotations
 
@@ -58,6 +59,8 @@ def test_the_options_are_listed(type_in: Callable[..., Ended]) -> None:
 
 def test_reproduce_refuses_them_too(type_in: Callable[..., Ended]) -> None:
     words = ["--library", "noop", "--solver", "Noop1", "--step", "build", "--option", "nosuch=1"]
-    refused = type_in("tuna", "reproduce", "./bin/MIOpenDriver gemm --a_h 1 --a_w 8 --b_w 8", *words)
+    refused = type_in(
+        "tuna", "reproduce", "./bin/MIOpenDriver gemm --a_h 1 --a_w 8 --b_w 8", *words
+    )
     assert refused.code == BadInput.exit_code
     assert "nosuch is not known" in refused.err

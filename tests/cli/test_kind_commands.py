@@ -17,7 +17,11 @@ from tuna.libraries.registry import get_library
 from tuna.testing.kinds import registered
 
 Type = Callable[..., Ended]
-LINES = ('{"kind": "softmax", "rows": 128, "cols": 1000}', "MIOpenDriver gemm -m 2 -n 3 -k 4", '{"kind": "relu"}')
+LINES = (
+    '{"kind": "softmax", "rows": 128, "cols": 1000}',
+    "MIOpenDriver gemm -m 2 -n 3 -k 4",
+    '{"kind": "relu"}',
+)
 
 
 @pytest.fixture()
@@ -28,18 +32,31 @@ def softmax(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("softmax")
-def test_a_kind_without_a_driver_grammar_is_imported_listed_loaded_and_repeated(type_in: Type, tmp_path: Path) -> None:
+def test_a_kind_without_a_driver_grammar_is_imported_listed_loaded_and_repeated(
+    type_in: Type, tmp_path: Path
+) -> None:
     layers = tmp_path / "layers.txt"
     layers.write_text("\n".join(LINES) + "\n")
     ended = type_in("tuna", "import", layers, "-t", "mine")
     assert "2 layers: 2 added" in ended.out
     assert "unknown kind of config 'relu'" in ended.err
     listed = type_in("tuna", "configs", "-t", "mine", "--json").out.splitlines()
-    assert json.loads(listed[0]) == {"kind": "softmax", "rows": 128, "cols": 1000, "data_type": "FP32"}
+    assert json.loads(listed[0]) == {
+        "kind": "softmax",
+        "rows": 128,
+        "cols": 1000,
+        "data_type": "FP32",
+    }
     type_in("tuna", "init-session", "noop", "-l", "x")
     type_in("tuna", "update-solvers", "noop")
-    assert "2 layers: 20 combinations of layer and solver" in type_in("tuna", "applicability", "--session-id", 1).out
-    assert type_in("tuna", "load-jobs", "--session-id", 1, "-t", "mine", "-l", "x").out == "New jobs added: 20\n"
+    assert (
+        "2 layers: 20 combinations of layer and solver"
+        in type_in("tuna", "applicability", "--session-id", 1).out
+    )
+    assert (
+        type_in("tuna", "load-jobs", "--session-id", 1, "-t", "mine", "-l", "x").out
+        == "New jobs added: 20\n"
+    )
     item = WorkItem(
         job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config=json.loads(listed[0]),
         options={"trials": 1},
@@ -50,7 +67,9 @@ def test_a_kind_without_a_driver_grammar_is_imported_listed_loaded_and_repeated(
     assert (again.code, "softmax 128x1000 fp32" in again.out) == (0, True)
 
 
-def test_a_layer_whose_kind_is_no_longer_installed_is_one_sentence(type_in: Type, tmp_path: Path) -> None:
+def test_a_layer_whose_kind_is_no_longer_installed_is_one_sentence(
+    type_in: Type, tmp_path: Path
+) -> None:
     layers = tmp_path / "layers.txt"
     layers.write_text(LINES[0] + "\n")
     with registered(softmax_kind.KIND):

@@ -52,7 +52,10 @@ def _joined(line: str) -> str:
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
     client = redis.Redis.from_url(get_settings().broker_url.get_secret_value())
-    gate, stop = Gate(engine, client, namespace, 20, Leases(client, namespace, 20).evict), threading.Event()
+    gate, stop = (
+        Gate(engine, client, namespace, 20, Leases(client, namespace, 20).evict),
+        threading.Event(),
+    )
 
     def tick() -> None:
         while not stop.wait(0.05):
@@ -61,12 +64,19 @@ def _joined(line: str) -> str:
     thread = threading.Thread(target=tick)
     thread.start()
     try:
-        told = join(line, "eval", Facts(host="h", pid=1, environments=(get_library("noop").environment().key,)), 10)
+        told = join(
+            line,
+            "eval",
+            Facts(host="h", pid=1, environments=(get_library("noop").environment().key,)),
+            10,
+        )
     finally:
         stop.set()
         thread.join()
     HeartbeatBoard(client, namespace, 20).announce(
-        WorkerStatus(f"{told['TUNA_WORKER_NAME']}:1", "eval", "h", 1, "card", "e", (), (7,), 1.0, 1.0, 3)
+        WorkerStatus(
+            f"{told['TUNA_WORKER_NAME']}:1", "eval", "h", 1, "card", "e", (), (7,), 1.0, 1.0, 3
+        )
     )
     return told["TUNA_WORKER_NAME"]
 
@@ -100,7 +110,12 @@ def test_a_worker_is_listed_cordoned_and_revoked(type_in: Callable, url: str) ->
         return document
 
     document = listed()
-    assert (document["worker"], document["joined"], document["state"], document["jobs"]) == (name, True, "busy", [7])
+    assert (document["worker"], document["joined"], document["state"], document["jobs"]) == (
+        name,
+        True,
+        "busy",
+        [7],
+    )
     assert "password" not in json.dumps(document)
     assert name in type_in("tuna", "workers").out
     for verb, state in (("cordon", "cordoned"), ("drain", "draining")):
@@ -116,7 +131,9 @@ def test_a_worker_is_listed_cordoned_and_revoked(type_in: Callable, url: str) ->
     assert (again.code, "revoked already" in again.err) == (2, True)
 
 
-def test_a_worker_that_did_not_join_takes_orders_and_cannot_be_revoked(type_in: Callable, url: str) -> None:
+def test_a_worker_that_did_not_join_takes_orders_and_cannot_be_revoked(
+    type_in: Callable, url: str
+) -> None:
     client = redis.Redis.from_url(with_password(url, ADMIN))
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
@@ -145,7 +162,9 @@ def test_a_bad_length_of_time_and_a_bad_token_are_refused(type_in: Callable, url
     assert "not.a" not in refused.err
 
 
-def test_the_line_may_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_may_come_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "line").write_text("redis://h#n.i.s\n")
     monkeypatch.setenv("TUNA_JOIN", str(tmp_path / "line"))
     assert join_line(str(tmp_path / "line")) == "redis://h#n.i.s"
@@ -165,7 +184,9 @@ def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_
         name="box:7", role="eval", host="box", pid=7, device="gpu0", environment="e", toolchains=(), job_ids=(),
         started_at=0.0, seen_at=0.0, aside="jobs fail here in a row",
     )  # fmt: skip
-    HeartbeatBoard(redis.Redis.from_url(get_settings().broker_url.get_secret_value()), namespace, 60.0).announce(status)
+    HeartbeatBoard(
+        redis.Redis.from_url(get_settings().broker_url.get_secret_value()), namespace, 60.0
+    ).announce(status)
     words = "box:7 is aside: jobs fail here in a row"
     assert words not in type_in("tuna", "status").out, "nothing waits for it"
     make_jobs(engine, 1)

@@ -1,4 +1,5 @@
-"""The seeds' commands for MIOpen, each against the double of fin: what they add, what they refuse."""
+"""The seeds' commands for MIOpen, each against the double of fin: what they add, what they
+refuse."""
 
 from __future__ import annotations
 
@@ -110,20 +111,35 @@ def test_jobs_by_algorithm_solver_flags_and_precision(fish: TypeIn) -> None:
         before = set(query(sa.select(Job.id)))
         ended = fish("load_job", "--session_id", 1, "--all_configs", "-l", "x", *words)
         assert ended.code == 0, ended
-        names = sa.select(Solver.name).join(Job, Job.solver_id == Solver.id).where(Job.id.not_in(before))
+        names = (
+            sa.select(Solver.name)
+            .join(Job, Job.solver_id == Solver.id)
+            .where(Job.id.not_in(before))
+        )
         return set(query(names))
 
     steps = ("--fin_steps", "miopen_find_compile,miopen_find_eval")
-    assert added("-s", "ConvDirectNaiveConvFwd,1", *steps) == {"ConvDirectNaiveConvFwd", "ConvAsm3x3U"}
+    assert added("-s", "ConvDirectNaiveConvFwd,1", *steps) == {
+        "ConvDirectNaiveConvFwd",
+        "ConvAsm3x3U",
+    }
     gemm = added("-A", "miopenConvolutionAlgoGEMM", *steps)
     assert gemm
     assert all(name.startswith("Gemm") for name in gemm)
     dynamic = added("-d", "--fin_steps", "miopen_perf_compile")
-    assert dynamic == set(query(sa.select(Solver.name).where(Solver.dynamic, Solver.name.in_(dynamic))))
+    assert dynamic == set(
+        query(sa.select(Solver.name).where(Solver.dynamic, Solver.name.in_(dynamic)))
+    )
     tunable = added("--tunable", "--fin_steps", "miopen_perf_compile,miopen_perf_eval")
-    assert tunable == set(query(sa.select(Solver.name).where(Solver.tunable, Solver.name.in_(tunable))))
+    assert tunable == set(
+        query(sa.select(Solver.name).where(Solver.tunable, Solver.name.in_(tunable)))
+    )
     half = added("-c", "convfp16")
-    configs = sa.select(Config.driver).join(Job, Job.config_id == Config.id).where(Job.steps.like("%perf%find%"))
+    configs = (
+        sa.select(Config.driver)
+        .join(Job, Job.config_id == Config.id)
+        .where(Job.steps.like("%perf%find%"))
+    )
     assert half
     assert all("convfp16" in driver for driver in query(configs))
 
@@ -136,14 +152,39 @@ def test_the_solvers_are_listed_by_miopens_ids_with_exit_code_0(fish: TypeIn) ->
 
 
 def test_a_device_that_is_elsewhere_is_given_by_hand(fish: TypeIn) -> None:
-    ended = fish("go_fish", "miopen", "--init_session", "-l", "new", "-a", "gfx950", "-n", 256, "--miopen_v", "3.5.0.x")
+    ended = fish(
+        "go_fish",
+        "miopen",
+        "--init_session",
+        "-l",
+        "new",
+        "-a",
+        "gfx950",
+        "-n",
+        256,
+        "--miopen_v",
+        "3.5.0.x",
+    )
     assert ended.code == 0
     assert "session 2 (new): miopen 3.5.0.x, gfx950 x 256" in ended.out
 
 
-def test_a_model_that_was_not_added_is_refused_before_anything_is_written(fish: TypeIn, tmp_path: Path) -> None:
+def test_a_model_that_was_not_added_is_refused_before_anything_is_written(
+    fish: TypeIn, tmp_path: Path
+) -> None:
     (tmp_path / "more.txt").write_text("MIOpenDriver conv -n 99 -F 1\n")
-    words = ("-t", "more", "-f", "more.txt", "--md_version", "1", "--framework", "Pytorch", "--fw_version", "1")
+    words = (
+        "-t",
+        "more",
+        "-f",
+        "more.txt",
+        "--md_version",
+        "1",
+        "--framework",
+        "Pytorch",
+        "--fw_version",
+        "1",
+    )
     ended = fish("go_fish", "miopen", "import_configs", *words, "--model", "Vgg16")
     assert ended.code == 3
     assert "Resnet50 1" in ended.err
@@ -154,7 +195,19 @@ def test_a_model_that_was_not_added_is_refused_before_anything_is_written(fish: 
 
 def test_import_options(fish: TypeIn) -> None:
     one = "MIOpenDriver conv -n 7 -c 8 -H 9 -W 9 -k 8 -y 3 -x 3 -F 1"
-    ended = fish("go_fish", "miopen", "import_configs", "-t", "b", "-d", one, "-b", "1,2,4", "-c", "convbfp16")
+    ended = fish(
+        "go_fish",
+        "miopen",
+        "import_configs",
+        "-t",
+        "b",
+        "-d",
+        one,
+        "-b",
+        "1,2,4",
+        "-c",
+        "convbfp16",
+    )
     assert ended.code == 0, ended
     drivers = query(sa.select(Config.driver).join(ConfigTag).where(ConfigTag.tag == "b"))
     assert len(drivers) == 3
@@ -166,7 +219,16 @@ def test_import_options(fish: TypeIn) -> None:
     assert fish(*again).code == 0, "D18: the mark is used"
     marked = sa.select(ConfigTag.config_id).where(ConfigTag.recurrent.is_(True))
     assert set(query(sa.select(Job.config_id))) == set(query(marked))
-    only = fish("go_fish", "miopen", "import_configs", "-d", one.replace("-n 7", "-n 8"), "-t", "new", "--tag_only")
+    only = fish(
+        "go_fish",
+        "miopen",
+        "import_configs",
+        "-d",
+        one.replace("-n 7", "-n 8"),
+        "-t",
+        "new",
+        "--tag_only",
+    )
     assert "0 added, 0 newly tagged" in only.out
     assert "1 layer is not there" in only.err
     for words in (("-b", "1,x"), ("-b", "0"), ("-c", "convfp8")):
@@ -193,7 +255,9 @@ def test_exec(fish: TypeIn) -> None:
     assert type_in_a_process_of_its_own("'").returncode == 2
 
 
-def test_exec_says_so_when_the_broker_is_away(fish: TypeIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exec_says_so_when_the_broker_is_away(
+    fish: TypeIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
     get_settings.cache_clear()
     ended = fish("go_fish", "miopen", "-e", "true")
@@ -225,7 +289,13 @@ def test_the_yaml_of_the_documents_fills_its_session(
 
 def test_a_program_says_which_python_to_use_where_packages_are_missing() -> None:
     """U16"""
-    for name in ("go_fish.py", "load_job.py", "export_db.py", "update_golden.py", "tuna/example/load_job.py"):
+    for name in (
+        "go_fish.py",
+        "load_job.py",
+        "export_db.py",
+        "update_golden.py",
+        "tuna/example/load_job.py",
+    ):
         command = [sys.executable, "-S", "-E", str(ROOT / name), "--help"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={})
         assert done.returncode == 1

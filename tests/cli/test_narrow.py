@@ -24,7 +24,13 @@ from tuna.workers.launch import local_workers
 from tuna.workers.session_run import Progress
 
 ROWS = [
-    ["conv 64x56x56 -> 64, 3x3, fp32 NCHW", "TvmConvBlockedWinograd", "0.1234", "±1.2 %", "worker_lost"],
+    [
+        "conv 64x56x56 -> 64, 3x3, fp32 NCHW",
+        "TvmConvBlockedWinograd",
+        "0.1234",
+        "±1.2 %",
+        "worker_lost",
+    ],
     ["gemm 512x512x512 NN fp32", "TvmGemmTile", "12.3400", "±0.3 % noisy", ""],
 ]
 COLUMNS = ("layer", "best solver", "ms", "spread", "failed attempts")
@@ -32,7 +38,9 @@ COLUMNS = ("layer", "best solver", "ms", "spread", "failed attempts")
 
 def shown(renderable: Any, width: int) -> str:
     """What a terminal of this width shows."""
-    console = Console(width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None)
+    console = Console(
+        width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None
+    )
     console.print(renderable)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= width
@@ -53,7 +61,9 @@ def test_a_table_in_a_pipe_keeps_its_rows(capsys: pytest.CaptureFixture[str]) ->
     assert lines[2].startswith(" " + "x" * 200)
 
 
-def test_what_the_doctor_says_has_no_long_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_doctor_says_has_no_long_lines_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     long = Finding("redis", True, "words " * 40, "what to do " * 30, warning=True)
     show.findings([long])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
@@ -63,11 +73,18 @@ def test_what_the_doctor_says_has_no_long_lines_without_a_terminal(capsys: pytes
 
 
 def _progress(done: int, canceled: int = 0) -> Progress:
-    states = {"evaluated": done, "compile_queued": 900 - done, "eval_queued": 100, "canceled": canceled}
+    states = {
+        "evaluated": done,
+        "compile_queued": 900 - done,
+        "eval_queued": 100,
+        "canceled": canceled,
+    }
     return Progress(states, total=1000 + canceled, unfinished=1000 - done, errored=0)
 
 
-def test_progress_begins_with_count_rate_and_eta_in_60_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_begins_with_count_rate_and_eta_in_60_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     console = Console(width=60, file=io.StringIO(), force_terminal=True, color_system=None)
     progress = ProgressView("session 12")
     progress._console = console
@@ -78,7 +95,11 @@ def test_progress_begins_with_count_rate_and_eta_in_60_columns(monkeypatch: pyte
             progress.update(_progress(done))
             now[0] += 1.0
     last = re.split(r"[\r\n]", console.file.getvalue())  # type: ignore[attr-defined]
-    lines = [line for line in (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text) for text in last) if line.strip()]
+    lines = [
+        line
+        for line in (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text) for text in last)
+        if line.strip()
+    ]
     assert all(len(line) <= 60 for line in lines)
     assert lines[-1].startswith("20/1000 jobs, 10.00/s, ETA 0:01:38  session 12: "), lines[-1]
 
@@ -114,7 +135,9 @@ def _snapshot(*sessions: LiveSession, workers: int = 3) -> Snapshot:
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_many_sessions_leave_room_for_the_workers(width: int) -> None:
     jobs = {"compile_queued": 123, "eval_queued": 456, "evaluated": 789, "errored": 12}
-    text = shown(view.view(_snapshot(*(_session(n, jobs, 579) for n in range(1, 9))), width, 24), width)
+    text = shown(
+        view.view(_snapshot(*(_session(n, jobs, 579) for n in range(1, 9))), width, 24), width
+    )
     lines = text.splitlines()
     assert any("workers: 3 eval" in line for line in lines[:20]), text
     assert "1:00:00" in text
@@ -126,9 +149,14 @@ def test_workers_on_hosts_with_long_names_are_a_table_at_80_columns() -> None:
     """It became a paragraph for each worker."""
     snapshot = _snapshot(_session(1, {"evaluated": 3}, 0))
     assert snapshot.workers is not None
-    hosts = tuple(replace(worker, host=f"vm-{'0123456789' * 5}.internal.example") for worker in snapshot.workers)
+    hosts = tuple(
+        replace(worker, host=f"vm-{'0123456789' * 5}.internal.example")
+        for worker in snapshot.workers
+    )
     lines = shown(view.view(replace(snapshot, workers=hosts), 80, 24), 80).splitlines()
-    assert any(line.split() == ["worker", "role", "current", "jobs", "done"] for line in lines), lines
+    assert any(line.split() == ["worker", "role", "current", "jobs", "done"] for line in lines), (
+        lines
+    )
     assert sum("vm-0123456789" in line and ":47" in line and "eval" in line for line in lines) == 3
 
 

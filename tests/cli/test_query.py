@@ -33,7 +33,13 @@ def test_a_table_names_layer_solver_and_time_on_a_narrow_terminal_too(
 ) -> None:
     wide = type_in("tuna", "query", "--limit", "2")
     assert wide.code == 0
-    for word in ("conv 1x3x224x224", "TvmConvDirectNCHW", "session 1", "znver5 cpu0@tuner-1", "2026-03-02"):
+    for word in (
+        "conv 1x3x224x224",
+        "TvmConvDirectNCHW",
+        "session 1",
+        "znver5 cpu0@tuner-1",
+        "2026-03-02",
+    ):
         assert word in wide.out
     assert "there are more" in wide.err
     monkeypatch.setattr(command, "terminal_width", lambda: 60)
@@ -47,7 +53,9 @@ def test_a_noisy_time_is_marked_at_80_columns_too(
 ) -> None:
     """The column that said so was left out, and more were counted than were marked."""
     with writing(open_database()) as connection:
-        first = connection.execute(sa.select(FindDb.id).order_by(FindDb.time_ms).limit(1)).scalar_one()
+        first = connection.execute(
+            sa.select(FindDb.id).order_by(FindDb.time_ms).limit(1)
+        ).scalar_one()
         connection.execute(sa.update(FindDb).where(FindDb.id == first).values(noisy=True))
     monkeypatch.setattr(command, "terminal_width", lambda: 80)
     shown = type_in("tuna", "results", "--session-id", "1").out
@@ -69,7 +77,8 @@ def test_json_csv_and_explain_say_the_same(type_in: Callable[..., Ended]) -> Non
 
 
 def test_the_command_of_a_row_finds_it_again(type_in: Callable[..., Ended]) -> None:
-    with writing(open_database()) as connection:  # of a result without an attempt, such as an archive may bring
+    # of a result without an attempt, such as an archive may bring
+    with writing(open_database()) as connection:
         connection.execute(sa.delete(StepResult))
     rows = json.loads(type_in("tuna", "query", "--json").out)
     words = rows[0]["command"].split()
@@ -82,7 +91,12 @@ def test_times_are_dates_or_ages(type_in: Callable[..., Ended]) -> None:
     none = type_in("tuna", "query", "--since", "1h", "--session-id", "1")
     assert (none.code, none.out) == (0, "")
     assert "No result" in none.err
-    for words in (("--since", "yesterday"), ("--json", "--csv"), ("--limit", "0"), ("--session-id", "0")):
+    for words in (
+        ("--since", "yesterday"),
+        ("--json", "--csv"),
+        ("--limit", "0"),
+        ("--session-id", "0"),
+    ):
         assert type_in("tuna", "query", *words).code == BadInput.exit_code, words
 
 
@@ -108,13 +122,19 @@ print(codes, [name for name in sys.argv[1].split() if name in sys.modules], file
 @pytest.mark.parametrize(
     ("commands", "unneeded"),
     [
-        (("status", "session list", "query --limit 1"), (*_HEAVY, "tuna.configs", "tuna.libraries.base")),
+        (
+            ("status", "session list", "query --limit 1"),
+            (*_HEAVY, "tuna.configs", "tuna.libraries.base"),
+        ),
         (("results --session-id 1",), _HEAVY),
     ],
     ids=["no library", "params are the library's"],
 )
-def test_a_row_is_read_without_what_it_does_not_need(commands: tuple[str, ...], unneeded: tuple[str, ...]) -> None:
-    """They took a second of CPU, half of it to import libraries, Redis and the signatures of artifacts."""
+def test_a_row_is_read_without_what_it_does_not_need(
+    commands: tuple[str, ...], unneeded: tuple[str, ...]
+) -> None:
+    """They took a second of CPU, half of it to import libraries, Redis and the signatures of
+    artifacts."""
     words = [sys.executable, "-c", _SHORT, " ".join(unneeded), *commands]
     ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     assert ended.stderr.splitlines()[-1] == f"{[0] * len(commands)} []"

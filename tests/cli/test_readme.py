@@ -19,7 +19,13 @@ from tuna.db.engine import make_engine, writing
 from tuna.db.networks import Named
 
 ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "README.md").read_text().split("\n## Use\n")[1].split("\n\nLayers are ")[0].split("\n\n")[-1]
+TABLE = (
+    (ROOT / "README.md")
+    .read_text()
+    .split("\n## Use\n")[1]
+    .split("\n\nLayers are ")[0]
+    .split("\n\n")[-1]
+)
 TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
 #: What tunes: a drill types it with a layer and a model.
 TUNING = [line for line in TYPED if line.startswith(("tuna tune ", ".venv/bin/python "))]
@@ -38,7 +44,9 @@ def tuned(home: Path) -> None:
         second = build.session(reason="another night", arch="znver4")
         rows = [build.config(layer) for layer in DRIVERS]
         for row in rows:
-            build.winner(second, row, build.solver("TvmConvDirectNCHW"), 1.0, kernel=build.kernel(b"library"))
+            build.winner(
+                second, row, build.solver("TvmConvDirectNCHW"), 1.0, kernel=build.kernel(b"library")
+            )
         network, framework = Named("resnet18", "1"), Named("onnx", "1")
         networks.add_model(connection, network)
         networks.add_framework(connection, framework)
@@ -49,7 +57,11 @@ def tuned(home: Path) -> None:
 
 
 def test_the_table_is_found() -> None:
-    assert {"tuna doctor", "tuna results --session-id 1", "tuna coverage resnet18 --arch znver4"} <= set(READING)
+    assert {
+        "tuna doctor",
+        "tuna results --session-id 1",
+        "tuna coverage resnet18 --arch znver4",
+    } <= set(READING)
     assert len(TUNING) == 3
     for line, file in ELSEWHERE.items():
         assert line.split()[1] in (ROOT / "tests" / file).read_text()
@@ -71,7 +83,9 @@ def test_the_rows_that_tune_work_as_printed(home: Path, monkeypatch: pytest.Monk
     import nets
     import onnx
 
-    (home.parent / "layers.txt").write_text("MIOpenDriver conv -n 1 -c 16 -H 14 -W 14 -k 16 -y 3 -x 3 -p 1 -q 1 -F 1\n")
+    (home.parent / "layers.txt").write_text(
+        "MIOpenDriver conv -n 1 -c 16 -H 14 -W 14 -k 16 -y 3 -x 3 -p 1 -q 1 -F 1\n"
+    )
     onnx.save(nets.residual(), "model.onnx")
     for line in TUNING:
         program, *words = shlex.split(line.replace("DIR", "out"))

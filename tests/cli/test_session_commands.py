@@ -19,7 +19,9 @@ def test_a_session_is_listed_archived_deleted_and_restored(
     loaded: TypeIn, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = json.loads(loaded("tuna", "session", "list", "--json").out)
-    assert [(one["id"], one["state"], one["jobs"]) for one in listed] == [(1, "waiting", {"new": 20})]
+    assert [(one["id"], one["state"], one["jobs"]) for one in listed] == [
+        (1, "waiting", {"new": 20})
+    ]
     assert "noop" in loaded("tuna", "session", "list").out
     shown = loaded("tuna", "session", "show", 1).out
     assert "20 (20 new)" in shown
@@ -50,7 +52,11 @@ def test_a_session_is_listed_archived_deleted_and_restored(
     get_settings.cache_clear()
     assert loaded("tuna", "session", "restore", file, "--reason", "from home").code == 0
     (there,) = json.loads(loaded("tuna", "session", "list", "--json").out)
-    assert (there["reason"], there["uuid"], there["jobs"]) == ("from home", listed[0]["uuid"], {"new": 20})
+    assert (there["reason"], there["uuid"], there["jobs"]) == (
+        "from home",
+        listed[0]["uuid"],
+        {"new": 20},
+    )
 
 
 def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None:
@@ -58,10 +64,25 @@ def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None
         connection.execute("INSERT INTO kernel VALUES ('d', x'00', 1)")
         for job in range(1, 8):
             for number, origin in enumerate(("session", "config", "device")):
-                row = (job, number, "d", origin, origin == "session", 40, f"layer {number} in session 9")
+                row = (
+                    job,
+                    number,
+                    "d",
+                    origin,
+                    origin == "session",
+                    40,
+                    f"layer {number} in session 9",
+                )
                 connection.execute("INSERT INTO search_sibling VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-    lines = [line for line in loaded("tuna", "session", "show", 1).out.splitlines() if line.startswith("warm start")]
-    said = "7 searches learned from earlier ones: 7 of the same layer in other sessions, 7 of other layers, 7 in other"
+    lines = [
+        line
+        for line in loaded("tuna", "session", "show", 1).out.splitlines()
+        if line.startswith("warm start")
+    ]
+    said = (
+        "7 searches learned from earlier ones: 7 of the same layer in other sessions, 7 of other"
+        " layers, 7 in other"
+    )
     assert said in lines[0]
     assert "layer 0 in session 9 (noisy); layer 1 in session 9; 1 more" in lines[1]
     assert (len(lines), "2 more" in lines[-1]) == (7, True)
@@ -72,14 +93,21 @@ def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None
 
 def test_a_deadline_is_set_shown_and_removed(loaded: TypeIn, home: Path) -> None:
     assert loaded("tuna", "session", "set", 1, "--deadline", "2020-01-31T18:00+00:00").code == 0
-    assert "cannot be kept" in loaded("tuna", "session", "show", 1).out, "it is over, and 20 jobs are left"
+    assert "cannot be kept" in loaded("tuna", "session", "show", 1).out, (
+        "it is over, and 20 jobs are left"
+    )
     assert "cannot be kept" in loaded("tuna", "status").out
     (status,) = json.loads(loaded("tuna", "status", "--json").out)
     assert status["outlook"]["deadline"] == "2020-01-31T18:00:00+00:00"
     assert status["outlook"]["can_be_kept"] is False
     assert loaded("tuna", "session", "set", 1, "--deadline", "2999-01-31T18:00").code == 0
-    assert "can" not in loaded("tuna", "session", "show", 1).out.partition("deadline")[2].splitlines()[0], "not known"
-    assert loaded("tuna", "session", "set", 1, "--deadline", "none").out == "session 1: no deadline\n"
+    assert (
+        "can"
+        not in loaded("tuna", "session", "show", 1).out.partition("deadline")[2].splitlines()[0]
+    ), "not known"
+    assert (
+        loaded("tuna", "session", "set", 1, "--deadline", "none").out == "session 1: no deadline\n"
+    )
     assert "deadline" not in loaded("tuna", "session", "show", 1).out
     for words in ((), ("--deadline", "soon"), ("--deadline", "0001-01-01T00:00+23:00")):
         ended = loaded("tuna", "session", "set", 1, *words)

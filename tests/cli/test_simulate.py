@@ -42,12 +42,19 @@ def test_policies_are_compared_in_a_table(type_in: Callable[..., Ended], file: P
     assert "missed deadlines: fair: late" in shown.out
 
 
-def test_json_has_the_figures_and_is_the_same_for_the_same_seed(type_in: Callable[..., Ended], file: Path) -> None:
+def test_json_has_the_figures_and_is_the_same_for_the_same_seed(
+    type_in: Callable[..., Ended], file: Path
+) -> None:
     words = ("tuna", "simulate", str(file), "--policy", "fifo", "--json", "--seed")
     first, again, other = (type_in(*words, seed).out for seed in ("1", "1", "2"))
     assert first == again != other
     (one,) = json.loads(first)
-    assert (one["policy"], one["seed"], one["jobs"], one["sessions"][0]["deadline_met"]) == ("fifo", 1, 4, False)
+    assert (one["policy"], one["seed"], one["jobs"], one["sessions"][0]["deadline_met"]) == (
+        "fifo",
+        1,
+        4,
+        False,
+    )
     assert one["makespan_s"] >= one["lower_bound_s"] > 0
 
 
@@ -58,12 +65,16 @@ def test_recorded_sessions_are_simulated_and_written_as_a_scenario(
         tuned_network(DatabaseBuilder(connection), trials=3)
     out = tmp_path / "recorded.json"
     words = ("--json", "--policy", "shortest")
-    found = type_in("tuna", "simulate", "--session-id", "1", "--devices", "2", "-o", str(out), *words)
+    found = type_in(
+        "tuna", "simulate", "--session-id", "1", "--devices", "2", "-o", str(out), *words
+    )
     assert found.code == 0, found.err
     assert json.loads(type_in("tuna", "simulate", str(out), *words).out) == json.loads(found.out)
     assert type_in("tuna", "simulate", "--session-id", "9").code == NotFound.exit_code
     queues = [pool["queue"] for pool in json.loads(out.read_text())["pools"]]
-    assert any(queue.startswith("eval.tvm-znver5x2-") for queue in queues), "it was the environment's key alone"
+    assert any(queue.startswith("eval.tvm-znver5x2-") for queue in queues), (
+        "it was the environment's key alone"
+    )
     table = type_in("tuna", "simulate", "--session-id", "1").out
     assert re.search(r" eval \d+%", table), table
 

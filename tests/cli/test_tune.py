@@ -55,7 +55,10 @@ def test_a_list_of_layers_is_prepared_and_run_and_again_resumed(
         (("-t", "a", "--library", "noop", "-o", "/proc/foo"), "nothing can be written"),
         (("-t", " ", "--library", "noop"), "1 to 128 characters"),
         (("--library", "noop"), "--tag"),
-        (("-t", "a", "--library", "noop", "--batch", 8), "--batch is for models, and FILE is a list of layers"),
+        (
+            ("-t", "a", "--library", "noop", "--batch", 8),
+            "--batch is for models, and FILE is a list of layers",
+        ),
         (("-t", "a", "--library", "noop", "--strict"), "no_such_flag"),
     ],
     ids=str,
@@ -73,10 +76,14 @@ def test_everything_is_checked_before_anything_is_stored(
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
-def test_some_files_are_models(type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_some_files_are_models(
+    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(model.tune, "callback", lambda **given: seen.update(given))
-    ended = type_in("tuna", "tune", tmp_path / name, "--batch", 8, "--no-winograd", "-o", tmp_path / "net.so")
+    ended = type_in(
+        "tuna", "tune", tmp_path / name, "--batch", 8, "--no-winograd", "-o", tmp_path / "net.so"
+    )
     assert ended.code == 0, ended
     assert (seen["file"], seen["batch"], seen["winograd"]) == (tmp_path / name, 8, False)
     assert (seen["output"], seen["candidates"]) == (tmp_path / "net.so", 4)
@@ -91,7 +98,8 @@ NORM = "./bin/MIOpenDriver bnorm -n 8 -c 16 -H 14 -W 14 -F 1 -m 1"
 def test_layers_without_a_solver_are_rows_with_the_reason(
     type_in: TypeIn, layers: Path, worked: list[int], tmp_path: Path
 ) -> None:
-    """They vanished: "Layers tuned 2 of 2" where three were asked for, and exit code 0 in the end."""
+    """They vanished: "Layers tuned 2 of 2" where three were asked for, and exit code 0 in the
+    end."""
     layers.write_text(f"{layers.read_text()}{NORM}\n")
     words = ("tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1")
     for new in (20, 0):
@@ -101,7 +109,11 @@ def test_layers_without_a_solver_are_rows_with_the_reason(
         assert "1 layer left out: no solver for batch norm" in ended.err
         (row,) = (line for line in ended.out.splitlines() if "bnorm 8x16x14x14" in line)
         assert "no solver for batch norm" in row
-    (row,) = (line for line in type_in("tuna", "results", "--session-id", 1).out.splitlines() if "bnorm" in line)
+    (row,) = (
+        line
+        for line in type_in("tuna", "results", "--session-id", 1).out.splitlines()
+        if "bnorm" in line
+    )
     assert "no solver for batch norm" in row
     assert "1 layer without a solver" in type_in("tuna", "status").out
     figures = json.loads(type_in("tuna", "report", "--session-id", 1, "--json").out)
@@ -115,7 +127,9 @@ def test_layers_without_a_solver_are_rows_with_the_reason(
     assert "no solver for batch norm" in type_in("tuna", "results", "--session-id", 1).out, restored
 
 
-def test_layers_of_other_tags_are_none_of_the_session(type_in: TypeIn, layers: Path, worked: list[int]) -> None:
+def test_layers_of_other_tags_are_none_of_the_session(
+    type_in: TypeIn, layers: Path, worked: list[int]
+) -> None:
     norm = layers.with_name("norm.txt")
     norm.write_text(f"{NORM}\n{layers.read_text()}")
     type_in("tuna", "import", norm, "-t", "other")
@@ -124,8 +138,11 @@ def test_layers_of_other_tags_are_none_of_the_session(type_in: TypeIn, layers: P
     assert "bnorm" not in type_in("tuna", "results", "--session-id", 1).out
 
 
-def test_a_list_without_a_solver_for_any_layer_leaves_nothing(type_in: TypeIn, layers: Path, worked: list[int]) -> None:
-    """It said "run `tuna applicability`", which had run, named no layer, and left an empty session."""
+def test_a_list_without_a_solver_for_any_layer_leaves_nothing(
+    type_in: TypeIn, layers: Path, worked: list[int]
+) -> None:
+    """It said "run `tuna applicability`", which had run, named no layer, and left an empty
+    session."""
     layers.write_text(f"{NORM}\n")
     ended = type_in("tuna", "tune", layers, "-t", "small", "--library", "noop")
     assert ended.code == 2
@@ -153,11 +170,15 @@ def test_the_log_of_a_run_is_in_a_file_and_not_in_the_output(
     """A line such as `chunk returned [tuna.pipeline.drain]` stood in the middle of the output."""
 
     def run_sessions(*_: object, **__: object) -> Progress:
-        structlog.get_logger("tuna.pipeline.drain").warning("chunk returned", reason="worker shutdown")
+        structlog.get_logger("tuna.pipeline.drain").warning(
+            "chunk returned", reason="worker shutdown"
+        )
         return Progress({}, 1, 0, 0, sessions={1: Progress({"evaluated": 1}, 1, 0, 0)})
 
     monkeypatch.setattr(session_run, "run_sessions", run_sessions)
-    ended = type_in("tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1")
+    ended = type_in(
+        "tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1"
+    )
     assert "chunk returned" not in ended.out + ended.err
     (log,) = (home / "logs").glob("coordinator-*.log")
     assert "chunk returned" in log.read_text()
@@ -190,8 +211,14 @@ def test_results_are_the_winners_with_params(measured: int, type_in: TypeIn) -> 
     assert [(one["solver"], one["time_ms"], one["params"]) for one in documents] == [
         ("Fast", 1.0, "tile=1"), ("Slow", 3.0, "tile=2"),
     ]  # fmt: skip
-    assert {"spread", "max_error", "environment", "command", "noisy", "simulated"} <= documents[0].keys()
-    rows = list(csv.DictReader(io.StringIO(type_in("tuna", "results", "--session-id", measured, "--csv").out)))
+    assert {"spread", "max_error", "environment", "command", "noisy", "simulated"} <= documents[
+        0
+    ].keys()
+    rows = list(
+        csv.DictReader(
+            io.StringIO(type_in("tuna", "results", "--session-id", measured, "--csv").out)
+        )
+    )
     assert [row["params"] for row in rows] == ["tile=1", "tile=2"]
     assert type_in("tuna", "results", "--session-id", 99).code == 3
 
@@ -203,27 +230,48 @@ def test_a_session_without_results_says_so(loaded: TypeIn) -> None:
     assert loaded("tuna", "results", "--session-id", 1, "--json").out == "[]\n"
 
 
-def test_layers_that_needed_no_trial_are_named_with_the_known_result(loaded: TypeIn, home: Path) -> None:
+def test_layers_that_needed_no_trial_are_named_with_the_known_result(
+    loaded: TypeIn, home: Path
+) -> None:
     """It said that there are no results."""
     engine = make_engine(f"sqlite:///{home}/tuna.sqlite")
     with writing(engine) as connection:
-        configs = connection.execute(sa.select(Job.config_id).distinct().order_by(Job.config_id)).scalars().all()
+        configs = (
+            connection.execute(sa.select(Job.config_id).distinct().order_by(Job.config_id))
+            .scalars()
+            .all()
+        )
         met = sa.update(Job).where(Job.config_id == configs[0])
         connection.execute(met.values(state="evaluated", stopped="target met by 1 ms in session 7"))
-        label = connection.execute(sa.select(Config.label).where(Config.id == configs[0])).scalar_one()
+        label = connection.execute(
+            sa.select(Config.label).where(Config.id == configs[0])
+        ).scalar_one()
         connection.execute(sa.insert(ConfigTag).values(tag="other", config_id=configs[1]))
     ended = loaded("tuna", "results", "--session-id", 1)
-    assert (ended.out, ended.err) == (f"{label}: needed no trial, target met by 1 ms in session 7\n", "")
+    assert (ended.out, ended.err) == (
+        f"{label}: needed no trial, target met by 1 ms in session 7\n",
+        "",
+    )
     assert "no results" in loaded("tuna", "results", "--session-id", 1, "-t", "other").err
     with writing(engine) as connection:
         copies = [
-            {"key": f"k{n}", "kind": "gemm", "driver": "gemm", "label": f"layer {n}", "json": "{}"} for n in range(30)
+            {"key": f"k{n}", "kind": "gemm", "driver": "gemm", "label": f"layer {n}", "json": "{}"}
+            for n in range(30)
         ]
         connection.execute(sa.insert(Config), copies)
-        job = connection.execute(sa.select(Job.__table__).where(Job.stopped.is_not(None)).limit(1)).mappings().one()
-        ids = connection.execute(sa.select(Config.id).where(Config.key.startswith("k"))).scalars().all()
+        job = (
+            connection.execute(sa.select(Job.__table__).where(Job.stopped.is_not(None)).limit(1))
+            .mappings()
+            .one()
+        )
+        ids = (
+            connection.execute(sa.select(Config.id).where(Config.key.startswith("k")))
+            .scalars()
+            .all()
+        )
         connection.execute(
-            sa.insert(Job), [{**job, "id": None, "config_id": n, "stopped": "target met by golden"} for n in ids]
+            sa.insert(Job),
+            [{**job, "id": None, "config_id": n, "stopped": "target met by golden"} for n in ids],
         )
     engine.dispose()
     lines = loaded("tuna", "results", "--session-id", 1).out.splitlines()
@@ -246,8 +294,9 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
     monkeypatch.setattr(model.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert ended.code == 130
-    assert "Stopping: workers have 30 s to finish what they do. Ctrl-C now ends them at once." in " ".join(
-        ended.err.split()
+    assert (
+        "Stopping: workers have 30 s to finish what they do. Ctrl-C now ends them at once."
+        in " ".join(ended.err.split())
     )
 
 

@@ -12,14 +12,22 @@ from command_lines import Ended
 from tuna.db.models import Session
 
 
-def test_a_port_in_use_is_refused_before_anything_is_written(type_in: Callable[..., Ended], home: Path) -> None:
+def test_a_port_in_use_is_refused_before_anything_is_written(
+    type_in: Callable[..., Ended], home: Path
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         layer = "MIOpenDriver gemm -m 32 -n 32 -k 32"
         ended = type_in(
-            "tuna", "tune-rpc", "--rpc", f"{{target: llvm, port: {port}}}", "--workload", layer, "--log-run"
+            "tuna",
+            "tune-rpc",
+            "--rpc",
+            f"{{target: llvm, port: {port}}}",
+            "--workload",
+            layer,
+            "--log-run",
         )
     assert (ended.code, ended.out) == (2, "")
     assert f"Port {port} of 127.0.0.1 is in use." in ended.err

@@ -54,7 +54,8 @@ def _worker(name: str, role: str, **fields: Any) -> WorkerStatus:
 
 
 def _history(engine: sa.Engine) -> int:
-    """40 jobs of which 10 are built (4 s each by two processes) and 5 measured (2 s each by one device)."""
+    """40 jobs of which 10 are built (4 s each by two processes) and 5 measured (2 s each by one
+    device)."""
     session_id = make_jobs(engine, 4)
     with writing(engine) as connection:
         ids = list(connection.execute(sa.select(models.Job.id).order_by(models.Job.id)).scalars())
@@ -66,8 +67,12 @@ def _history(engine: sa.Engine) -> int:
             build.clock = START + timedelta(seconds=10 + 2 * number)
             build.step(job, "measure", 2, 1.5, device="gpu0", worker="e:1")
         move = sa.update(models.Job)
-        connection.execute(move.where(models.Job.id.in_(ids[:5])).values(state="evaluated", step="measure"))
-        connection.execute(move.where(models.Job.id.in_(ids[5:10])).values(state="compiled", step="measure"))
+        connection.execute(
+            move.where(models.Job.id.in_(ids[:5])).values(state="evaluated", step="measure")
+        )
+        connection.execute(
+            move.where(models.Job.id.in_(ids[5:10])).values(state="compiled", step="measure")
+        )
     return session_id
 
 
@@ -76,7 +81,9 @@ def test_eta_and_efficiency_come_from_what_steps_took(
 ) -> None:
     _history(engine)
     monkeypatch.setattr(
-        status, "live_workers", lambda *_: (_worker("a", "compile"), _worker("b", "compile"), _worker("c", "eval"))
+        status,
+        "live_workers",
+        lambda *_: (_worker("a", "compile"), _worker("b", "compile"), _worker("c", "eval")),
     )
     (session,) = Watcher(engine, _settings(tmp_path)).look().sessions
     assert session.unfinished == 35
@@ -91,14 +98,20 @@ def test_eta_and_efficiency_come_from_what_steps_took(
     assert totals.idle_share == pytest.approx(0.25)
 
 
-def test_nobody_at_work_means_no_eta(engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_at_work_means_no_eta(
+    engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _history(engine)
     monkeypatch.setattr(status, "live_workers", lambda *_: (_worker("a", "compile"),))
     assert Watcher(engine, _settings(tmp_path)).look().sessions[0].eta_s is None
     monkeypatch.setattr(
-        status, "live_workers", lambda *_: (_worker("a", "compile"), _worker("c", "eval", environment="x"))
+        status,
+        "live_workers",
+        lambda *_: (_worker("a", "compile"), _worker("c", "eval", environment="x")),
     )
-    assert Watcher(engine, _settings(tmp_path)).look().sessions[0].eta_s is None, "it measures for another environment"
+    assert Watcher(engine, _settings(tmp_path)).look().sessions[0].eta_s is None, (
+        "it measures for another environment"
+    )
 
 
 def test_the_rate_is_that_of_the_last_minute(engine: sa.Engine, tmp_path: Path) -> None:
@@ -115,7 +128,9 @@ def test_the_rate_is_that_of_the_last_minute(engine: sa.Engine, tmp_path: Path) 
     assert watcher.look().sessions[0].overview.session_id == session_id
 
 
-def test_totals_are_the_same_however_they_are_read(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_totals_are_the_same_however_they_are_read(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tuna.reports import totals
 
     _history(engine)
@@ -149,7 +164,9 @@ def test_workers_are_shown_and_their_lack_is_a_dash(
     url = redis_urls["TUNA_REDIS_URL"]
     with reading(engine) as connection:
         namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
-    HeartbeatBoard(redis_client, namespace, 20).announce(_worker("h:1", "eval", device="gpu0", job_ids=(7, 8)))
+    HeartbeatBoard(redis_client, namespace, 20).announce(
+        _worker("h:1", "eval", device="gpu0", job_ids=(7, 8))
+    )
     there = Watcher(engine, Settings(home=tmp_path, redis_url=url, broker_url=url)).look()
     assert [worker.device for worker in there.workers or ()] == ["gpu0"]
     assert "gpu0" in _text(view.view(there))
@@ -183,7 +200,9 @@ def test_failures_come_with_their_command(engine: sa.Engine, tmp_path: Path) -> 
         job = connection.execute(sa.select(sa.func.max(models.Job.id))).scalar_one()
         build = DatabaseBuilder(connection, clock=START)
         build.step(job, "build", 1, 1, ok=False, cause="build_error", output_tail="a\nno [bold]")
-        connection.execute(sa.update(models.Job).where(models.Job.id == job).values(state="errored"))
+        connection.execute(
+            sa.update(models.Job).where(models.Job.id == job).values(state="errored")
+        )
     snapshot = Watcher(engine, _settings(tmp_path)).look()
     text = _text(view.view(snapshot))
     assert f"session {session_id}: 1 build_error: no [bold]" in text

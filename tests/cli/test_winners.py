@@ -22,13 +22,24 @@ def figures() -> ReportFigures:
     """Two layers with an untuned time, and a session to compare with."""
     with memory().connect() as connection:
         build = DatabaseBuilder(connection)
-        session, other = build.session(), build.session(library="onednn", reason="vendor", library_version="3.2")
+        session, other = (
+            build.session(),
+            build.session(library="onednn", reason="vendor", library_version="3.2"),
+        )
         for driver, untuned_ms, best_ms in [(DRIVERS[1], 40.0, 2.0), (DRIVERS[2], 20.0, 4.0)]:
             config = build.config(driver)
-            build.winner(session, config, build.solver("TvmUntuned", algorithm="Baseline"), untuned_ms)
+            build.winner(
+                session, config, build.solver("TvmUntuned", algorithm="Baseline"), untuned_ms
+            )
             build.winner(session, config, build.solver("Tile"), best_ms)
             build.winner(other, config, build.solver("brgconv", library="onednn"), 3.0)
-        build.job(session, build.config(DRIVERS[5]), build.solver("Tile"), state="errored", cause="run_error")
+        build.job(
+            session,
+            build.config(DRIVERS[5]),
+            build.solver("Tile"),
+            state="errored",
+            cause="run_error",
+        )
         return read_figures(connection, session, other)
 
 
@@ -43,9 +54,10 @@ def test_the_table_has_each_layer_its_gains_and_the_total(
     assert "1 job errored (run_error)" in failed
     (total,) = (line.split() for line in lines if "total: each layer once" in line)
     assert total[-5:] == ["6.000", "55.7", "–", "10.00×", "1.00×"]
-    assert lines[-1] == (
-        "geometric mean of the layers (and of the total): 10.00× (10.00×) over untuned, 1.06× (1.00×) over onednn 3.2; "
-        "1 layer of it has no time"
+    assert (
+        lines[-1]
+        == "geometric mean of the layers (and of the total): 10.00× (10.00×) over untuned, 1.06×"
+        " (1.00×) over onednn 3.2; 1 layer of it has no time"
     )
 
 
@@ -65,7 +77,9 @@ def test_what_was_noisy_or_measured_elsewhere_is_said(
     against = dataclasses.replace(figures.header.against, differences=("The devices differ.",))
     header = dataclasses.replace(figures.header, noisy=3, against=against)
     first, *rest = figures.layers
-    loud = dataclasses.replace(first, solvers=(dataclasses.replace(first.solvers[0], noisy=True), *first.solvers[1:]))
+    loud = dataclasses.replace(
+        first, solvers=(dataclasses.replace(first.solvers[0], noisy=True), *first.solvers[1:])
+    )
     winners.print_winners(dataclasses.replace(figures, header=header, layers=(loud, *rest)))
     out, err = capsys.readouterr()
     assert out.count("~") == 1
@@ -85,15 +99,25 @@ def test_a_share_above_the_peak_is_explained_below_the_table(
     (total, *_) = figures.totals
     layers = (dataclasses.replace(first, peak_share=2.91), *rest)
     totals = (dataclasses.replace(total, peak_share=1.66),)
-    winners.print_winners(dataclasses.replace(figures, layers=layers, totals=totals, devices=(device,)))
+    winners.print_winners(
+        dataclasses.replace(figures, layers=layers, totals=totals, devices=(device,))
+    )
     lines = capsys.readouterr().out.splitlines()
     assert any("291 %*" in line for line in lines)
     assert any("166 %*" in line for line in lines if "total" in line)
-    assert "of peak: of the 246.3 GFLOP/s that a loop of fp32 multiply-adds reached on this device" in lines
-    assert "* above 100 %: GFLOP/s counts the operations of the direct algorithm, and Winograd needs fewer" in lines
+    assert (
+        "of peak: of the 246.3 GFLOP/s that a loop of fp32 multiply-adds reached on this device"
+        in lines
+    )
+    assert (
+        "* above 100 %: GFLOP/s counts the operations of the direct algorithm, and Winograd needs"
+        " fewer" in lines
+    )
 
 
-def test_each_sentence_of_several_exports_is_printed_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_each_sentence_of_several_exports_is_printed_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """`tuna tune -o` said up to four times that results are noisy."""
     reports = [
         ExportReport(tmp_path / form, 2, 1, skipped={}, noisy=3, notes={"kernels of Tuna's own": 1})
@@ -110,12 +134,16 @@ def test_each_sentence_of_several_exports_is_printed_once(capsys: pytest.Capture
     assert "noisy" not in capsys.readouterr().err
 
 
-def test_a_session_without_layers_says_so(figures: ReportFigures, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_session_without_layers_says_so(
+    figures: ReportFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
     winners.print_winners(dataclasses.replace(figures, layers=(), totals=()))
     assert capsys.readouterr().out == "There are no results in this session yet.\n"
 
 
-def test_the_report_command_prints_the_table_and_then_the_path(loaded: Callable[..., Ended], tmp_path: Path) -> None:
+def test_the_report_command_prints_the_table_and_then_the_path(
+    loaded: Callable[..., Ended], tmp_path: Path
+) -> None:
     ended = loaded("tuna", "report", "--session-id", 1, "-o", tmp_path / "r.html")
     assert ended.code == 0, ended
     assert "10 jobs new" in ended.out

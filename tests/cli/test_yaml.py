@@ -22,7 +22,12 @@ def test_steps_become_command_lines_in_their_order() -> None:
         "library": "miopen",
         "session_id": 3,
         "arch": "gfx908",
-        "import_configs": {"enabled": True, "tag": "resnet50", "file_name": "a b.txt", "batches": [1, 32]},
+        "import_configs": {
+            "enabled": True,
+            "tag": "resnet50",
+            "file_name": "a b.txt",
+            "batches": [1, 32],
+        },
         "init_session": {"enabled": True, "label": "it's 'quoted'"},
         "update_solvers": {"enabled": False},
         "load_job": {"enabled": True, "tag": "resnet50", "label": "x", "only_dynamic": True},
@@ -32,8 +37,26 @@ def test_steps_become_command_lines_in_their_order() -> None:
         ],
     }
     assert lines_of(document) == [
-        ["miopen", "import_configs", "--tag", "resnet50", "--file_name", "a b.txt", "--batches", "1,32"],
-        ["miopen", "--init_session", "--session_id", "3", "--arch", "gfx908", "--label", "it's 'quoted'"],
+        [
+            "miopen",
+            "import_configs",
+            "--tag",
+            "resnet50",
+            "--file_name",
+            "a b.txt",
+            "--batches",
+            "1,32",
+        ],
+        [
+            "miopen",
+            "--init_session",
+            "--session_id",
+            "3",
+            "--arch",
+            "gfx908",
+            "--label",
+            "it's 'quoted'",
+        ],
         [
             "miopen",
             "load_job",
@@ -47,8 +70,26 @@ def test_steps_become_command_lines_in_their_order() -> None:
             "x",
             "--only_dynamic",
         ],
-        ["miopen", "--session_id", "3", "--arch", "gfx908", "--fin_steps", "miopen_find_compile", "--enqueue_only"],
-        ["miopen", "--session_id", "3", "--arch", "gfx908", "--fin_steps", "miopen_find_eval", "--enqueue_only"],
+        [
+            "miopen",
+            "--session_id",
+            "3",
+            "--arch",
+            "gfx908",
+            "--fin_steps",
+            "miopen_find_compile",
+            "--enqueue_only",
+        ],
+        [
+            "miopen",
+            "--session_id",
+            "3",
+            "--arch",
+            "gfx908",
+            "--fin_steps",
+            "miopen_find_eval",
+            "--enqueue_only",
+        ],
     ]
 
 
@@ -61,25 +102,36 @@ def test_steps_become_command_lines_in_their_order() -> None:
         ({"init_session": ["x"]}, "mapping"),
         ({"colour": "red", "add_tables": {"enabled": True}}, "colour"),
         ({"init_session": {"enabled": True, "label": "x", "num_cu": "many"}}, "many"),
-        ({"fin_steps": {"enabled": True, "fin_steps": "a", "enqueue_only": "yes"}}, "true or false"),
+        (
+            {"fin_steps": {"enabled": True, "fin_steps": "a", "enqueue_only": "yes"}},
+            "true or false",
+        ),
         ({"load_job": {"enabled": True, "algo": "magic"}}, "magic"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is(document: dict[str, Any], match: str) -> None:
+def test_what_cannot_be_run_is_refused_before_anything_is(
+    document: dict[str, Any], match: str
+) -> None:
     with pytest.raises(BadInput, match=match):
         lines_of(document)
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, type_in: Callable[..., Any]) -> None:
     path = tmp_path / "steps.yaml"
-    path.write_text("fin_steps: {enabled: true, fin_steps: a}\nfin_steps: {enabled: true, fin_steps: b}\n")
+    path.write_text(
+        "fin_steps: {enabled: true, fin_steps: a}\nfin_steps: {enabled: true, fin_steps: b}\n"
+    )
     ended = type_in("go_fish", "--yaml", path)
     assert ended.code == 2
     assert "twice" in ended.err
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']", "\x00", ""])
-def test_what_is_no_list_of_steps_is_refused(tmp_path: Path, type_in: Callable[..., Any], text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']", "\x00", ""]
+)
+def test_what_is_no_list_of_steps_is_refused(
+    tmp_path: Path, type_in: Callable[..., Any], text: str
+) -> None:
     path = tmp_path / "steps.yaml"
     path.write_text(text)
     ended = type_in("go_fish", "--yaml", path)
@@ -89,10 +141,14 @@ def test_what_is_no_list_of_steps_is_refused(tmp_path: Path, type_in: Callable[.
 
 def test_nothing_else_may_stand_beside_it(tmp_path: Path, type_in: Callable[..., Any]) -> None:
     (tmp_path / "steps.yaml").write_text("add_tables: {enabled: true}\n")
-    assert type_in("go_fish", "noop", "--yaml", tmp_path / "steps.yaml", "--session_id", 1).code == 2
+    assert (
+        type_in("go_fish", "noop", "--yaml", tmp_path / "steps.yaml", "--session_id", 1).code == 2
+    )
 
 
-def test_a_file_prepares_a_session(tmp_path: Path, layers: Path, type_in: Callable[..., Any]) -> None:
+def test_a_file_prepares_a_session(
+    tmp_path: Path, layers: Path, type_in: Callable[..., Any]
+) -> None:
     path = tmp_path / "steps.yaml"
     path.write_text(f"""\
 library: noop

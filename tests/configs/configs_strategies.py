@@ -6,14 +6,24 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuna.configs import BatchNormConfig, Config, ConvConfig, DataType, Direction, GemmConfig, conv, gemm
+from tuna.configs import (
+    BatchNormConfig,
+    Config,
+    ConvConfig,
+    DataType,
+    Direction,
+    GemmConfig,
+    conv,
+    gemm,
+)
 
 sizes = st.integers(1, 40)
 
 
 @st.composite
 def convs(draw: st.DrawFn) -> ConvConfig:
-    """Any valid convolution: 2D or 3D, grouped, dilated, strided, transposed, in every layout, type and direction."""
+    """Any valid convolution: 2D or 3D, grouped, dilated, strided, transposed, in every layout, type
+    and direction."""
     spatial_dim = draw(st.sampled_from([2, 3]))
     mode = draw(st.sampled_from(["conv", "trans"]))
     groups = draw(st.integers(1, 6))
@@ -32,7 +42,11 @@ def convs(draw: st.DrawFn) -> ConvConfig:
         "out_layout": layout,
     }
     for axis in "dhw"[3 - spatial_dim :]:
-        fil, dilation, stride = draw(st.integers(1, 7)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+        fil, dilation, stride = (
+            draw(st.integers(1, 7)),
+            draw(st.integers(1, 3)),
+            draw(st.integers(1, 4)),
+        )
         reach = dilation * (fil - 1) + 1
         pad = draw(st.integers(0, 5 if mode == "conv" else (reach - 1) // 2))
         fields[f"in_{axis}"] = draw(st.integers(max(1, reach - 2 * pad), 60))
@@ -58,7 +72,13 @@ gemms = st.builds(
 @st.composite
 def wide_gemms(draw: st.DrawFn) -> GemmConfig:
     """Any valid matrix product, with gaps, types and scales that MIOpenDriver has no flags for."""
-    m, n, k, trans_a, trans_b = draw(sizes), draw(sizes), draw(sizes), draw(st.booleans()), draw(st.booleans())
+    m, n, k, trans_a, trans_b = (
+        draw(sizes),
+        draw(sizes),
+        draw(sizes),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
     data_type = draw(st.sampled_from([found for found in DataType if found is not DataType.INT32]))
 
     def maybe(lowest: int) -> int | None:
@@ -67,7 +87,14 @@ def wide_gemms(draw: st.DrawFn) -> GemmConfig:
     scales = st.sampled_from(["", "tensor", "vector", "block32_e8m0", "block1x128"])
     return GemmConfig(
         *(m, n, k, draw(st.integers(1, 3)), trans_a, trans_b, data_type),
-        *(maybe(m if trans_a else k), maybe(k if trans_b else n), maybe(n), maybe(0), maybe(0), maybe(1)),
+        *(
+            maybe(m if trans_a else k),
+            maybe(k if trans_b else n),
+            maybe(n),
+            maybe(0),
+            maybe(0),
+            maybe(1),
+        ),
         b_type=draw(st.none() | st.just(DataType.BF16)),
         c_type=draw(st.none() | st.sampled_from(DataType)),
         compute_type=draw(st.none() | st.just("TF32")) if data_type is DataType.FP32 else None,
@@ -82,7 +109,8 @@ factors = st.floats(allow_nan=False, allow_infinity=False)
 
 @st.composite
 def batch_norms(draw: st.DrawFn) -> BatchNormConfig:
-    """Any valid batch normalisation: 2D or 3D (also of depth 1), in every mode, layout, type and direction."""
+    """Any valid batch normalisation: 2D or 3D (also of depth 1), in every mode, layout, type and
+    direction."""
     spatial_dim = draw(st.sampled_from([2, 3]))
     return BatchNormConfig(
         batchsize=draw(sizes),

@@ -1,4 +1,5 @@
-"""Batch normalisations: the MIOpenDriver bnorm command, its directions and defaults, and real lists."""
+"""Batch normalisations: the MIOpenDriver bnorm command, its directions and defaults, and real
+lists."""
 
 from __future__ import annotations
 
@@ -34,17 +35,27 @@ def test_driver_and_json_lead_back_to_the_layer(config: BatchNormConfig) -> None
 def test_what_is_left_out_has_miopens_defaults_not_mitunas() -> None:
     assert one("MIOpenDriver bnorm -F 1") == BatchNormConfig(32, 3, 32, 32)
     assert one("MIOpenDriver bnorm -F 1").to_json() == {
-        **{"kind": "batch_norm", "spatial_dim": 2, "batchsize": 32, "in_channels": 3, "in_d": 1, "in_h": 32},
+        **{
+            "kind": "batch_norm",
+            "spatial_dim": 2,
+            "batchsize": 32,
+            "in_channels": 3,
+            "in_d": 1,
+            "in_h": 32,
+        },
         **{"in_w": 32, "mode": 0, "run": 0, "save": 0, "alpha": 1.0, "beta": 0.0, "direction": "F"},
         **{"layout": "NCHW", "data_type": "FP32"},
     }
 
 
 def test_short_and_long_flags_say_the_same() -> None:
-    short = one("MIOpenDriver bnormfp16 -F 0 -b 1 -n 2 -c 3 -D 4 -H 5 -W 6 -A 0.5 -B .25 -m 1 -r 1 -s 1 -L NDHWC")
+    short = one(
+        "MIOpenDriver bnormfp16 -F 0 -b 1 -n 2 -c 3 -D 4 -H 5 -W 6 -A 0.5 -B .25 -m 1 -r 1 -s 1 -L"
+        " NDHWC"
+    )
     assert short == one(
-        "MIOpenDriver bnormfp16 --forw 0 --back 1 --batchsize 2 --in_channels 3 --in_d=4 --in_h 5 --in_w 6 --alpha 5e-1 "
-        "--beta 0.25 --mode 1 --run 1 --save 1 --layout NDHWC"
+        "MIOpenDriver bnormfp16 --forw 0 --back 1 --batchsize 2 --in_channels 3 --in_d=4 --in_h 5"
+        " --in_w 6 --alpha 5e-1 --beta 0.25 --mode 1 --run 1 --save 1 --layout NDHWC"
     )
     assert short == BatchNormConfig(
         *(2, 3, 5, 6, 4, 3, 1, 1, 1, 0.5, 0.25),
@@ -62,7 +73,9 @@ def test_short_and_long_flags_say_the_same() -> None:
         ("-F 0 -b 1", Direction.BACKWARD_WEIGHTS),
     ],
 )
-def test_training_inference_and_backward_are_three_directions(flags: str, direction: Direction) -> None:
+def test_training_inference_and_backward_are_three_directions(
+    flags: str, direction: Direction
+) -> None:
     assert one(f"MIOpenDriver bnorm {flags}").direction is direction
 
 
@@ -99,17 +112,19 @@ def test_a_layout_with_a_depth_makes_three_dimensions() -> None:
 
 
 def test_the_command_has_no_depth_in_two_dimensions() -> None:
-    """MIOpenDriver takes an in_d of 1 for a third dimension, which its default layout then does not have."""
-    assert one(LINE).driver() == (
-        "./bin/MIOpenDriver bnorm --batchsize 32 --alpha 1.0 --beta 0.0 --forw 1 --back 0 --mode 0 --run 0 --in_d 0 "
-        "--in_h 28 --in_w 30 --in_channels 64 --save 0 --layout NCHW"
+    """MIOpenDriver takes an in_d of 1 for a third dimension, which its default layout then does not
+    have."""
+    assert (
+        one(LINE).driver()
+        == "./bin/MIOpenDriver bnorm --batchsize 32 --alpha 1.0 --beta 0.0 --forw 1 --back 0 --mode"
+        " 0 --run 0 --in_d 0 --in_h 28 --in_w 30 --in_channels 64 --save 0 --layout NCHW"
     )
 
 
 def test_known_flags_that_do_not_describe_the_layer_are_ignored() -> None:
-    assert one(f"{LINE} -i 5 -V 0 -t 1 -w 1 -P 0 -S -1 --iter 2 --verify 1 --time 0 --wall=1 --printconv 0") == one(
-        LINE
-    )
+    assert one(
+        f"{LINE} -i 5 -V 0 -t 1 -w 1 -P 0 -S -1 --iter 2 --verify 1 --time 0 --wall=1 --printconv 0"
+    ) == one(LINE)
     assert one(f"{LINE} -f 0 -I 0 -Q 0 -x 0.5 -y 2") == one(LINE)
     assert one(f"{LINE} -t") == one(LINE)
 
@@ -149,9 +164,15 @@ def test_a_wrong_line_is_refused_with_a_reason(flags: str, reason: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["-n", "-D", "-F", "-b", "-A", "-s", "-t", "-L", "NHWC", "1", "2", "0", "-1", "x", "="]))
+    st.lists(
+        st.sampled_from(
+            ["-n", "-D", "-F", "-b", "-A", "-s", "-t", "-L", "NHWC", "1", "2", "0", "-1", "x", "="]
+        )
+    )
 )
-def test_no_order_of_words_makes_the_parser_fail_otherwise_than_with_a_reason(words: list[str]) -> None:
+def test_no_order_of_words_makes_the_parser_fail_otherwise_than_with_a_reason(
+    words: list[str],
+) -> None:
     try:
         parse_line(" ".join(["MIOpenDriver", "bnorm", *words]))
     except BadInput as error:
@@ -177,7 +198,10 @@ def test_flops_count_the_statistics_only_where_they_are_computed() -> None:
 
 def test_labels_tell_layers_apart_for_people() -> None:
     assert one(f"{LINE} -m 1 -s 1 -r 1").label == "bnorm 32x64x28x30 spatial save run NCHW fp32 F"
-    assert one(f"{LINE} -D 4 -A 0.5 -B 2").label == "bnorm 32x64x4x28x30 activation a0.5 b2 NCDHW fp32 F"
+    assert (
+        one(f"{LINE} -D 4 -A 0.5 -B 2").label
+        == "bnorm 32x64x4x28x30 activation a0.5 b2 NCDHW fp32 F"
+    )
 
 
 def test_every_line_of_the_real_list_is_read_with_its_save_flag(driver_commands: Path) -> None:
@@ -193,9 +217,17 @@ def test_every_line_of_the_real_list_is_read_with_its_save_flag(driver_commands:
 
 
 def _from_row(row: dict[str, Any]) -> BatchNormConfig:
-    words = {name: row[name] for name in ("alpha", "beta", "forw", "back", "mode", "run", "save", "batchsize")}
-    words |= {name: row[name] for name in ("in_channels", "in_d", "in_h", "in_w")} | {"layout": row["in_layout"]}
-    return one(f"MIOpenDriver {row['cmd']} " + " ".join(f"--{name} {value}" for name, value in words.items()))
+    words = {
+        name: row[name]
+        for name in ("alpha", "beta", "forw", "back", "mode", "run", "save", "batchsize")
+    }
+    words |= {name: row[name] for name in ("in_channels", "in_d", "in_h", "in_w")} | {
+        "layout": row["in_layout"]
+    }
+    return one(
+        f"MIOpenDriver {row['cmd']} "
+        + " ".join(f"--{name} {value}" for name, value in words.items())
+    )
 
 
 def test_mitunas_own_rows_give_the_direction_that_mituna_gives_them() -> None:
@@ -205,5 +237,6 @@ def test_mitunas_own_rows_give_the_direction_that_mituna_gives_them() -> None:
         config = _from_row(row)
         assert config.direction.value == row["direction"]
         assert config.to_json() == config.to_json() | {
-            name: row[name] for name in ("batchsize", "in_channels", "in_d", "in_h", "in_w", "mode", "run", "save")
+            name: row[name]
+            for name in ("batchsize", "in_channels", "in_d", "in_h", "in_w", "mode", "run", "save")
         }

@@ -1,4 +1,5 @@
-"""What holds for every kind of config: its texts lead back to it, and its key tells layers apart."""
+"""What holds for every kind of config: its texts lead back to it, and its key tells layers
+apart."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ import pytest
 from configs_strategies import configs
 from hypothesis import given
 
-from tuna.configs import BatchNormConfig, Config, ConvConfig, GemmConfig, from_json, parse_line, read_line
+from tuna.configs import (
+    BatchNormConfig,
+    Config,
+    ConvConfig,
+    GemmConfig,
+    from_json,
+    parse_line,
+    read_line,
+)
 from tuna.errors import BadInput
 
 LAYER = ConvConfig(1, 64, 56, 56, 64, 3, 3, 1, 1)
@@ -36,7 +45,9 @@ def test_the_json_form_survives_a_real_json_file(config: Config) -> None:
 
 
 @given(configs, configs)
-def test_keys_and_canonical_texts_are_equal_exactly_when_configs_are(one: Config, other: Config) -> None:
+def test_keys_and_canonical_texts_are_equal_exactly_when_configs_are(
+    one: Config, other: Config
+) -> None:
     assert (one.key == other.key) == (one == other)
     assert (one.canonical() == other.canonical()) == (one == other)
 
@@ -66,17 +77,20 @@ def test_a_label_is_one_short_line(config: Config) -> None:
 
 
 def test_keys_that_are_in_databases_already_never_change() -> None:
-    assert LAYER.canonical() == (
-        "kind=convolution;spatial_dim=2;batchsize=1;in_channels=64;in_d=1;in_h=56;in_w=56;out_channels=64;fil_d=1;"
+    assert (
+        LAYER.canonical()
+        == "kind=convolution;spatial_dim=2;batchsize=1;in_channels=64;in_d=1;in_h=56;in_w=56;out_channels=64;fil_d=1;"
         "fil_h=3;fil_w=3;pad_d=0;pad_h=1;pad_w=1;conv_stride_d=0;conv_stride_h=1;conv_stride_w=1;dilation_d=0;"
         "dilation_h=1;dilation_w=1;group_count=1;mode=conv;pad_mode=default;trans_output_pad_d=0;trans_output_pad_h=0;"
         "trans_output_pad_w=0;direction=F;in_layout=NCHW;fil_layout=NCHW;out_layout=NCHW;data_type=FP32"
     )
-    assert GemmConfig(2, 3, 4, 5, trans_b=True).canonical() == (
-        "kind=gemm;m=2;n=3;k=4;batch_count=5;trans_a=0;trans_b=1;data_type=FP32"
+    assert (
+        GemmConfig(2, 3, 4, 5, trans_b=True).canonical()
+        == "kind=gemm;m=2;n=3;k=4;batch_count=5;trans_a=0;trans_b=1;data_type=FP32"
     )
-    assert BatchNormConfig(32, 64, 56, 57, mode=1, save=1).canonical() == (
-        "kind=batch_norm;spatial_dim=2;batchsize=32;in_channels=64;in_d=1;in_h=56;in_w=57;mode=1;run=0;save=1;"
+    assert (
+        BatchNormConfig(32, 64, 56, 57, mode=1, save=1).canonical()
+        == "kind=batch_norm;spatial_dim=2;batchsize=32;in_channels=64;in_d=1;in_h=56;in_w=57;mode=1;run=0;save=1;"
         "alpha=1.0;beta=0.0;direction=F;layout=NCHW;data_type=FP32"
     )
 
@@ -105,7 +119,10 @@ def test_a_config_cannot_be_changed() -> None:
         ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "m must be a whole number"),
         ({"kind": "gemm", "m": True, "n": 1, "k": 1}, "m must be a whole number"),
         ({"kind": "gemm", "m": 1, "n": 1, "k": 1, "trans_a": 1}, "trans_a must be true or false"),
-        ({"kind": "gemm", "m": 1, "n": 1, "k": 1, "data_type": "FP64"}, "data_type must be one of FP32"),
+        (
+            {"kind": "gemm", "m": 1, "n": 1, "k": 1, "data_type": "FP64"},
+            "data_type must be one of FP32",
+        ),
         (LAYER.to_json() | {"direction": "X"}, "direction must be one of F, B, W"),
         (LAYER.to_json() | {"direction": ["F"]}, "direction must be one of F, B, W"),
         (LAYER.to_json() | {"in_h": 56.0}, "in_h must be a whole number"),
@@ -132,7 +149,9 @@ def test_a_config_cannot_be_changed() -> None:
         ({"kind": "batch_norm", "batchsize": 1, "in_channels": 1, "in_h": 1}, "needs in_w"),
     ],
 )
-def test_a_wrong_json_form_is_refused_with_a_reason(mapping: dict[str, object], reason: str) -> None:
+def test_a_wrong_json_form_is_refused_with_a_reason(
+    mapping: dict[str, object], reason: str
+) -> None:
     with pytest.raises(BadInput, match=reason):
         from_json(mapping)
 
@@ -142,9 +161,19 @@ def test_a_json_form_written_by_hand_may_leave_out_what_has_a_default() -> None:
     norm = {"kind": "batch_norm", "batchsize": 32, "in_channels": 64, "in_h": 56, "in_w": 56}
     assert from_json(norm) == NORM
     assert from_json(norm | {"in_d": 8}) == BatchNormConfig(32, 64, 56, 56, 8, 3, layout="NCDHW")
-    assert from_json(norm | {"layout": "NDHWC"}) == BatchNormConfig(32, 64, 56, 56, 1, 3, layout="NDHWC")
+    assert from_json(norm | {"layout": "NDHWC"}) == BatchNormConfig(
+        32, 64, 56, 56, 1, 3, layout="NDHWC"
+    )
 
 
 def test_importing_configs_pulls_in_no_heavy_package() -> None:
-    code = "import sys, tuna.configs; print([m for m in ('pydantic', 'numpy', 'sqlalchemy', 'celery') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, tuna.configs; print([m for m in ('pydantic', 'numpy', 'sqlalchemy', 'celery')"
+        " if m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

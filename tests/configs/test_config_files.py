@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tuna.configs import DataType, LineCounts, ParsedFile, from_json, parse_file, parse_line, parse_lines
+from tuna.configs import (
+    DataType,
+    LineCounts,
+    ParsedFile,
+    from_json,
+    parse_file,
+    parse_line,
+    parse_lines,
+)
 from tuna.errors import BadInput
 
 GOOD = "MIOpenDriver conv -n 1 -F 1"
@@ -19,9 +27,14 @@ def _adds_up(parsed: ParsedFile) -> bool:
     counts = parsed.counts
     lines = counts.accepted + counts.ignored + counts.rejected + counts.unsupported
     named = (
-        len(parsed.weights) == len(parsed.configs) and sum(parsed.weights) == len(parsed.configs) + counts.duplicates
+        len(parsed.weights) == len(parsed.configs)
+        and sum(parsed.weights) == len(parsed.configs) + counts.duplicates
     )
-    return counts.total == lines and len(parsed.rejections) == counts.rejected + counts.unsupported and named
+    return (
+        counts.total == lines
+        and len(parsed.rejections) == counts.rejected + counts.unsupported
+        and named
+    )
 
 
 def test_every_line_is_accounted_for() -> None:
@@ -48,7 +61,9 @@ def test_every_line_is_accounted_for() -> None:
 
 
 def test_one_bad_line_never_loses_the_others() -> None:
-    parsed = parse_lines([f"{GOOD} -p {pad}" if pad != 5 else f"{GOOD} -p x" for pad in range(10)], "x")
+    parsed = parse_lines(
+        [f"{GOOD} -p {pad}" if pad != 5 else f"{GOOD} -p x" for pad in range(10)], "x"
+    )
     assert len(parsed.configs) == 9
     assert parsed.counts.rejected == 1
 
@@ -75,7 +90,9 @@ def test_each_config_has_the_number_of_lines_that_name_it() -> None:
 
 
 def test_layers_that_differ_only_in_where_a_digit_stands_are_both_kept() -> None:
-    parsed = parse_lines([f"{GOOD} -H 64 -W 64 {pads}" for pads in ("-p 1 -q 11", "-p 11 -q 1")], "x")
+    parsed = parse_lines(
+        [f"{GOOD} -H 64 -W 64 {pads}" for pads in ("-p 1 -q 11", "-p 11 -q 1")], "x"
+    )
     assert (len(parsed.configs), parsed.weights) == (2, (1, 1))
 
 
@@ -86,9 +103,17 @@ def test_a_line_without_a_direction_is_expanded_and_counted() -> None:
 
 
 def test_layers_can_be_read_at_other_batch_sizes() -> None:
-    lines = [GOOD, "MIOpenDriver conv -n 2 -F 0", "MIOpenDriver bnorm -F 1", GOOD.replace("-n 1", "-n 64")]
+    lines = [
+        GOOD,
+        "MIOpenDriver conv -n 2 -F 0",
+        "MIOpenDriver bnorm -F 1",
+        GOOD.replace("-n 1", "-n 64"),
+    ]
     parsed = parse_lines(lines, "x", batches=[4, 1, 4])
-    found = [(config.kind, config.to_json()["batchsize"], config.to_json()["direction"]) for config in parsed.configs]
+    found = [
+        (config.kind, config.to_json()["batchsize"], config.to_json()["direction"])
+        for config in parsed.configs
+    ]
     convs = [("convolution", batch, direction) for direction in "FBW" for batch in (4, 1)]
     assert found == [*convs, ("batch_norm", 4, "F"), ("batch_norm", 1, "F")]
     assert parsed.weights == (3, 3, 1, 1, 1, 1, 1, 1)
@@ -109,12 +134,21 @@ def test_batch_sizes_are_whole_numbers_from_1(batches: tuple[Any, ...]) -> None:
 
 
 def test_a_command_overrides_the_precision_of_convolutions_only(tmp_path: Path) -> None:
-    lines = [GOOD, GOOD.replace("conv", "convbfp16"), "MIOpenDriver bnorm -F 1", "MIOpenDriver gemm"]
+    lines = [
+        GOOD,
+        GOOD.replace("conv", "convbfp16"),
+        "MIOpenDriver bnorm -F 1",
+        "MIOpenDriver gemm",
+    ]
     key = "3-32-32-3x3-32-30-30-1-0x0-1x1-1x1-0-NCHW-FP32-F=ConvAsm3x3U:1,2,3"
     file = tmp_path / "list.txt"
     file.write_text("\n".join([*lines, key]))
     parsed = parse_file(file, command="convfp16")
-    assert [config.data_type for config in parsed.configs] == [DataType.FP16, DataType.FP32, DataType.FP32]
+    assert [config.data_type for config in parsed.configs] == [
+        DataType.FP16,
+        DataType.FP32,
+        DataType.FP32,
+    ]
     assert parsed.weights == (3, 1, 1)
 
 
@@ -133,7 +167,9 @@ def test_other_commands_do_not_override_the_precision(command: str) -> None:
         (GOOD.encode("utf-16-le"), "NUL character"),
     ],
 )
-def test_what_is_no_text_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_what_is_no_text_file_is_refused_as_a_whole(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     file = tmp_path / "list.txt"
     file.write_bytes(content)
     with pytest.raises(BadInput, match=reason) as caught:
@@ -181,13 +217,27 @@ def test_real_configs_survive_all_their_texts(driver_commands: Path) -> None:
 def test_the_largest_real_list_gives_the_known_counts(driver_commands: Path) -> None:
     parsed = parse_file(driver_commands / "all.txt")
     assert parsed.counts == LineCounts(
-        total=1370, accepted=1287, ignored=36, rejected=1, unsupported=46, expanded=349, duplicates=1000
+        total=1370,
+        accepted=1287,
+        ignored=36,
+        rejected=1,
+        unsupported=46,
+        expanded=349,
+        duplicates=1000,
     )
-    wrong = [str(rejection).split("all.txt:")[1] for rejection in parsed.rejections if not rejection.unsupported]
-    assert [text.partition(",")[0] for text in wrong] == ["1341: there is no MIOpenDriver command in the line"]
+    wrong = [
+        str(rejection).split("all.txt:")[1]
+        for rejection in parsed.rejections
+        if not rejection.unsupported
+    ]
+    assert [text.partition(",")[0] for text in wrong] == [
+        "1341: there is no MIOpenDriver command in the line"
+    ]
 
 
-def test_lines_that_mituna_accepts_give_the_configs_that_mituna_imports(driver_commands: Path) -> None:
+def test_lines_that_mituna_accepts_give_the_configs_that_mituna_imports(
+    driver_commands: Path,
+) -> None:
     lines = (driver_commands / "all.txt").read_text().splitlines()
     convolutions = [line for line in lines if "MIOpenDriver conv" in line]
     assert len(convolutions) == 1237
@@ -202,7 +252,8 @@ def test_ten_thousand_lines_are_read_in_a_second(driver_commands: Path) -> None:
     start = time.process_time()
     parse_lines(lines, "all.txt")
     assert len(lines) > 13_000
-    assert time.process_time() - start < 2.5  # it takes 0.4 s; the bound leaves room for a slow machine
+    # it takes 0.4 s; the bound leaves room for a slow machine
+    assert time.process_time() - start < 2.5
 
 
 def test_a_direction_that_is_no_number_loses_its_line_only(driver_commands: Path) -> None:

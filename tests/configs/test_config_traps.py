@@ -15,12 +15,18 @@ def test_a_key_with_one_word_for_three_equal_layouts_names_its_layer(value: str)
     (config,) = parsed.configs
     assert isinstance(config, ConvConfig)
     assert (config.in_layout, config.fil_layout, config.out_layout) == ("NHWC", "NHWC", "NHWC")
-    assert (config.data_type, config.direction, config.batchsize) == (DataType.FP16, Direction.BACKWARD_WEIGHTS, 512)
+    assert (config.data_type, config.direction, config.batchsize) == (
+        DataType.FP16,
+        Direction.BACKWARD_WEIGHTS,
+        512,
+    )
     assert parse_line(config.driver()) == [config]
 
 
 def test_the_long_out_layout_alone_counts_for_all_tensors() -> None:
-    (config,) = parse_line("./bin/MIOpenDriver convfp16 -n 2 -c 8 -H 9 -W 9 -k 8 -y 3 -x 3 -F 2 --out_layout NHWC")
+    (config,) = parse_line(
+        "./bin/MIOpenDriver convfp16 -n 2 -c 8 -H 9 -W 9 -k 8 -y 3 -x 3 -F 2 --out_layout NHWC"
+    )
     assert isinstance(config, ConvConfig)
     assert {config.in_layout, config.fil_layout, config.out_layout} == {"NHWC"}
     assert config.direction is Direction.BACKWARD_DATA
@@ -28,7 +34,9 @@ def test_the_long_out_layout_alone_counts_for_all_tensors() -> None:
 
 
 def test_the_batch_norm_line_of_mitunas_test_has_all_its_values() -> None:
-    (config,) = parse_line("./bin/MIOpenDriver bnormfp16 -n 256 -c 64 -H 56 -W 56 -m 1 --forw 1 -b 0 -s 1 -r 1")
+    (config,) = parse_line(
+        "./bin/MIOpenDriver bnormfp16 -n 256 -c 64 -H 56 -W 56 -m 1 --forw 1 -b 0 -s 1 -r 1"
+    )
     assert config == BatchNormConfig(
         *(256, 64, 56, 56), mode=1, run=1, save=1, alpha=1.0, beta=0.0, data_type=DataType.FP16
     )

@@ -28,7 +28,8 @@ CUBE = ConvConfig(
 
 
 def _count_positions(size: int, fil: int, pad: int, stride: int, dilation: int) -> int:
-    """Output extent by brute force: every start at which the whole filter lies within the padded input."""
+    """Output extent by brute force: every start at which the whole filter lies within the padded
+    input."""
     reach = dilation * (fil - 1) + 1
     return sum(1 for start in range(0, size + 2 * pad, stride) if start + reach <= size + 2 * pad)
 
@@ -38,7 +39,8 @@ def test_the_output_size_equals_the_counted_filter_positions(config: ConvConfig)
     axes = "dhw"[3 - config.spatial_dim :]
     for axis, size in zip(axes, config.output_size, strict=True):
         fil, pad, stride, dilation, before = (
-            getattr(config, f"{name}_{axis}") for name in ("fil", "pad", "conv_stride", "dilation", "in")
+            getattr(config, f"{name}_{axis}")
+            for name in ("fil", "pad", "conv_stride", "dilation", "in")
         )
         if config.mode == "conv":
             assert size == _count_positions(before, fil, pad, stride, dilation)
@@ -68,7 +70,11 @@ def test_shapes_of_a_grouped_dilated_three_dimensional_layer() -> None:
 
 def test_a_transposed_layer_has_its_channels_swapped_in_the_weights() -> None:
     config = ConvConfig(
-        *(1, 8, 7, 7, 16, 3, 3, 1, 1, 2, 2), group_count=2, mode="trans", trans_output_pad_h=1, trans_output_pad_w=1
+        *(1, 8, 7, 7, 16, 3, 3, 1, 1, 2, 2),
+        group_count=2,
+        mode="trans",
+        trans_output_pad_h=1,
+        trans_output_pad_w=1,
     )
     assert config.output_size == (14, 14)
     assert config.weight_shape == (8, 8, 3, 3)
@@ -92,7 +98,10 @@ def test_facing_another_direction_changes_nothing_else(config: ConvConfig) -> No
 
 
 def test_labels_say_what_differs_from_the_ordinary() -> None:
-    assert ConvConfig(1, 64, 56, 56, 64, 3, 3, 1, 1).label == "conv 1x64x56x56 k64 3x3 s1 p1 NCHW fp32 F"
+    assert (
+        ConvConfig(1, 64, 56, 56, 64, 3, 3, 1, 1).label
+        == "conv 1x64x56x56 k64 3x3 s1 p1 NCHW fp32 F"
+    )
     assert LAYER.label == "conv 2x64x56x48 k128 3x5 s2x1 p1x2 NCHW fp32 F"
     assert CUBE.label == "conv 1x4x8x9x10 k6 2x3x3 s1 p0 d2x1x1 g2 NDHWC fp32 F"
 
@@ -115,8 +124,14 @@ def test_plain_text_is_accepted_for_the_enums() -> None:
         ({"in_w": True}, "in_w must be a whole number"),
         ({"group_count": 3}, "group_count 3 must divide in_channels 64 and out_channels 128"),
         ({"group_count": 0}, "group_count must be at least 1"),
-        ({"fil_h": 59}, "the filter does not fit along h: it reaches over 59, the padded input has 58"),
-        ({"fil_w": 3, "dilation_w": 26}, "does not fit along w: it reaches over 53, the padded input has 52"),
+        (
+            {"fil_h": 59},
+            "the filter does not fit along h: it reaches over 59, the padded input has 58",
+        ),
+        (
+            {"fil_w": 3, "dilation_w": 26},
+            "does not fit along w: it reaches over 53, the padded input has 52",
+        ),
         ({"mode": "full"}, "mode must be conv or trans"),
         ({"pad_mode": "same"}, "must be resolved"),
         ({"in_layout": "NHWC"}, "must have the same layout"),
@@ -146,4 +161,6 @@ def test_json_of_a_two_dimensional_layer_has_miopens_depth_fields() -> None:
     fields = LAYER.to_json()
     names = ("in_d", "fil_d", "pad_d", "conv_stride_d", "dilation_d", "trans_output_pad_d")
     assert [fields[name] for name in names] == [1, 1, 0, 0, 0, 0]
-    assert from_json(fields | {"in_d": 32, "fil_d": 3, "conv_stride_d": 1, "dilation_d": 1}) == LAYER
+    assert (
+        from_json(fields | {"in_d": 32, "fil_d": 3, "conv_stride_d": 1, "dilation_d": 1}) == LAYER
+    )

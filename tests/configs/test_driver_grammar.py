@@ -1,4 +1,5 @@
-"""The MIOpenDriver grammar for convolutions: flags, defaults, directions, layouts, and lines that are wrong."""
+"""The MIOpenDriver grammar for convolutions: flags, defaults, directions, layouts, and lines that
+are wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_a_bare_three_dimensional_command_has_miopens_defaults() -> None:
     assert (config.conv_stride_d, config.dilation_d) == (1, 1)
 
 
-@pytest.mark.parametrize(("mask", "letters"), [*enumerate(["FBW", "F", "B", "FB", "W", "FW", "BW", "FBW"])])
+@pytest.mark.parametrize(
+    ("mask", "letters"), [*enumerate(["FBW", "F", "B", "FB", "W", "FW", "BW", "FBW"])]
+)
 def test_the_direction_flag_is_a_bit_mask(mask: int, letters: str) -> None:
     line = LINE.removesuffix(" -F 1")
     for form in (f"-F {mask}", f"--forw {mask}", f"-F={mask}", f"--forw={mask}"):
@@ -47,11 +50,14 @@ def test_other_values_of_the_direction_flag_are_refused(value: str) -> None:
         parse_line(f"MIOpenDriver conv -F {value}")
 
 
-SHORT = "-n 2 -c 6 -! 11 -H 12 -W 13 -k 9 -@ 2 -y 3 -x 4 -$ 1 -p 2 -q 3 -# 2 -u 3 -v 1 -^ 1 -l 2 -j 2 -g 3 -m conv -F 4"
+SHORT = (
+    "-n 2 -c 6 -! 11 -H 12 -W 13 -k 9 -@ 2 -y 3 -x 4 -$ 1 -p 2 -q 3 -# 2 -u 3 -v 1 -^ 1 -l 2 -j 2"
+    " -g 3 -m conv -F 4"
+)
 LONG = (
-    "--batchsize 2 --in_channels 6 --in_d 11 --in_h 12 --in_w 13 --out_channels 9 --fil_d 2 --fil_h 3 --fil_w 4 "
-    "--pad_d 1 --pad_h 2 --pad_w 3 --conv_stride_d 2 --conv_stride_h 3 --conv_stride_w 1 --dilation_d 1 --dilation_h 2 "
-    "--dilation_w 2 --group_count 3 --mode conv --forw 4"
+    "--batchsize 2 --in_channels 6 --in_d 11 --in_h 12 --in_w 13 --out_channels 9 --fil_d 2 --fil_h"
+    " 3 --fil_w 4 --pad_d 1 --pad_h 2 --pad_w 3 --conv_stride_d 2 --conv_stride_h 3 --conv_stride_w"
+    " 1 --dilation_d 1 --dilation_h 2 --dilation_w 2 --group_count 3 --mode conv --forw 4"
 )
 
 
@@ -59,7 +65,9 @@ def test_short_and_long_flags_say_the_same() -> None:
     config = one(f"MIOpenDriver convbfp16 -_ 3 -I NDHWC {SHORT}")
     assert config == one(f"MIOpenDriver convbfp16 --spatial_dim 3 --in_layout NDHWC {LONG}")
     assert config == one(
-        f"MIOpenDriver convbfp16 --spatial_dim=3 --in_layout=NDHWC {LONG}".replace(" --forw 4", " -F=4")
+        f"MIOpenDriver convbfp16 --spatial_dim=3 --in_layout=NDHWC {LONG}".replace(
+            " --forw 4", " -F=4"
+        )
     )
     assert config.label == "conv 2x6x11x12x13 k9 2x3x4 s2x3x1 p1x2x3 d1x2x2 g3 NDHWC bf16 W"
 
@@ -68,7 +76,13 @@ def test_two_dimensions_ignore_what_is_said_about_depth() -> None:
     depth = "--in_d 7 --fil_d 3 --pad_d 1 --conv_stride_d 2 --dilation_d 2 -% 1"
     assert one(f"{LINE} {depth}") == one(LINE)
     config = one("MIOpenDriver convfp16 -F 2")
-    assert (config.in_d, config.fil_d, config.pad_d, config.conv_stride_d, config.dilation_d) == (1, 1, 0, 0, 0)
+    assert (config.in_d, config.fil_d, config.pad_d, config.conv_stride_d, config.dilation_d) == (
+        1,
+        1,
+        0,
+        0,
+        0,
+    )
 
 
 def test_each_command_has_its_data_type() -> None:
@@ -78,7 +92,8 @@ def test_each_command_has_its_data_type() -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["", "./bin/", "/opt/rocm/bin/", "miopenConvolutionForward: ./bin/", "MIOpen(HIP): [Log] ./"]
+    "prefix",
+    ["", "./bin/", "/opt/rocm/bin/", "miopenConvolutionForward: ./bin/", "MIOpen(HIP): [Log] ./"],
 )
 def test_what_stands_before_the_program_name_is_skipped(prefix: str) -> None:
     assert one(f"{prefix}{LINE.removeprefix('./bin/')}") == one(LINE)
@@ -89,10 +104,18 @@ def test_a_flag_given_twice_counts_as_given_last() -> None:
 
 
 def test_known_flags_that_do_not_describe_the_layer_are_ignored() -> None:
-    about = "-t 1 -V 0 -i 5 -w 1 -s 1 -b 1 -P 0 -o 1 -d in.bin -e w.bin -a b.bin -D dy.bin -C cache -S -1 -G 1 -r 0"
+    about = (
+        "-t 1 -V 0 -i 5 -w 1 -s 1 -b 1 -P 0 -o 1 -d in.bin -e w.bin -a b.bin -D dy.bin -C cache -S"
+        " -1 -G 1 -r 0"
+    )
     assert one(f"{LINE} {about}") == one(LINE)
-    about = "--time 1 --verify 0 --iter 5 --wall 1 --search=1 --bias 1 --printconv 0 --dump_output 1 --in_data x"
-    assert one(f"{LINE} {about} --weights x --in_bias x --dout_data x --solution ConvDirect --pad_val 0") == one(LINE)
+    about = (
+        "--time 1 --verify 0 --iter 5 --wall 1 --search=1 --bias 1 --printconv 0 --dump_output 1"
+        " --in_data x"
+    )
+    assert one(
+        f"{LINE} {about} --weights x --in_bias x --dout_data x --solution ConvDirect --pad_val 0"
+    ) == one(LINE)
     assert one(f"{LINE} -Z 0 -L 1 -U -1 -T -1 -R -1") == one(LINE)
 
 
@@ -108,7 +131,9 @@ def test_one_layout_given_alone_counts_for_all_three_tensors(flag: str) -> None:
     assert (config.in_layout, config.fil_layout, config.out_layout) == ("NHWC", "NHWC", "NHWC")
 
 
-@pytest.mark.parametrize("flags", ["-I NHWC -O NCHW", "-I NHWC -O NCHW -f NHWC", "--in_layout NCHW --fil_layout NHWC"])
+@pytest.mark.parametrize(
+    "flags", ["-I NHWC -O NCHW", "-I NHWC -O NCHW -f NHWC", "--in_layout NCHW --fil_layout NHWC"]
+)
 def test_different_layouts_are_refused(flags: str) -> None:
     with pytest.raises(BadInput, match="must have the same layout"):
         parse_line(f"{LINE} {flags}")
@@ -135,7 +160,9 @@ def test_a_layout_must_fit_the_dimensions(flags: str) -> None:
         ("-z default -p 1 -q 1", (1, 1)),
     ],
 )
-def test_a_pad_mode_becomes_the_pads_that_miopendriver_uses(flags: str, pads: tuple[int, int]) -> None:
+def test_a_pad_mode_becomes_the_pads_that_miopendriver_uses(
+    flags: str, pads: tuple[int, int]
+) -> None:
     config = one(f"{LINE} {flags}")
     assert (config.pad_h, config.pad_w) == pads
     assert config.pad_mode == "default"
@@ -208,19 +235,30 @@ def test_other_commands_are_unsupported_not_wrong(command: str) -> None:
 
 
 def test_the_canonical_driver_text_is_the_one_that_mituna_writes() -> None:
-    short = "-n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -p 0 -q 0 -u 2 -v 2 -l 1 -j 1 -m conv -g 1 -F 2 -t 1"
-    assert one(f"./bin/MIOpenDriver conv {short}").driver() == (
-        "./bin/MIOpenDriver conv --batchsize 128 --spatial_dim 2 --pad_h 0 --pad_w 0 --pad_d 0 --conv_stride_h 2 "
-        "--conv_stride_w 2 --conv_stride_d 0 --dilation_h 1 --dilation_w 1 --dilation_d 0 --group_count 1 --mode conv "
-        "--pad_mode default --trans_output_pad_h 0 --trans_output_pad_w 0 --trans_output_pad_d 0 --out_layout NCHW "
-        "--in_layout NCHW --fil_layout NCHW --in_d 1 --in_h 14 --in_w 14 --fil_d 1 --fil_h 1 --fil_w 1 "
-        "--in_channels 1024 --out_channels 2048 --forw 2"
+    short = (
+        "-n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -p 0 -q 0 -u 2 -v 2 -l 1 -j 1 -m conv -g 1 -F"
+        " 2 -t 1"
+    )
+    assert (
+        one(f"./bin/MIOpenDriver conv {short}").driver()
+        == "./bin/MIOpenDriver conv --batchsize 128 --spatial_dim 2 --pad_h 0 --pad_w 0 --pad_d 0"
+        " --conv_stride_h 2 --conv_stride_w 2 --conv_stride_d 0 --dilation_h 1 --dilation_w 1"
+        " --dilation_d 0 --group_count 1 --mode conv --pad_mode default --trans_output_pad_h 0"
+        " --trans_output_pad_w 0 --trans_output_pad_d 0 --out_layout NCHW --in_layout NCHW"
+        " --fil_layout NCHW --in_d 1 --in_h 14 --in_w 14 --fil_d 1 --fil_h 1 --fil_w 1"
+        " --in_channels 1024 --out_channels 2048 --forw 2"
     )
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_no_text_makes_the_parser_fail_otherwise_than_with_a_reason(text: str) -> None:
-    starts = ("", "MIOpenDriver ", "MIOpenDriver conv ", "MIOpenDriver gemm -m ", "MIOpenDriver bnorm -A ")
+    starts = (
+        "",
+        "MIOpenDriver ",
+        "MIOpenDriver conv ",
+        "MIOpenDriver gemm -m ",
+        "MIOpenDriver bnorm -A ",
+    )
     for line in (start + text for start in starts):
         try:
             parse_line(line)
@@ -230,10 +268,30 @@ def test_no_text_makes_the_parser_fail_otherwise_than_with_a_reason(text: str) -
 
 @given(
     st.lists(
-        st.sampled_from(["-n", "-H", "--in_h=3", "-F", "1", "0", "-I", "NHWC", "-z", "same", "-u", "#", "-#", "=", "-"])
+        st.sampled_from(
+            [
+                "-n",
+                "-H",
+                "--in_h=3",
+                "-F",
+                "1",
+                "0",
+                "-I",
+                "NHWC",
+                "-z",
+                "same",
+                "-u",
+                "#",
+                "-#",
+                "=",
+                "-",
+            ]
+        )
     )
 )
-def test_no_order_of_words_makes_the_parser_fail_otherwise_than_with_a_reason(words: list[str]) -> None:
+def test_no_order_of_words_makes_the_parser_fail_otherwise_than_with_a_reason(
+    words: list[str],
+) -> None:
     try:
         parse_line(" ".join(["MIOpenDriver", "conv", *words]))
     except BadInput as error:

@@ -15,8 +15,14 @@ def test_the_defaults_are_those_of_the_gemm_driver() -> None:
 def test_short_and_long_flags_say_the_same() -> None:
     expected = [GemmConfig(2, 3, 4, 5, trans_a=True, data_type=DataType.FP16)]
     assert parse_line("MIOpenDriver gemmfp16 -m 2 -n 3 -k 4 -b 5 -u 1 -v 0") == expected
-    assert parse_line("MIOpenDriver gemmfp16 --a_h 2 --b_w=3 --a_w 4 --batch_count 5 --transA 1") == expected
-    assert parse_line("MIOpenDriver gemmfp16 --a_h 2 --b_w 3 --a_w 4 --batchsize 5 --transA 1") == expected
+    assert (
+        parse_line("MIOpenDriver gemmfp16 --a_h 2 --b_w=3 --a_w 4 --batch_count 5 --transA 1")
+        == expected
+    )
+    assert (
+        parse_line("MIOpenDriver gemmfp16 --a_h 2 --b_w 3 --a_w 4 --batchsize 5 --transA 1")
+        == expected
+    )
 
 
 def test_a_column_major_product_is_the_transposed_row_major_one() -> None:
@@ -25,7 +31,9 @@ def test_a_column_major_product_is_the_transposed_row_major_one() -> None:
 
 
 def test_flags_about_the_run_are_ignored() -> None:
-    assert parse_line("MIOpenDriver gemm -F 1 -i 10 -V 0 -t 1 -A 2.0 -B 0.0") == [GemmConfig(256, 256, 256)]
+    assert parse_line("MIOpenDriver gemm -F 1 -i 10 -V 0 -t 1 -A 2.0 -B 0.0") == [
+        GemmConfig(256, 256, 256)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,9 @@ def test_a_gap_between_rows_moves_where_packed_matrices_lie() -> None:
 
 
 def test_what_miopendriver_cannot_say_is_json() -> None:
-    config = GemmConfig(2, 3, 64, ldb=8, data_type=DataType.FP8_E4M3, c_type=DataType.BF16, scale_b="block32_e8m0")
+    config = GemmConfig(
+        2, 3, 64, ldb=8, data_type=DataType.FP8_E4M3, c_type=DataType.BF16, scale_b="block32_e8m0"
+    )
     assert not config.is_plain
     assert config.driver() is None
     assert config.canonical() == (

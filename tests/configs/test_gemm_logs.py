@@ -1,4 +1,5 @@
-"""Products in the logs of hipBLASLt and of PyTorch's TunableOp: column-major there, row-major here."""
+"""Products in the logs of hipBLASLt and of PyTorch's TunableOp: column-major there, row-major
+here."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from tuna.configs import DataType, GemmConfig, parse_lines, read_line
 from tuna.errors import BadInput
 
 BENCH = (
-    "hipblaslt-bench --api_method c -m 8 -n 4 -k 2 --transA N --transB N --a_type f16_r --b_type f16_r --d_type f16_r"
-    " --compute_type f32_r"
+    "hipblaslt-bench --api_method c -m 8 -n 4 -k 2 --transA N --transB N --a_type f16_r --b_type"
+    " f16_r --d_type f16_r --compute_type f32_r"
 )
 FP16, BF16, FP8 = DataType.FP16, DataType.BF16, DataType.FP8_E4M3
 
@@ -18,7 +19,10 @@ FP16, BF16, FP8 = DataType.FP16, DataType.BF16, DataType.FP8_E4M3
     ("flags", "expected"),
     [
         ("", GemmConfig(4, 8, 2, data_type=FP16)),
-        ("--lda 8 --ldb 2 --ldc 8 --ldd 8 --stride_a 0 --stride_b 0 --stride_d 0", GemmConfig(4, 8, 2, data_type=FP16)),
+        (
+            "--lda 8 --ldb 2 --ldc 8 --ldd 8 --stride_a 0 --stride_b 0 --stride_d 0",
+            GemmConfig(4, 8, 2, data_type=FP16),
+        ),
         ("--lda 10 --ldb 3 --ldd 11", GemmConfig(4, 8, 2, data_type=FP16, lda=3, ldb=10, ldc=11)),
         ("--transA T", GemmConfig(4, 8, 2, trans_b=True, data_type=FP16)),
         ("--transB C --ldb 5", GemmConfig(4, 8, 2, trans_a=True, lda=5, data_type=FP16)),
@@ -59,8 +63,13 @@ def test_a_bench_line_is_the_row_major_product(flags: str, expected: GemmConfig)
 
 
 def test_how_it_is_run_makes_no_other_layer_and_what_is_beside_it_is_named() -> None:
-    beside = "--bias_vector --activation_type relu --beta 1.000000 --solution_index -1 --activation_arg2 -inf --scaleC"
-    parsed = parse_lines([BENCH, f"{BENCH} {beside}", f"{BENCH} --beta 0.000000 --activation_type none"], "log")
+    beside = (
+        "--bias_vector --activation_type relu --beta 1.000000 --solution_index -1 --activation_arg2"
+        " -inf --scaleC"
+    )
+    parsed = parse_lines(
+        [BENCH, f"{BENCH} {beside}", f"{BENCH} --beta 0.000000 --activation_type none"], "log"
+    )
     assert parsed.weights == (3,)
     assert parsed.left_out == {
         "a bias": 1,
@@ -102,7 +111,10 @@ def test_other_bench_lines_are_named(text: str, reason: str, unsupported: bool) 
             "GemmTunableOp_BFloat16_TN,tn_8_4_2_ld_2_2_9,Gemm_Rocblas_45,0.1",
             GemmConfig(4, 8, 2, trans_b=True, data_type=BF16, ldc=9),
         ),
-        ("GemmStridedBatchedTunableOp_Half_NN,nn_8_4_2_B_5_ld_8_2_8", GemmConfig(4, 8, 2, 5, data_type=FP16)),
+        (
+            "GemmStridedBatchedTunableOp_Half_NN,nn_8_4_2_B_5_ld_8_2_8",
+            GemmConfig(4, 8, 2, 5, data_type=FP16),
+        ),
         (
             "ScaledGemmTunableOp_Float8_e4m3fn_Float8_e5m2_BFloat16_TN,tn_8_4_2_ld_2_2_8_rw_1_bias_None",
             GemmConfig(
@@ -117,7 +129,15 @@ def test_other_bench_lines_are_named(text: str, reason: str, unsupported: bool) 
         ),
         (
             "ScaledGemmTunableOp_Float8_e4m3fnuz_Float8_e4m3fnuz_Half_NN,nn_8_4_2_ld_8_2_8_rw_0_bias_Half",
-            GemmConfig(4, 8, 2, data_type=DataType.FP8_E4M3FNUZ, c_type=FP16, scale_a="tensor", scale_b="tensor"),
+            GemmConfig(
+                4,
+                8,
+                2,
+                data_type=DataType.FP8_E4M3FNUZ,
+                c_type=FP16,
+                scale_a="tensor",
+                scale_b="tensor",
+            ),
         ),
     ],
 )

@@ -28,14 +28,27 @@ class TestGemm(KindContract):
     examples = (
         GemmConfig(2, 3, 4, 5, trans_b=True),
         GemmConfig(4, 3, 2, data_type=DataType.INT8),
-        GemmConfig(4, 3, 2, 5, lda=7, stride_b=0, data_type=DataType.FP8_E4M3, c_type=DataType.BF16, scale_a="tensor"),
+        GemmConfig(
+            4,
+            3,
+            2,
+            5,
+            lda=7,
+            stride_b=0,
+            data_type=DataType.FP8_E4M3,
+            c_type=DataType.BF16,
+            scale_a="tensor",
+        ),
     )
     keys = ("cda5835f537c8427029b014db4d5771fe6a60de45fae3510704af0d1a327901c",)
 
 
 class TestBatchNorm(KindContract):
     kind = KINDS.get("batch_norm")
-    examples = (BatchNormConfig(32, 64, 56, 57, mode=1, save=1), BatchNormConfig(2, 3, 4, 5, 6, 3, layout="NDHWC"))
+    examples = (
+        BatchNormConfig(32, 64, 56, 57, mode=1, save=1),
+        BatchNormConfig(2, 3, 4, 5, 6, 3, layout="NDHWC"),
+    )
     keys = ("472639644a191c4c59e6b24b8060f5339fcdaeb22a72adbe1edfdb17ad636116",)
 
 

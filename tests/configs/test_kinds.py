@@ -1,4 +1,5 @@
-"""Kinds and forms of lines that somebody brings: found, refused with a reason, and no danger to the others."""
+"""Kinds and forms of lines that somebody brings: found, refused with a reason, and no danger to the
+others."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from softmax_kind import Softmax
 
-from tuna.configs import KINDS, LINE_FORMS, Config, ConfigKind, LineForm, from_json, parse_line, parse_lines, read_line
+from tuna.configs import (
+    KINDS,
+    LINE_FORMS,
+    Config,
+    ConfigKind,
+    LineForm,
+    from_json,
+    parse_line,
+    parse_lines,
+    read_line,
+)
 from tuna.configs.lines import read_one
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import reference
@@ -35,7 +46,12 @@ def softmax() -> Iterator[None]:
 
 @pytest.mark.usefixtures("softmax")
 def test_a_json_line_stands_beside_driver_commands_and_find_db_keys() -> None:
-    lines = ["MIOpenDriver gemm", LINE, "64-28-28-3x3-64-28-28-1-1x1-1x1-1x1-0-NCHW-FP32-F=x", LINE + " "]
+    lines = [
+        "MIOpenDriver gemm",
+        LINE,
+        "64-28-28-3x3-64-28-28-1-1x1-1x1-1x1-0-NCHW-FP32-F=x",
+        LINE + " ",
+    ]
     parsed = parse_lines(lines, "mixed")
     assert [config.kind for config in parsed.configs] == ["gemm", "softmax", "convolution"]
     assert (parsed.counts.accepted, parsed.counts.duplicates, parsed.weights) == (4, 1, (1, 2, 1))
@@ -58,15 +74,24 @@ def test_every_kind_is_read_from_a_json_line() -> None:
         ("{}", "needs a 'kind'"),
         (
             '{"kind": "relu"}',
-            "unknown kind of config 'relu'; Tuna has batch_norm, convolution, gemm, miopen_problem, softmax",
+            (
+                "unknown kind of config 'relu'; Tuna has batch_norm, convolution, gemm,"
+                " miopen_problem, softmax"
+            ),
         ),
         ('{"kind": "softmax", "rows": 1}', "a softmax config needs cols"),
-        ('{"kind": "softmax", "rows": 1, "cols": 2, "x": 0, "axis": 1}', "a softmax config has no field axis, x"),
+        (
+            '{"kind": "softmax", "rows": 1, "cols": 2, "x": 0, "axis": 1}',
+            "a softmax config has no field axis, x",
+        ),
         ('{"kind": "softmax", "rows": "1", "cols": 2}', "rows: Input should be a valid integer"),
         ('{"kind": "softmax", "rows": true, "cols": 2}', "rows: Input should be a valid integer"),
         ('{"kind": "softmax", "rows": NaN, "cols": 2}', "made of JSON values"),
         ('{"kind": "softmax", "rows": 0, "cols": 2}', "must be at least 1"),
-        ('{"kind": "softmax", "rows": 1, "cols": 2, "data_type": "FP64"}', "data_type: Input should be 'FP32'"),
+        (
+            '{"kind": "softmax", "rows": 1, "cols": 2, "data_type": "FP64"}',
+            "data_type: Input should be 'FP32'",
+        ),
         ("[" * 100_000, "no MIOpenDriver command"),
         ('{"kind": "gemm", "a":' + "[" * 100_000, "no JSON object"),
     ],
@@ -142,7 +167,9 @@ def test_a_reference_never_answers_another_question() -> None:
 
 def test_a_form_of_lines_is_asked_after_the_others() -> None:
     form = LineForm(
-        "pool key", recognises=lambda line: line.startswith("pool:"), read=lambda line: [Pool(int(line[5:]))]
+        "pool key",
+        recognises=lambda line: line.startswith("pool:"),
+        read=lambda line: [Pool(int(line[5:]))],
     )
     with LINE_FORMS.adding("pool", form):
         assert parse_lines(["pool:3", "pool:4"], "x").configs == (Pool(3), Pool(4))
@@ -169,7 +196,9 @@ def test_a_plug_in_that_cannot_be_loaded_leaves_the_others_alone() -> None:
         ("other", "no ConfigKind"),
     ):
         for _ in range(2):
-            with pytest.raises(BadInput, match=f"the kind of config {name} cannot be loaded: .*{reason}"):
+            with pytest.raises(
+                BadInput, match=f"the kind of config {name} cannot be loaded: .*{reason}"
+            ):
                 plugins.get(name)
     assert sorted(plugins.broken()) == ["broken", "other"]
 

@@ -48,7 +48,14 @@ def test_grouped_layers_are_alike_only_if_both_are_depthwise() -> None:
 
 
 def test_depths_of_convolutions_in_3d_count() -> None:
-    deep = {"spatial_dim": 3, "in_d": 8, "fil_d": 3, "pad_d": 1, "conv_stride_d": 1, "dilation_d": 1}
+    deep = {
+        "spatial_dim": 3,
+        "in_d": 8,
+        "fil_d": 3,
+        "pad_d": 1,
+        "conv_stride_d": 1,
+        "dilation_d": 1,
+    }
     layouts = dict.fromkeys(("in_layout", "fil_layout", "out_layout"), "NCDHW")
     layer = replace(CORE, **deep, **layouts)
     assert likeness(layer, replace(layer, in_d=16)) == likeness(layer, replace(layer, in_d=4))

@@ -1,15 +1,27 @@
-"""oneDNN's verbose lines, of its versions 1 to 3: which layers they name, and what they say that no config holds."""
+"""oneDNN's verbose lines, of its versions 1 to 3: which layers they name, and what they say that no
+config holds."""
 
 from __future__ import annotations
 
 import pytest
 
-from tuna.configs import ConvConfig, DataType, Direction, GemmConfig, UnsupportedLine, parse_lines, read_line
+from tuna.configs import (
+    ConvConfig,
+    DataType,
+    Direction,
+    GemmConfig,
+    UnsupportedLine,
+    parse_lines,
+    read_line,
+)
 from tuna.configs.onednn_log import LINE_FORM
 from tuna.errors import BadInput
 
 CONV = ConvConfig(2, 16, 32, 32, 32, 3, 3, 1, 1, 2, 2, group_count=2)
-PLAIN = "src:f32::blocked:abcd::f0 wei:f32:a:blocked:Acdb8a::f0 bia:undef::undef::: dst:f32:a:blocked:aBcd8b::f0"
+PLAIN = (
+    "src:f32::blocked:abcd::f0 wei:f32:a:blocked:Acdb8a::f0 bia:undef::undef:::"
+    " dst:f32:a:blocked:aBcd8b::f0"
+)
 SIZES = "g2mb2_ic16oc32_ih32oh16kh3sh2dh0ph1_iw32ow16kw3sw2dw0pw1"
 
 
@@ -25,12 +37,17 @@ def line(
     return f"onednn_verbose,v1,primitive,exec,cpu,{kind},jit:avx2,{prop},{memory},{attrs},alg:x,{problem},0.0541992"
 
 
-def matmul(problem: str, src: str, wei: str, dst: str = "f32::blocked:ab::f0", attrs: str = "") -> str:
+def matmul(
+    problem: str, src: str, wei: str, dst: str = "f32::blocked:ab::f0", attrs: str = ""
+) -> str:
     """A line of version 3."""
     return line(problem, f"src:{src} wei:{wei} dst:{dst}", prop="undef", kind="matmul", attrs=attrs)
 
 
-V2 = "src_f32::blocked:abcd:f0 wei_f32:p:blocked:Acdb8a:f0 bia_undef::undef::f0 dst_f32:a:blocked:aBcd8b:f0"
+V2 = (
+    "src_f32::blocked:abcd:f0 wei_f32:p:blocked:Acdb8a:f0 bia_undef::undef::f0"
+    " dst_f32:a:blocked:aBcd8b:f0"
+)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +57,9 @@ V2 = "src_f32::blocked:abcd:f0 wei_f32:p:blocked:Acdb8a:f0 bia_undef::undef::f0 
         line().replace("v1,", "v1,1693533460193.346924,"),
         line().replace("v1,primitive,", ""),
         line(memory=V2).replace("v1,primitive,", ""),
-        line(memory=V2).replace("onednn_verbose,v1,primitive,", "dnnl_verbose,1607393146348.667969,"),
+        line(memory=V2).replace(
+            "onednn_verbose,v1,primitive,", "dnnl_verbose,1607393146348.667969,"
+        ),
         "epoch 3 " + line(),
         line("g2mb2ic16ih32oc32oh16kh3sh2dh0ph1iw32ow16kw3sw2dw0pw1"),
         line(prop="forward_inference"),
@@ -60,7 +79,9 @@ def test_every_version_names_the_same_convolution(text: str) -> None:
         ("mb1_ic4oc8_iw20ow18kw3sw1dw0pw0", ConvConfig(1, 4, 1, 20, 8, 1, 3)),
     ],
 )
-def test_dilations_count_from_0_and_a_single_axis_is_the_width(problem: str, fields: ConvConfig) -> None:
+def test_dilations_count_from_0_and_a_single_axis_is_the_width(
+    problem: str, fields: ConvConfig
+) -> None:
     assert read_line(line(problem)) == [fields]
 
 
@@ -84,7 +105,10 @@ def test_a_layout_that_onednn_chose_is_not_the_programs() -> None:
     chosen = PLAIN.replace("src:f32::blocked:abcd", "src:f32:a:blocked:acdb")
     (by_library,) = read_line(line(memory=chosen))
     (by_program,) = read_line(line(memory=PLAIN.replace("abcd", "acdb")))
-    assert (by_library.to_json()["in_layout"], by_program.to_json()["in_layout"]) == ("NCHW", "NHWC")
+    assert (by_library.to_json()["in_layout"], by_program.to_json()["in_layout"]) == (
+        "NCHW",
+        "NHWC",
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +117,10 @@ def test_a_layout_that_onednn_chose_is_not_the_programs() -> None:
         (line(kind="reorder"), "oneDNN's reorder"),
         (line(SIZES.replace("oh16", "oh17")), "padded differently"),
         (line(SIZES.replace("sh2", "sh0")), "padded differently"),
-        (line(memory=PLAIN.replace("src:f32", "src:f64")), "no type for oneDNN's convolution of f64, f32, f32"),
+        (
+            line(memory=PLAIN.replace("src:f32", "src:f64")),
+            "no type for oneDNN's convolution of f64, f32, f32",
+        ),
         (line(memory=PLAIN.replace("src:f32", "src:u8")), "oneDNN's convolution of u8, f32, f32"),
         (line(memory=PLAIN.replace("dst:f32", "dst:bf16")), "of f32, f32, bf16"),
         (line(prop="backward_bias"), "no direction"),
@@ -113,7 +140,8 @@ def test_half_a_line_is_a_mistake_and_no_layer(cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "problem", ["mb1", "mb1_ic4", "mb1_ic4oc8_ih3", "mb1_??", SIZES.replace("ic16", "ic-16"), "x" * 99]
+    "problem",
+    ["mb1", "mb1_ic4", "mb1_ic4oc8_ih3", "mb1_??", SIZES.replace("ic16", "ic-16"), "x" * 99],
 )
 def test_sizes_that_cannot_be_are_a_mistake(problem: str) -> None:
     with pytest.raises(BadInput):
@@ -135,7 +163,9 @@ def test_headers_and_creations_ask_for_nothing() -> None:
 def test_what_a_config_does_not_hold_is_counted() -> None:
     biased = PLAIN.replace("bia:undef::undef:::", "bia:f32::blocked:a::f0")
     attrs = "attr-scratchpad:user attr-post-ops:sum:1:0:f32+eltwise_relu:0"
-    parsed = parse_lines([line(memory=biased, attrs=attrs), line(memory=biased, attrs=attrs), line()], "log")
+    parsed = parse_lines(
+        [line(memory=biased, attrs=attrs), line(memory=biased, attrs=attrs), line()], "log"
+    )
     assert parsed.left_out == {"a bias": 2, "the post-op sum": 2, "the post-op eltwise_relu": 2}
     assert parsed.weights == (3,)
 
@@ -156,7 +186,12 @@ ABC = "f32::blocked:abc::f0"
         (matmul("6x3x4:6x4x5", ABC, ABC, ABC), GemmConfig(3, 5, 4, 6)),
         (matmul("6x3x4:1x4x5", ABC, ABC, ABC), GemmConfig(3, 5, 4, 6, stride_b=0)),
         (
-            matmul("2x6x3x4:2x6x4x5", "f32::blocked:abcd::f0", "f32::blocked:abdc::f0", "f32::blocked:abcd::f0"),
+            matmul(
+                "2x6x3x4:2x6x4x5",
+                "f32::blocked:abcd::f0",
+                "f32::blocked:abdc::f0",
+                "f32::blocked:abcd::f0",
+            ),
             GemmConfig(3, 5, 4, 12, trans_b=True),
         ),
         (
@@ -190,7 +225,12 @@ ABC = "f32::blocked:abc::f0"
             ),
         ),
         (
-            matmul("3x4:4x5", "u8::blocked:ab::f0", "s8::blocked:ab::f0", attrs="attr-scales:src0:0:f32+wei:2:f32"),
+            matmul(
+                "3x4:4x5",
+                "u8::blocked:ab::f0",
+                "s8::blocked:ab::f0",
+                attrs="attr-scales:src0:0:f32+wei:2:f32",
+            ),
             GemmConfig(
                 *(3, 5, 4),
                 data_type=DataType.UINT8,
@@ -201,11 +241,17 @@ ABC = "f32::blocked:abc::f0"
             ),
         ),
         (
-            "onednn_verbose,exec,cpu,matmul,gemm:jit:f32,undef,src_f32::blocked:abc::f0 wei_f32::blocked:abc::f0 "
-            "bia_f32::blocked:abc::f0_mask4 dst_f32::blocked:abc::f0,,,1x12800x128:1x128x64,39.0911",
+            (
+                "onednn_verbose,exec,cpu,matmul,gemm:jit:f32,undef,src_f32::blocked:abc::f0"
+                " wei_f32::blocked:abc::f0 bia_f32::blocked:abc::f0_mask4"
+                " dst_f32::blocked:abc::f0,,,1x12800x128:1x128x64,39.0911"
+            ),
             GemmConfig(12800, 64, 128),
         ),
-        (matmul("3x4:4x5", AB, AB, attrs="attr-fpmath:bf16"), GemmConfig(3, 5, 4, compute_type="BF16")),
+        (
+            matmul("3x4:4x5", AB, AB, attrs="attr-fpmath:bf16"),
+            GemmConfig(3, 5, 4, compute_type="BF16"),
+        ),
         (
             line(
                 "m3n5k4",
@@ -230,8 +276,13 @@ def test_products_are_gemms(text: str, expected: GemmConfig) -> None:
     ],
 )
 def test_an_inner_product_is_a_gemm_in_each_direction(prop: str, expected: GemmConfig) -> None:
-    memory = "src:f32:a:blocked:ab::f0 wei:f32:a:blocked:ab::f0 bia:f32::blocked:a::f0 dst:f32:a:blocked:ab::f0"
-    assert read_line(line("mb8ic4ih4iw4oc32", memory, prop=prop, kind="inner_product")) == [expected]
+    memory = (
+        "src:f32:a:blocked:ab::f0 wei:f32:a:blocked:ab::f0 bia:f32::blocked:a::f0"
+        " dst:f32:a:blocked:ab::f0"
+    )
+    assert read_line(line("mb8ic4ih4iw4oc32", memory, prop=prop, kind="inner_product")) == [
+        expected
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Problem keys: MIOpen's own keys read and write back, and layers get the key that MIOpen gives them."""
+"""Problem keys: MIOpen's own keys read and write back, and layers get the key that MIOpen gives
+them."""
 
 from __future__ import annotations
 
@@ -51,20 +52,34 @@ def test_every_key_reads_back(key: ProblemKey) -> None:
 
 
 @given(problem_keys(), problem_keys())
-def test_keys_have_the_same_perf_order_exactly_if_they_share_a_perf_row(one: ProblemKey, other: ProblemKey) -> None:
+def test_keys_have_the_same_perf_order_exactly_if_they_share_a_perf_row(
+    one: ProblemKey, other: ProblemKey
+) -> None:
     assert (one.perf_order() == other.perf_order()) == (one.perf() == other.perf())
-    assert ProblemKey(**{**vars(one), "out_size": other.out_size[: len(one.out_size)]}).perf() == one.perf()
+    assert (
+        ProblemKey(**{**vars(one), "out_size": other.out_size[: len(one.out_size)]}).perf()
+        == one.perf()
+    )
 
 
 def test_a_forward_layer() -> None:
-    (layer,) = parse_line("./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1")
+    (layer,) = parse_line(
+        "./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1"
+    )
     assert isinstance(layer, ConvConfig)
-    assert problem_key.from_conv(layer).text() == "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
+    assert (
+        problem_key.from_conv(layer).text() == "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
+    )
 
 
 def test_backward_directions_swap_the_sides_and_keep_groups() -> None:
-    text = "convfp16 -n 8 -c 32 -H 57 -W 57 -k 64 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -g 4 --in_layout NHWC -F 6"
-    keys = [problem_key.from_conv(layer).text() for layer in parse_line("./bin/MIOpenDriver " + text)]
+    text = (
+        "convfp16 -n 8 -c 32 -H 57 -W 57 -k 64 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -g 4 --in_layout NHWC"
+        " -F 6"
+    )
+    keys = [
+        problem_key.from_conv(layer).text() for layer in parse_line("./bin/MIOpenDriver " + text)
+    ]
     assert keys == [
         "64-29-29-3x3-32-57-57-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-FP16-B_g4",
         "64-29-29-3x3-32-57-57-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-FP16-W_g4",
@@ -79,8 +94,22 @@ def test_the_output_size_counts_dilation() -> None:
 def test_three_dimensions() -> None:
     layer = ConvConfig(
         *(2, 8, 14, 15, 16, 3, 3),
-        **{"spatial_dim": 3, "in_d": 7, "fil_d": 1, "pad_d": 0, "pad_h": 1, "pad_w": 1, "direction": Direction.FORWARD},
-        **{"conv_stride_d": 2, "dilation_d": 1, "in_layout": "NCDHW", "fil_layout": "NCDHW", "out_layout": "NCDHW"},
+        **{
+            "spatial_dim": 3,
+            "in_d": 7,
+            "fil_d": 1,
+            "pad_d": 0,
+            "pad_h": 1,
+            "pad_w": 1,
+            "direction": Direction.FORWARD,
+        },
+        **{
+            "conv_stride_d": 2,
+            "dilation_d": 1,
+            "in_layout": "NCDHW",
+            "fil_layout": "NCDHW",
+            "out_layout": "NCDHW",
+        },
     )
     key = problem_key.from_conv(layer)
     assert key.text() == "8-7-14-15-1x3x3-16-4-14-15-2-0x1x1-2x1x1-1x1x1-0-NCDHW-FP32-F"
@@ -96,7 +125,9 @@ def test_the_perf_fields_of_two_dimensions_are_those_of_mituna() -> None:
 
 
 def test_every_field_of_a_synthetic_key_gets_its_own_number() -> None:
-    key = problem_key.parse("1-2-3-4-5x6x7-8-9-10-11-12-13x14x15-16x17x18-19x20x21-22-NCDHW-FP32-W_g32")
+    key = problem_key.parse(
+        "1-2-3-4-5x6x7-8-9-10-11-12-13x14x15-16x17x18-19x20x21-22-NCDHW-FP32-W_g32"
+    )
     assert astuple(key.perf()) == (
         *("NCDHW", "FP32", "W", 3, 1, 3, 4, 2, 6, 7, 5, 8, 12),
         *(14, 15, 13, 17, 18, 16, 20, 21, 19, 22, 32),
@@ -106,7 +137,9 @@ def test_every_field_of_a_synthetic_key_gets_its_own_number() -> None:
 def test_int8_has_fins_key_and_only_forward() -> None:
     """fin answers for `convint8 -n 4 -c 32 -H 28 -W 28 -k 32 -y 1 -x 1 -F 1` with this key."""
     layer = ConvConfig(4, 32, 28, 28, 32, 1, 1, data_type=DataType.INT8)
-    assert problem_key.from_conv(layer).text() == "32-28-28-1x1-32-28-28-4-0x0-1x1-1x1-0-NCHW-INT8-F"
+    assert (
+        problem_key.from_conv(layer).text() == "32-28-28-1x1-32-28-28-4-0x0-1x1-1x1-0-NCHW-INT8-F"
+    )
     with pytest.raises(NoKey, match="forward only"):
         problem_key.from_conv(layer.facing(Direction.BACKWARD_DATA))
 
@@ -152,11 +185,16 @@ def test_the_keys_that_miopen_ships_read_and_write_back(name: str) -> None:
 
 
 def test_miopens_keys_have_miopens_perf_rows() -> None:
-    """Every one of the 9,393 rows that MIOpen ships for gfx942 is the row of a key that it ships."""
-    text = bz2.decompress(shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2").read_bytes()).decode()
+    """Every one of the 9,393 rows that MIOpen ships for gfx942 is the row of a key that it
+    ships."""
+    text = bz2.decompress(
+        shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2").read_bytes()
+    ).decode()
     ours = {problem_key.parse(line.partition("=")[0]).perf() for line in text.splitlines()}
     assert len(ours) > 9393
-    theirs = {record.key for record in perf_db.read(shared_data("miopen_db", "gfx942130.trimmed.db"))}
+    theirs = {
+        record.key for record in perf_db.read(shared_data("miopen_db", "gfx942130.trimmed.db"))
+    }
     assert len(theirs) > 200
     assert theirs <= ours
 
@@ -172,7 +210,17 @@ def test_a_layers_key_can_be_rebuilt_from_a_key_that_miopen_ships() -> None:
         if key.direction != "F":
             (cx, x), (cy, y) = (cy, y), (cx, x)
         layer = ConvConfig(
-            *(key.batchsize, cx, *x, cy, *key.fil_size, *key.pads, *key.strides, *key.dilations, key.group_count),
+            *(
+                key.batchsize,
+                cx,
+                *x,
+                cy,
+                *key.fil_size,
+                *key.pads,
+                *key.strides,
+                *key.dilations,
+                key.group_count,
+            ),
             direction=Direction(key.direction),
             data_type=DataType(key.data_type),
             in_layout=key.layouts[0],

@@ -24,13 +24,16 @@ _HARM = (
 
 
 def _content(engine: sa.Engine) -> dict[str, Any]:
-    """The rows of each table but for what is drawn at random, and the number of the first session."""
+    """The rows of each table but for what is drawn at random, and the number of the first
+    session."""
     tables = sa.MetaData()
     tables.reflect(engine)
     drawn = ("namespace", "secret")
     with engine.connect() as connection:
         found: dict[str, Any] = {
-            name: connection.execute(sa.select(*(column for column in table.c if column.name not in drawn))).all()
+            name: connection.execute(
+                sa.select(*(column for column in table.c if column.name not in drawn))
+            ).all()
             for name, table in tables.tables.items()
         }
     with writing(engine) as connection:
@@ -40,7 +43,9 @@ def _content(engine: sa.Engine) -> dict[str, Any]:
 
 def _identity(engine: sa.Engine) -> tuple[str, str]:
     with engine.connect() as connection:
-        namespace, secret = connection.execute(sa.text("SELECT namespace, secret FROM installation")).one()
+        namespace, secret = connection.execute(
+            sa.text("SELECT namespace, secret FROM installation")
+        ).one()
     return namespace, secret
 
 
@@ -77,7 +82,9 @@ def test_what_a_test_left_open_in_mariadb_stops_nobody(mariadb_url: str) -> None
     database.drop()
 
 
-def test_a_copy_of_the_sqlite_file_is_as_a_migrated_one(sqlite_template: SqliteTemplate, tmp_path: Path) -> None:
+def test_a_copy_of_the_sqlite_file_is_as_a_migrated_one(
+    sqlite_template: SqliteTemplate, tmp_path: Path
+) -> None:
     migrated = make_engine(f"sqlite:///{tmp_path}/migrated.sqlite")
     schema.upgrade(migrated)
     copies = [sqlite_template.engine(tmp_path / f"{number}.sqlite") for number in range(2)]

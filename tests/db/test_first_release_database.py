@@ -1,4 +1,5 @@
-"""A database that the first release made, with work in flight, is upgraded, exports the same bytes, and goes on.
+"""A database that the first release made, with work in flight, is upgraded, exports the same bytes,
+and goes on.
 
 `tests/assets/first_release/README.md` says how the database and the exports were made.
 """
@@ -58,7 +59,13 @@ VALUES = (
     "SELECT id, time_ms, params FROM golden_entry ORDER BY id",
 )
 #: The machine of session 2, as the stand-in for fin shows it.
-MACHINE = {"arch": "gfx90a", "num_cu": 104, "rocm": "6.2.0-66", "miopen": "3.3.0", "tweak": "2d1fd997"}
+MACHINE = {
+    "arch": "gfx90a",
+    "num_cu": 104,
+    "rocm": "6.2.0-66",
+    "miopen": "3.3.0",
+    "tweak": "2d1fd997",
+}
 
 UPGRADE = """
 import sys
@@ -90,10 +97,14 @@ def fingerprints(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
-def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
+def database(
+    request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[sa.Engine]:
     """An engine on the first release's database, which the settings name."""
     if request.param == "sqlite":
-        (home / "tuna.sqlite").write_bytes(lzma.decompress((ASSETS / "tuna.sqlite.xz").read_bytes()))
+        (home / "tuna.sqlite").write_bytes(
+            lzma.decompress((ASSETS / "tuna.sqlite.xz").read_bytes())
+        )
         yield sa.create_engine(f"sqlite:///{home / 'tuna.sqlite'}", poolclass=sa.NullPool)
         return
     base = sa.make_url(request.getfixturevalue("mariadb_url"))
@@ -140,15 +151,22 @@ def test_an_upgrade_loses_nothing(database: sa.Engine, type_in: TypeIn) -> None:
 
 
 def contents(engine: sa.Engine) -> dict[str, Any]:
-    """The columns and keys of all tables, and all rows but the values that each upgrade draws anew."""
+    """The columns and keys of all tables, and all rows but the values that each upgrade draws
+    anew."""
     tables = sa.inspect(engine).get_table_names()
     with engine.connect() as connection:
         found: dict[str, Any] = {"": columns_and_keys(connection)}
         for table in tables:
             drawn = {"installation": "secret", "session": "uuid"}.get(table)
-            columns = [column["name"] for column in sa.inspect(engine).get_columns(table) if column["name"] != drawn]
+            columns = [
+                column["name"]
+                for column in sa.inspect(engine).get_columns(table)
+                if column["name"] != drawn
+            ]
             chosen = ", ".join(f"`{name}`" for name in columns)
-            found[table] = sorted(map(repr, connection.exec_driver_sql(f"SELECT {chosen} FROM `{table}`").all()))
+            found[table] = sorted(
+                map(repr, connection.exec_driver_sql(f"SELECT {chosen} FROM `{table}`").all())
+            )
     return found
 
 
@@ -168,7 +186,9 @@ def test_an_upgrade_that_is_cut_off_after_any_statement_loses_nothing(database: 
 @pytest.mark.drill(only=True)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(database: sa.Engine, capsys: Capture) -> None:
+def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(
+    database: sa.Engine, capsys: Capture
+) -> None:
     dump = lzma.decompress((ASSETS / "tuna.sql.xz").read_bytes()).decode()
     url = database.url.render_as_string(hide_password=False)
     words = [sys.executable, "-c", UPGRADE, url]
@@ -181,7 +201,10 @@ def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(database: sa.Engi
         load(database, dump)
         goal = random.choice(schema.KNOWN[3:-1])
         with subprocess.Popen(words) as process, database.connect() as connection:
-            while connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() < goal:
+            while (
+                connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
+                < goal
+            ):
                 connection.rollback()
                 time.sleep(0.005)
             time.sleep(random.uniform(0, 0.05))
@@ -198,7 +221,10 @@ def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(database: sa.Engi
 def kill_statements(engine: sa.Engine) -> None:
     """End what the server still does in a database for clients that have gone."""
     with engine.connect() as connection:
-        others = "SELECT id FROM information_schema.processlist WHERE db = database() AND id != connection_id()"
+        others = (
+            "SELECT id FROM information_schema.processlist WHERE db = database() AND id !="
+            " connection_id()"
+        )
         for number in connection.exec_driver_sql(others).scalars().all():
             with contextlib.suppress(sa.exc.DBAPIError):  # gone by itself
                 connection.exec_driver_sql(f"KILL {number}")
@@ -215,7 +241,9 @@ def test_exports_are_byte_equal(database: sa.Engine, type_in: TypeIn, tmp_path: 
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    "database", ["sqlite", pytest.param("mariadb", marks=pytest.mark.drill(only=True))], indirect=True
+    "database",
+    ["sqlite", pytest.param("mariadb", marks=pytest.mark.drill(only=True))],
+    indirect=True,
 )
 def test_the_work_goes_on(
     database: sa.Engine,
@@ -232,12 +260,18 @@ def test_the_work_goes_on(
     assert ended.returncode == 0, ended
     (session,) = json.loads(good(type_in, "status", "--session-id", 2, "--json"))
     assert session["jobs"] == {"canceled": 2, "evaluated": 21}
-    assert set(measured) < set(rows(database, "SELECT id, attempt FROM job WHERE state = 'evaluated'"))
+    assert set(measured) < set(
+        rows(database, "SELECT id, attempt FROM job WHERE state = 'evaluated'")
+    )
     assert (
         "ConvAsm3x3U"
-        in Path(good(type_in, "report", "--session-id", 2, "-o", "report.html").splitlines()[-1]).read_text()
+        in Path(
+            good(type_in, "report", "--session-id", 2, "-o", "report.html").splitlines()[-1]
+        ).read_text()
     )
-    assert "40 entries" in good(type_in, "golden", "build", 2, "--session-id", 2, "--base", 1, "--overwrite")
+    assert "40 entries" in good(
+        type_in, "golden", "build", 2, "--session-id", 2, "--base", 1, "--overwrite"
+    )
     listed = json.loads(good(type_in, "golden", "list", "--json"))
     assert [(one["version"], one["state"], one["current"]) for one in listed] == [
         (1, "promoted", True),

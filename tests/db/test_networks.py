@@ -22,11 +22,16 @@ def test_a_name_may_have_many_versions_and_is_added_once(engine: sa.Engine) -> N
         assert networks.add_model(connection, Named("It's a 'net'", "2"))
         assert networks.add_framework(connection, Named("Pytorch", "1"))
         assert networks.add_framework(connection, Named("Pytorch", "2"))
-        assert [str(model) for model, _ in networks.models(connection)] == ["It's a 'net' 1.5rc2", "It's a 'net' 2"]
+        assert [str(model) for model, _ in networks.models(connection)] == [
+            "It's a 'net' 1.5rc2",
+            "It's a 'net' 2",
+        ]
         assert len(networks.frameworks(connection)) == 2
 
 
-@pytest.mark.parametrize("item", [Named("", "1"), Named("x", " "), Named("x" * 129, "1"), Named("x", "1" * 65)])
+@pytest.mark.parametrize(
+    "item", [Named("", "1"), Named("x", " "), Named("x" * 129, "1"), Named("x", "1" * 65)]
+)
 def test_what_is_no_name_is_refused(engine: sa.Engine, item: Named) -> None:
     with pytest.raises(BadInput), writing(engine) as connection:
         networks.add_model(connection, item)

@@ -1,4 +1,5 @@
-"""What `tuna status` reads: right, and by indexes alone, so that a million jobs are counted within its second."""
+"""What `tuna status` reads: right, and by indexes alone, so that a million jobs are counted within
+its second."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
         ("worker_lost", 20),
         ("wrong_result", 20),
     ]
-    assert {(failure.output_tail, failure.step) for failure in seen.failures} == {("it failed", "measure")}
+    assert {(failure.output_tail, failure.step) for failure in seen.failures} == {
+        ("it failed", "measure")
+    }
 
 
 def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -> None:
@@ -52,7 +55,9 @@ def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -
     fill(engine, 2000)
     with writing(engine) as connection:
         failed = sa.select(StepResult.job_id).where(StepResult.cause == "run_timeout")
-        connection.execute(sa.update(Job).where(Job.id.in_(failed)).values(state="evaluated", failures=0))
+        connection.execute(
+            sa.update(Job).where(Job.id.in_(failed)).values(state="evaluated", failures=0)
+        )
     (seen,) = overview.read(engine)
     assert "run_timeout" not in {failure.cause for failure in seen.failures}
     assert len(seen.failures) == 3
@@ -62,7 +67,9 @@ def test_a_session_without_jobs_is_there_too(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 1)
     with engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM job")
-    assert [(seen.session_id, seen.jobs, seen.failures) for seen in overview.read(engine)] == [(session_id, {}, ())]
+    assert [(seen.session_id, seen.jobs, seen.failures) for seen in overview.read(engine)] == [
+        (session_id, {}, ())
+    ]
 
 
 def test_jobs_are_counted_in_an_index_without_a_sort(engine: sa.Engine) -> None:

@@ -1,4 +1,5 @@
-"""Rows that go to and from the server as JSON are those that the driver would have written and read, on both databases."""
+"""Rows that go to and from the server as JSON are those that the driver would have written and
+read, on both databases."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def result(job_id: int, **values: object) -> dict[str, object]:
 def test_inserted_rows_are_read_back_as_they_were(engine: sa.Engine) -> None:
     make_jobs(engine, 1)
     with reading(engine) as connection:
-        first, second, third = connection.execute(sa.select(Job.id).order_by(Job.id).limit(3)).scalars()
+        first, second, third = connection.execute(
+            sa.select(Job.id).order_by(Job.id).limit(3)
+        ).scalars()
     rows = [
         result(first, output_tail=HARD_TEXT, worker="🐟", drift=0.1 + 0.2, busy_s=1e-300),
         result(second, ok=False, cause="run_error", output_tail="x" * 200_000, busy_s=1 / 3),
@@ -83,7 +86,11 @@ def test_packed_columns_are_unpacked_in_the_order_of_the_rows(engine: sa.Engine)
         changed = {"avoid": HARD_TEXT, "options": {"text": HARD_TEXT, "n": 2**53 + 1}, "attempt": 7}
         connection.execute(sa.update(Job).where(Job.id == ids[0]).values(changed))
         columns = packed([Job.id, Job.attempt, Job.isolate, Job.avoid, Job.options])
-        query = sa.select(columns).where(Job.id.in_(sa.bindparam("ids", expanding=True))).order_by(Job.id.desc())
+        query = (
+            sa.select(columns)
+            .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
+            .order_by(Job.id.desc())
+        )
         second, first = unpacked(connection, query, {"ids": ids})
         assert unpacked(connection, query, {"ids": [-1]}) == []
     assert first[:4] == [ids[0], 7, 0, HARD_TEXT]

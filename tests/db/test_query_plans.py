@@ -1,6 +1,7 @@
 """The hot statements find what they need by an index, on both databases, in a session of many jobs.
 
-The statements are those that the pipeline really sends: they are recorded while it works, then explained.
+The statements are those that the pipeline really sends: they are recorded while it works, then
+explained.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ JOBS = 20_000
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mariadb"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Engine]:
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[sa.Engine]:
     """One database of each kind for this module: filling it takes seconds."""
     from tuna.db import schema
 
@@ -64,19 +67,29 @@ def _fill_results(engine: sa.Engine) -> None:
     done = "FROM job WHERE state = 'evaluated'"
     at = "'2026-03-02 09:30:00.000000'"
     statements = (
-        f"INSERT INTO trial (job_id, number, params, output_tail, times_ms, time_ms) SELECT id, 0, '', '', '[1.0]', 1.0 {done}",
-        "INSERT INTO find_db (session_id, config_id, solver_id, job_id, time_ms, workspace_bytes, params, algorithm, "
-        f"updated_at) SELECT session_id, config_id, solver_id, id, 1.0, 0, 'p', '', {at} {done}",
+        (
+            "INSERT INTO trial (job_id, number, params, output_tail, times_ms, time_ms) SELECT id,"
+            f" 0, '', '', '[1.0]', 1.0 {done}"
+        ),
+        (
+            "INSERT INTO find_db (session_id, config_id, solver_id, job_id, time_ms,"
+            " workspace_bytes, params, algorithm, updated_at) SELECT session_id, config_id,"
+            f" solver_id, id, 1.0, 0, 'p', '', {at} {done}"
+        ),
         "INSERT INTO kernel (digest, `blob`, size_bytes) SELECT `key`, '', 0 FROM config",
-        "INSERT INTO find_db_kernel (find_db_id, number, kernel, name, args) "
-        "SELECT find_db.id, 0, config.`key`, '', '' FROM find_db JOIN config ON config.id = find_db.config_id",
+        (
+            "INSERT INTO find_db_kernel (find_db_id, number, kernel, name, args) SELECT find_db.id,"
+            " 0, config.`key`, '', '' FROM find_db JOIN config ON config.id = find_db.config_id"
+        ),
     )
     with writing(engine) as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         for table in LARGE:
-            connection.exec_driver_sql(f"ANALYZE {'TABLE ' if engine.dialect.name != 'sqlite' else ''}{table}")
+            connection.exec_driver_sql(
+                f"ANALYZE {'TABLE ' if engine.dialect.name != 'sqlite' else ''}{table}"
+            )
 
 
 @contextmanager
@@ -101,7 +114,9 @@ def scans(engine: sa.Engine, text: str, parameters: Any) -> list[str]:
     """The large tables that the plan of a statement reads row by row."""
     sqlite = engine.dialect.name == "sqlite"
     with engine.connect() as connection:
-        plan = connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}", parameters).all()
+        plan = connection.exec_driver_sql(
+            f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}", parameters
+        ).all()
     if sqlite:
         found = [re.fullmatch(r"SCAN (\w+)", row.detail) for row in plan]
         return [match[1] for match in found if match and match[1] in LARGE]
@@ -117,7 +132,9 @@ def used(engine: sa.Engine, text: str, parameters: Any) -> str:
             (row,) = connection.exec_driver_sql(f"EXPLAIN {text}", parameters).all()
             return row.key or ""
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", parameters).all()
-    (name,) = re.findall(r"INDEX (\w+) \(session_id=\? AND ste", " ".join(row.detail for row in plan))
+    (name,) = re.findall(
+        r"INDEX (\w+) \(session_id=\? AND ste", " ".join(row.detail for row in plan)
+    )
     return str(name)
 
 
@@ -126,8 +143,14 @@ def check(engine: sa.Engine, work: Callable[[], Any], *tables: str) -> None:
     with recorded(engine) as sent:
         work()
     for table in tables:
-        assert any(re.search(rf"\b{table}\b", text) for text, _ in sent), f"nothing was sent about {table}"
-    found = {text: tables for text, parameters in sent if (tables := tuple(scans(engine, text, parameters)))}
+        assert any(re.search(rf"\b{table}\b", text) for text, _ in sent), (
+            f"nothing was sent about {table}"
+        )
+    found = {
+        text: tables
+        for text, parameters in sent
+        if (tables := tuple(scans(engine, text, parameters)))
+    }
     assert not found
 
 
@@ -156,12 +179,18 @@ def entries(chunks: list[claim.ClaimedChunk]) -> list[Entry]:
             )
             for item in chunk.items
         )
-        made.append(Entry("1-1", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)))
+        made.append(
+            Entry(
+                "1-1", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
+            )
+        )
     return made
 
 
 @pytest.mark.parametrize("step", ["build", "measure"])
-def test_claiming_goes_by_index(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_claiming_goes_by_index(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     monkeypatch.setattr(LIBRARY, "uses_known_params", True, raising=False)
     monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
     check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
@@ -169,7 +198,11 @@ def test_claiming_goes_by_index(engine: sa.Engine, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("step", ["build", "measure"])
 def test_draining_goes_by_index(
-    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
 ) -> None:
     monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
     made = entries(claimed(engine, step))
@@ -218,11 +251,15 @@ def test_the_states_of_jobs_are_counted_in_an_index(engine: sa.Engine) -> None:
 def test_the_rounds_of_searches_are_counted_by_index(engine: sa.Engine) -> None:
     with writing(engine) as connection:
         first = sa.select(sa.func.min(Job.id)).where(Job.state == "errored").scalar_subquery()
-        row = dict(connection.execute(sa.select(Job.__table__).where(Job.id == first)).mappings().one())
+        row = dict(
+            connection.execute(sa.select(Job.__table__).where(Job.id == first)).mappings().one()
+        )
         made = sa.insert(Job).values({**row, "id": None, "steps": "search,build,measure"})
         made_id = connection.execute(made).inserted_primary_key[0]
     with recorded(engine) as sent, reading(engine) as connection:
-        assert searches.read(connection, [1]) == {1: searches.Searches(1, {}, *2 * [{"errored": 1}])}
+        assert searches.read(connection, [1]) == {
+            1: searches.Searches(1, {}, *2 * [{"errored": 1}])
+        }
     keys = [used(engine, *one) for one in sent]
     assert all(keys), keys
     if engine.dialect.name == "sqlite":  # MariaDB goes by what it knows of their rows
@@ -242,23 +279,34 @@ def test_loading_asks_by_index_which_jobs_are_there(engine: sa.Engine) -> None:
 def test_progress_counts_a_sessions_jobs_by_an_index_alone(engine: sa.Engine) -> None:
     """A run counts twice a second: reading the rows themselves took a sixth of MariaDB's time."""
     with writing(engine) as connection:
-        session_id, _ = sessions.create(connection, LIBRARY.environment(), "one way through the steps")
-        columns = [column.name for column in Job.__table__.c if column.name not in ("id", "session_id")]
+        session_id, _ = sessions.create(
+            connection, LIBRARY.environment(), "one way through the steps"
+        )
+        columns = [
+            column.name for column in Job.__table__.c if column.name not in ("id", "session_id")
+        ]
         rows = sa.select(sa.literal(session_id), *(Job.__table__.c[name] for name in columns))
         some = rows.where(Job.steps == "build,measure", Job.part == 0, Job.round == 0).limit(2000)
         connection.execute(sa.insert(Job).from_select(["session_id", *columns], some))
     with reading(engine) as connection:
         with recorded(engine) as sent:
             found = jobs.by_steps(connection, session_id)
-        everything = sa.select(Job.steps, Job.state, Job.step, sa.func.count()).where(Job.session_id == session_id)
+        everything = sa.select(Job.steps, Job.state, Job.step, sa.func.count()).where(
+            Job.session_id == session_id
+        )
         counts = connection.execute(everything.group_by(Job.steps, Job.state, Job.step)).all()
         assert found == {tuple(row[:3]): row[3] for row in counts}
     sqlite = engine.dialect.name == "sqlite"
     for text, parameters in sent:
         with engine.connect() as connection:
-            plan = connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}", parameters).all()
+            plan = connection.exec_driver_sql(
+                f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}", parameters
+            ).all()
         if sqlite:
-            assert all("COVERING INDEX" in row.detail for row in plan if " job " in row.detail), (text, plan)
+            assert all("COVERING INDEX" in row.detail for row in plan if " job " in row.detail), (
+                text,
+                plan,
+            )
         else:
             read = [row for row in plan if row.table == "job"]
             assert all("Using index" in row.Extra for row in read), (text, plan)

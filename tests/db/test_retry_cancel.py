@@ -1,4 +1,5 @@
-"""`tuna retry` and `tuna cancel` on both databases: the right jobs, by the table of transitions, again harmless."""
+"""`tuna retry` and `tuna cancel` on both databases: the right jobs, by the table of transitions,
+again harmless."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain
     return Drain(engine, stream, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), 3)
 
 
-def _claim(engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000) -> list[ClaimedChunk]:
+def _claim(
+    engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000
+) -> list[ClaimedChunk]:
     with writing(engine) as connection:
         return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit)
 
@@ -46,11 +49,22 @@ def _entries(chunks: list[ClaimedChunk], cause: Cause | None = None) -> list[Ent
     entries = []
     for chunk in chunks:
         results = tuple(
-            Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=cause is None, cause=cause, ended_at=1.0)
+            Result(
+                job_id=i.job_id,
+                attempt=i.attempt,
+                step=i.step,
+                ok=cause is None,
+                cause=cause,
+                ended_at=1.0,
+            )
             for i in chunk.items
         )
         entries.append(Entry("1-0", Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w")))
-        entries.append(Entry("2-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)))
+        entries.append(
+            Entry(
+                "2-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
+            )
+        )
     return entries
 
 
@@ -69,7 +83,9 @@ def _errored_at_both_steps(engine: sa.Engine, drain: Drain) -> int:
     return session_id
 
 
-def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(engine: sa.Engine, drain: Drain) -> None:
+def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = _errored_at_both_steps(engine, drain)
     attempts = [row.attempt for row in _jobs(engine)]
     assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
@@ -95,25 +111,32 @@ def test_a_job_of_one_device_step_is_retried_as_new(engine: sa.Engine, drain: Dr
 
 def test_only_what_was_asked_for_is_retried(engine: sa.Engine, drain: Drain) -> None:
     session_id = _errored_at_both_steps(engine, drain)
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id, cause="build_error")) == {"build": 10}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id, cause="build_error")) == {
+        "build": 10
+    }
     one = next(row.id for row in _jobs(engine) if row.state == "errored")
     assert job_actions.retry(engine, LIBRARY, Selection(session_id, jobs=[one])) == {"measure": 1}
     assert states(engine) == {"new": 10, "compiled": 1, "errored": 9}
 
 
 @pytest.mark.parametrize("decide", [job_actions.retry, job_actions.cancel])
-def test_a_job_of_another_session_is_refused_and_nothing_changes(engine: sa.Engine, decide: object) -> None:
+def test_a_job_of_another_session_is_refused_and_nothing_changes(
+    engine: sa.Engine, decide: object
+) -> None:
     session_id = make_jobs(engine, 1)
     with pytest.raises(NotFound, match="no job 4711"):
         decide(engine, LIBRARY, Selection(session_id, jobs=[_jobs(engine)[0].id, 4711]))  # type: ignore[operator]
     assert states(engine) == {"new": 10}
 
 
-def test_every_unfinished_job_is_canceled_and_finished_ones_stay(engine: sa.Engine, drain: Drain) -> None:
+def test_every_unfinished_job_is_canceled_and_finished_ones_stay(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = make_jobs(engine, 6)
     drain.write(_entries(_claim(engine, session_id, limit=30)))
     drain.write(_entries(_claim(engine, session_id, "measure", limit=10)))  # evaluated
-    drain.write(_entries(_claim(engine, session_id, "measure", limit=5), Cause.WRONG_RESULT))  # errored
+    # errored
+    drain.write(_entries(_claim(engine, session_id, "measure", limit=5), Cause.WRONG_RESULT))
     drain.write(_entries(_claim(engine, session_id, "measure", limit=5))[:1])  # evaluating
     _claim(engine, session_id, "measure", limit=5)  # eval_queued
     drain.write(_entries(_claim(engine, session_id, limit=10))[:1])  # compiling
@@ -121,7 +144,9 @@ def test_every_unfinished_job_is_canceled_and_finished_ones_stay(engine: sa.Engi
     before = states(engine)
     assert len(before) == 8
     done = job_actions.cancel(engine, LIBRARY, Selection(session_id))
-    assert done.states == {state: n for state, n in before.items() if state not in ("evaluated", "errored")}
+    assert done.states == {
+        state: n for state, n in before.items() if state not in ("evaluated", "errored")
+    }
     assert states(engine) == {"evaluated": 10, "errored": 5, "canceled": 45}
     assert len(done.chunks) == 4
     again = job_actions.cancel(engine, LIBRARY, Selection(session_id))
@@ -142,11 +167,14 @@ def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Dra
 
 
 def test_a_chunk_that_holds_other_jobs_too_ends_and_these_are_taken_back(engine: sa.Engine) -> None:
-    """D6: a job that was canceled alone ran to its end, and those after it in the chunk waited for it."""
+    """D6: a job that was canceled alone ran to its end, and those after it in the chunk waited for
+    it."""
     session_id = make_jobs(engine, 1)
     chunk = _claim(engine, session_id)[0]
     first = chunk.items[0].job_id
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == {chunk.id}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == {
+        chunk.id
+    }
     with writing(engine) as connection:
         assert release(connection, [chunk.id], max_attempts=3) == 9
     assert states(engine) == {"canceled": 1, "new": 9}
@@ -156,21 +184,30 @@ def test_only_layers_with_the_tag_are_canceled(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 3)
     with writing(engine) as connection:
         configs.store(connection, [GemmConfig(m=8, n=8, k=1)], "one")
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="one")).states == {"new": 10}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="one")).states == {
+        "new": 10
+    }
     with pytest.raises(NotFound):
         job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="none"))
     assert states(engine) == {"new": 20, "canceled": 10}
 
 
-def test_what_was_compiled_and_has_no_other_step_is_finished(engine: sa.Engine, drain: Drain) -> None:
+def test_what_was_compiled_and_has_no_other_step_is_finished(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = make_jobs(engine, 1, steps="build")
     drain.write(_entries(_claim(engine, session_id)))
     assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {}
     assert states(engine) == {"compiled": 10}
 
 
-def test_many_jobs_are_moved_in_batches(engine: sa.Engine, drain: Drain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_jobs_are_moved_in_batches(
+    engine: sa.Engine, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_actions, "_BATCH", 7)
     session_id = _errored_at_both_steps(engine, drain)
     assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {"new": 10, "compiled": 10}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {
+        "new": 10,
+        "compiled": 10,
+    }

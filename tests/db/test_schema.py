@@ -34,7 +34,9 @@ schema.upgrade(make_engine(sys.argv[1]))
 
 def test_the_migrations_make_just_what_the_models_say(engine: sa.Engine) -> None:
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": connection.dialect.name == "sqlite"})
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": connection.dialect.name == "sqlite"}
+        )
         assert compare_metadata(context, Base.metadata) == []
 
 
@@ -43,7 +45,9 @@ def test_the_head_that_the_code_knows_is_alembics() -> None:
     config.set_main_option("script_location", str(schema.migrations_dir()))
     script = ScriptDirectory.from_config(config)
     assert script.get_current_head() == schema.HEAD
-    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == schema.KNOWN
+    assert (
+        tuple(reversed([revision.revision for revision in script.walk_revisions()])) == schema.KNOWN
+    )
 
 
 def test_upgrading_twice_is_upgrading_once(empty_engine: sa.Engine) -> None:
@@ -62,7 +66,9 @@ def test_an_upgrade_that_is_cut_off_after_any_statement_goes_on(empty_engine: sa
         assert connection.exec_driver_sql("SELECT id FROM installation").all() == [(1,)]
 
 
-def test_a_database_that_is_not_embedded_is_refused_with_the_command(empty_engine: sa.Engine) -> None:
+def test_a_database_that_is_not_embedded_is_refused_with_the_command(
+    empty_engine: sa.Engine,
+) -> None:
     with pytest.raises(SchemaError) as error:
         schema.require(empty_engine, embedded=False)
     assert "tuna db upgrade" in error.value.hint
@@ -120,7 +126,10 @@ def test_tags_differ_in_case_and_configs_are_stored_once(engine: sa.Engine) -> N
 def test_a_solver_that_nobody_has_is_an_error_and_loads_nothing(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 1)
     with pytest.raises(NotFound, match="NoSuch"), writing(engine) as connection:
-        jobs.load(connection, jobs.JobRequest(session_id, "noop", ["build"], "x", "new", solvers=["NoSuch"]))
+        jobs.load(
+            connection,
+            jobs.JobRequest(session_id, "noop", ["build"], "x", "new", solvers=["NoSuch"]),
+        )
     assert states(engine) == {"new": 10}
 
 
@@ -138,7 +147,9 @@ def test_a_solver_that_is_gone_becomes_invalid_and_gets_no_jobs(engine: sa.Engin
         assert jobs.load(connection, request) == 3
 
 
-def test_a_layer_without_an_answer_keeps_its_solvers_and_fails_the_command(engine: sa.Engine) -> None:
+def test_a_layer_without_an_answer_keeps_its_solvers_and_fails_the_command(
+    engine: sa.Engine,
+) -> None:
     session_id = make_jobs(engine, 1)
     library = get_library("noop")
 
@@ -184,4 +195,6 @@ def test_words_that_mysql_9_reserves_are_quoted() -> None:
     assert all(column.name.quote for column in named)
     for file in (schema.migrations_dir() / "versions").glob("r*.py"):
         for line in file.read_text().splitlines():
-            assert not any(f'sa.Column("{word}"' in line for word in reserved) or "quote=True" in line, line
+            assert (
+                not any(f'sa.Column("{word}"' in line for word in reserved) or "quote=True" in line
+            ), line

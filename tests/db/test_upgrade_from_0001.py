@@ -30,8 +30,10 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
         f"config VALUES (1, 'key', 'convolution', '{DRIVER}', 'label', '{day}')",
         "config_tag VALUES ('t', 1)",
         "solver VALUES (1, 'tvm', 'S', 'convolution', 'Direct', 1, 0, 1)",
-        "job VALUES (1, 1, 1, 1, 'compile,eval', 'eval', 'evaluated', 'r', '{}', 2, 0, 0, NULL, NULL, NULL, NULL, "
-        f"'{day}')",
+        (
+            "job VALUES (1, 1, 1, 1, 'compile,eval', 'eval', 'evaluated', 'r', '{}', 2, 0, 0,"
+            f" NULL, NULL, NULL, NULL, '{day}')"
+        ),
         "trial (id, job_id, number, output_tail, times_ms) VALUES (1, 1, 3, '', '[]')",
         "kernel VALUES ('digest', 'code', 4)",
         f"find_db VALUES (1, 1, 1, 1, 1, 0.25, 7, 'params', 3, 'digest', NULL, '{day}')",
@@ -42,18 +44,28 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
     upgrade_in_pieces(empty_engine, most=60)  # to beyond 0002, which moves rows
     with empty_engine.connect() as connection:
         (found,) = connection.execute(sa.select(models.FindDb)).all()
-        assert (found.time_ms, found.workspace_bytes, found.params, found.trial_number) == (0.25, 7, "params", 3)
+        assert (found.time_ms, found.workspace_bytes, found.params, found.trial_number) == (
+            0.25,
+            7,
+            "params",
+            3,
+        )
         assert (found.algorithm, found.problem_key, found.source) == ("", None, None)
-        assert connection.execute(sa.select(models.Trial.job_id, models.Job.round).join(models.Job)).all() == [(1, 0)]
+        assert connection.execute(
+            sa.select(models.Trial.job_id, models.Job.round).join(models.Job)
+        ).all() == [(1, 0)]
         (kernel,) = connection.execute(sa.select(models.FindDbKernel)).all()
         assert (kernel.find_db_id, kernel.kernel, kernel.name) == (1, "digest", "")
-        assert connection.execute(sa.select(models.Config.problem_key)).scalar_one() == (
-            "4-6-6-3x3-4-8-8-2-0x0-1x1-1x1-0-NCHW-FP32-B"
+        assert (
+            connection.execute(sa.select(models.Config.problem_key)).scalar_one()
+            == "4-6-6-3x3-4-8-8-2-0x0-1x1-1x1-0-NCHW-FP32-B"
         )
         assert connection.execute(sa.select(models.ConfigTag.recurrent)).scalar_one() == 0
 
 
-def test_an_installation_gets_a_secret_of_its_own_and_keeps_its_namespace(empty_engine: sa.Engine) -> None:
+def test_an_installation_gets_a_secret_of_its_own_and_keeps_its_namespace(
+    empty_engine: sa.Engine,
+) -> None:
     _to(empty_engine, "0002")
     with empty_engine.connect() as connection:
         namespace = connection.exec_driver_sql("SELECT namespace FROM installation").scalar_one()

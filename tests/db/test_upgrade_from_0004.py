@@ -1,4 +1,5 @@
-"""Configs of the fourth schema, which were read from their driver commands, get their JSON and stay the same."""
+"""Configs of the fourth schema, which were read from their driver commands, get their JSON and stay
+the same."""
 
 from __future__ import annotations
 
@@ -40,12 +41,19 @@ def _to_0004(engine: sa.Engine) -> None:
         assert "json" not in tables.tables["config"].c
         row = sa.insert(tables.tables["config"])
         for number, layer in enumerate(LAYERS, 1):
-            key = (text_of(layer) or "").replace("INT8", "INT8INT8INT32")  # as it was until revision 0012
-            values = {"id": 3 * number, "key": layer.key, "kind": layer.kind, "driver": layer.driver()}
+            # as it was until revision 0012
+            key = (text_of(layer) or "").replace("INT8", "INT8INT8INT32")
+            values = {
+                "id": 3 * number,
+                "key": layer.key,
+                "kind": layer.kind,
+                "driver": layer.driver(),
+            }
             values["problem_key"] = key or None
             connection.execute(row, values | {"label": layer.label, "created_at": utc_now()})
             connection.execute(
-                sa.insert(tables.tables["config_tag"]), {"tag": "t", "config_id": 3 * number, "recurrent": 0}
+                sa.insert(tables.tables["config_tag"]),
+                {"tag": "t", "config_id": 3 * number, "recurrent": 0},
             )
         for text in (
             "environment VALUES (1, 'k', 'noop', '1', 'x86', 1, 't', 'd', '{}', '{}')",
@@ -53,13 +61,29 @@ def _to_0004(engine: sa.Engine) -> None:
             "solver VALUES (1, 'noop', 'S', 'gemm', 'GEMM', 1, 0, 1, NULL)",
         ):
             connection.exec_driver_sql(f"INSERT INTO {text}")
-        job = {"session_id": 1, "config_id": 3, "solver_id": 1, "steps": "build", "step": "build", "state": "new"}
-        job |= {"reason": "r", "options": "{}", "attempt": 0, "failures": 0, "isolate": 0, "updated_at": utc_now()}
+        job = {
+            "session_id": 1,
+            "config_id": 3,
+            "solver_id": 1,
+            "steps": "build",
+            "step": "build",
+            "state": "new",
+        }
+        job |= {
+            "reason": "r",
+            "options": "{}",
+            "attempt": 0,
+            "failures": 0,
+            "isolate": 0,
+            "updated_at": utc_now(),
+        }
         connection.execute(sa.insert(tables.tables["job"]), job)
 
 
 @pytest.mark.parametrize("batch", [2, 5000])
-def test_every_config_gets_its_json(empty_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+def test_every_config_gets_its_json(
+    empty_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
     _to_0004(empty_engine)
     monkeypatch.setattr(batches, "IN_LIST", batch)
     schema.upgrade(empty_engine)
@@ -67,10 +91,19 @@ def test_every_config_gets_its_json(empty_engine: sa.Engine, monkeypatch: pytest
         rows = connection.execute(sa.select(models.Config).order_by(models.Config.id)).all()
         assert [row.id for row in rows] == [3 * number for number in range(1, len(LAYERS) + 1)]
         for row, layer in zip(rows, LAYERS, strict=True):
-            assert (row.key, row.driver, row.label, row.body) == (layer.key, layer.driver(), layer.label, None)
+            assert (row.key, row.driver, row.label, row.body) == (
+                layer.key,
+                layer.driver(),
+                layer.label,
+                None,
+            )
             assert json.loads(row.json) == layer.to_json()
             assert row.problem_key == text_of(layer)
         assert list(configs.tagged(connection, "t")) == LAYERS
-        assert connection.execute(sa.select(models.Job.config_id)).scalar_one() == 3, "what refers to a config is kept"
+        assert connection.execute(sa.select(models.Job.config_id)).scalar_one() == 3, (
+            "what refers to a config is kept"
+        )
     with writing(empty_engine) as connection:
-        assert configs.store(connection, LAYERS, "t") == configs.Stored(0, 0), "they are the same configs as before"
+        assert configs.store(connection, LAYERS, "t") == configs.Stored(0, 0), (
+            "they are the same configs as before"
+        )

@@ -1,4 +1,5 @@
-"""Deployment files (docker/, slurm/, k8s/, docs/operations.md): syntax, security, consistency with each other and with Tuna.
+"""Deployment files (docker/, slurm/, k8s/, docs/operations.md): syntax, security, consistency with
+each other and with Tuna.
 
 Nothing is started except shellcheck, kubectl and MariaDB's option check.
 """
@@ -75,7 +76,12 @@ def test_mariadb_knows_every_option_of_its_file() -> None:
         "sync-binlog": "1",
     }
     assert wanted.items() <= dict(config["mariadbd"]).items()
-    command = [needed_program("mariadbd"), f"--defaults-file={DOCKER / 'mariadb.cnf'}", "--verbose", "--help"]
+    command = [
+        needed_program("mariadbd"),
+        f"--defaults-file={DOCKER / 'mariadb.cnf'}",
+        "--verbose",
+        "--help",
+    ]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -83,7 +89,10 @@ def test_scripts_are_good_shell() -> None:
     shellcheck = needed_program("shellcheck")
 
     def check(path: Path) -> None:
-        assert subprocess.run(["/bin/bash", "-n", path], capture_output=True, check=False).stderr == b""
+        assert (
+            subprocess.run(["/bin/bash", "-n", path], capture_output=True, check=False).stderr
+            == b""
+        )
         assert os.access(path, os.X_OK) or path.suffix == ".sbatch"
         done = subprocess.run([shellcheck, path], capture_output=True, check=False, text=True)
         assert done.returncode == 0, done.stdout
@@ -93,10 +102,14 @@ def test_scripts_are_good_shell() -> None:
 
 def test_kubectl_can_put_the_manifests_together() -> None:
     listed = set(load(K8S / "kustomization.yaml")[0]["resources"])
-    others = {"kustomization.yaml", "secret.example.yaml"}  # applying the example would overwrite the real Secret
+    # applying the example would overwrite the real Secret
+    others = {"kustomization.yaml", "secret.example.yaml"}
     assert listed == {path.name for path in YAMLS if K8S in path.parents} - others
     assert (
-        subprocess.run([needed_program("kubectl"), "kustomize", K8S], capture_output=True, check=False).returncode == 0
+        subprocess.run(
+            [needed_program("kubectl"), "kustomize", K8S], capture_output=True, check=False
+        ).returncode
+        == 0
     )
 
 
@@ -105,17 +118,21 @@ def test_each_file_says_first_what_it_is_for() -> None:
         first = path.read_text().splitlines()[:2]
         assert any(line.startswith("# ") and len(line) > 30 for line in first)
 
-    of_each([path for path in FILES if path.suffix != ".json" and path.name != ".gitignore"], check, name_of)
-
-
-# -- they agree with Tuna ---------------------------------------------------------------------------------------------
+    of_each(
+        [path for path in FILES if path.suffix != ".json" and path.name != ".gitignore"],
+        check,
+        name_of,
+    )
 
 
 def _command_lines() -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, service in SERVICES.items():
         words = [plain(str(word)) for word in service.get("command", [])]
         if words and "build" in service:
-            yield f"compose {name}", (*service.get("entrypoint", ["tini", "--", "tuna"])[2:], *words)
+            yield (
+                f"compose {name}",
+                (*service.get("entrypoint", ["tini", "--", "tuna"])[2:], *words),
+            )
     for workload in WORKLOADS:
         for container in containers(workload):
             if "args" in container:
@@ -135,7 +152,8 @@ _FLOWER_OPTIONS = {"--address", "--port", "--conf"}
 
 
 def _parse(command: click.Command, words: list[str], *, mentioned: bool) -> None:
-    """Parse `words` like `command`, without running it; raises UsageError. `mentioned`: arguments may be missing."""
+    """Parse `words` like `command`, without running it; raises UsageError. `mentioned`: arguments
+    may be missing."""
     while isinstance(command, click.Group):
         name, *words = words
         sub = command.get_command(click.Context(command), name)
@@ -174,8 +192,16 @@ def test_each_command_line_is_one_of_tunas() -> None:
 
 def test_the_important_command_lines_were_found() -> None:
     found = {words[:3] for _, words in LINES}
-    assert {("tuna", "worker", "compile"), ("tuna", "worker", "eval"), ("tuna", "enqueue", "--session-id")} <= found
-    assert {("tuna", "db", "upgrade"), ("tuna", "metrics", "--listen"), ("celery", "-A", "tuna.celery_app")} <= found
+    assert {
+        ("tuna", "worker", "compile"),
+        ("tuna", "worker", "eval"),
+        ("tuna", "enqueue", "--session-id"),
+    } <= found
+    assert {
+        ("tuna", "db", "upgrade"),
+        ("tuna", "metrics", "--listen"),
+        ("celery", "-A", "tuna.celery_app"),
+    } <= found
 
 
 def test_each_variable_is_a_setting() -> None:
@@ -190,12 +216,16 @@ def test_each_variable_is_a_setting() -> None:
 def test_the_scaled_queue_has_the_names_that_tuna_and_kombu_give() -> None:
     triggers = [trigger["metadata"] for trigger in objects("ScaledObject")[0]["spec"]["triggers"]]
     pinned = PROJECT["project"]["optional-dependencies"]["tvm"]
-    version = next(text.removeprefix("apache-tvm==") for text in pinned if text.startswith("apache-tvm=="))
+    version = next(
+        text.removeprefix("apache-tvm==") for text in pinned if text.startswith("apache-tvm==")
+    )
     name = queue_name(False, environment.toolchain_of(version), "")
     lists = {trigger["listName"] for trigger in triggers}
     assert lists == {name, f"{name}\x06\x16{publisher._ORDINARY}"}
     assert lists < set(queue_keys(name))
-    assert all(int(trigger["listLength"]) < policies.PER_PROCESS for trigger in triggers), "it could never scale up"
+    assert all(int(trigger["listLength"]) < policies.PER_PROCESS for trigger in triggers), (
+        "it could never scale up"
+    )
 
 
 def test_dashboards_ask_for_metrics_that_are_there() -> None:
@@ -215,7 +245,9 @@ def test_dashboards_ask_for_metrics_that_are_there() -> None:
 
 
 def test_prometheus_asks_where_the_metrics_are() -> None:
-    targets = load(DOCKER / "prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
+    targets = load(DOCKER / "prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
     host, _, port = targets[0].partition(":")
     assert SERVICES[host]["command"][-1].endswith(f":{port}")
 

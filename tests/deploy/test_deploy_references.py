@@ -54,7 +54,9 @@ def test_the_page_names_services_and_profiles_that_are_there() -> None:
     assert set(re.findall(r"--profile (\S+)", text)) <= profiles
     for names in re.findall(r"dc (?:stop|[^`\n]*up -d --no-deps) ([^`\n]+)", text):
         assert set(names.split()) <= set(SERVICES)
-    assert set(re.findall(r"\bsbatch\b.* (slurm/\S+)", text)) == {name_of(path) for path in SLURM.iterdir()}
+    assert set(re.findall(r"\bsbatch\b.* (slurm/\S+)", text)) == {
+        name_of(path) for path in SLURM.iterdir()
+    }
 
 
 def test_each_variable_of_compose_has_a_default() -> None:
@@ -80,18 +82,24 @@ def test_a_workload_names_only_what_is_there() -> None:
         config = objects("ConfigMap")[0]
         claims = {claim["metadata"]["name"] for claim in objects("PersistentVolumeClaim")}
         volumes = {volume["name"] for volume in pod["volumes"]}
-        volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        volumes |= {
+            claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])
+        }
         for volume in pod["volumes"]:
             if "secret" in volume:
                 assert volume["secret"]["secretName"] == secret["metadata"]["name"]
-                assert {item["key"] for item in volume["secret"]["items"]} <= set(secret["stringData"])
+                assert {item["key"] for item in volume["secret"]["items"]} <= set(
+                    secret["stringData"]
+                )
             if "configMap" in volume:
                 assert volume["configMap"]["name"] == config["metadata"]["name"]
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
         for container in containers(workload):
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-            assert all(m.get("subPath", "mariadb.cnf") in config["data"] for m in container["volumeMounts"])
+            assert all(
+                m.get("subPath", "mariadb.cnf") in config["data"] for m in container["volumeMounts"]
+            )
 
     of_each(WORKLOADS, check, title)
 
@@ -99,12 +107,16 @@ def test_a_workload_names_only_what_is_there() -> None:
 def test_selectors_of_services_and_policies_match_pods() -> None:
     pods = [_labels(workload) for workload in WORKLOADS]
     for service in objects("Service"):
-        assert any(_selects({"matchLabels": service["spec"]["selector"]}, labels) for labels in pods)
+        assert any(
+            _selects({"matchLabels": service["spec"]["selector"]}, labels) for labels in pods
+        )
     for policy in objects("NetworkPolicy"):
         assert any(_selects(policy["spec"]["podSelector"], labels) for labels in pods)
 
 
-@pytest.mark.parametrize(("server", "components"), [("redis", {"server", "worker"}), ("mariadb", {"server"})])
+@pytest.mark.parametrize(
+    ("server", "components"), [("redis", {"server", "worker"}), ("mariadb", {"server"})]
+)
 def test_only_tunas_pods_reach_the_servers(server: str, components: set[str]) -> None:
     policies = [p for p in objects("NetworkPolicy") if p["metadata"]["name"] == server]
     assert _selects(policies[0]["spec"]["podSelector"], {"app.kubernetes.io/name": server})
@@ -112,7 +124,9 @@ def test_only_tunas_pods_reach_the_servers(server: str, components: set[str]) ->
     mine = [source["podSelector"] for source in sources if "namespaceSelector" not in source]
     for workload in WORKLOADS:
         component = _labels(workload).get("app.kubernetes.io/component")
-        assert any(_selects(selector, _labels(workload)) for selector in mine) == (component in components)
+        assert any(_selects(selector, _labels(workload)) for selector in mine) == (
+            component in components
+        )
 
 
 def test_a_pod_reaches_and_is_reached_by_nothing_that_no_policy_names() -> None:
@@ -148,9 +162,13 @@ def test_pods_reach_dns_and_the_servers_that_they_need() -> None:
 
 def test_keda_scales_what_is_there_with_keys_that_are_there() -> None:
     scaled, keys = objects("ScaledObject")[0], objects("TriggerAuthentication")[0]
-    assert scaled["spec"]["scaleTargetRef"]["name"] in {o["metadata"]["name"] for o in objects("Deployment")}
+    assert scaled["spec"]["scaleTargetRef"]["name"] in {
+        o["metadata"]["name"] for o in objects("Deployment")
+    }
     assert scaled["spec"]["triggers"][0]["authenticationRef"]["name"] == keys["metadata"]["name"]
-    assert {k["key"] for k in keys["spec"]["secretTargetRef"]} <= set(objects("Secret")[0]["stringData"])
+    assert {k["key"] for k in keys["spec"]["secretTargetRef"]} <= set(
+        objects("Secret")[0]["stringData"]
+    )
 
 
 def test_kubernetes_runs_the_servers_with_the_files_of_docker() -> None:

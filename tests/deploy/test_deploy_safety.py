@@ -1,4 +1,5 @@
-"""The files that run a cluster hold no secret, pin what they use and give nobody more rights than needed."""
+"""The files that run a cluster hold no secret, pin what they use and give nobody more rights than
+needed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ def test_images_are_pinned() -> None:
     """By a full version and, where it is known, a digest."""
     images = set(_images())
     assert images
-    assert not [image for image in images if not re.search(r":v?\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image)]
+    assert not [
+        image
+        for image in images
+        if not re.search(r":v?\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image)
+    ]
 
 
 def test_images_install_packages_by_hash_alone() -> None:
@@ -46,7 +51,8 @@ def test_images_install_packages_by_hash_alone() -> None:
         installs = re.findall(r"\bpip install (.+)", path.read_text())
         assert len(installs) == 2
         assert all(
-            "--require-hashes -r requirements/" in words or "--no-deps --no-build-isolation ." in words
+            "--require-hashes -r requirements/" in words
+            or "--no-deps --no-build-isolation ." in words
             for words in installs
         )
         assert all((ROOT / lock).exists() for lock in re.findall(r"-r (\S+)", " ".join(installs)))
@@ -62,7 +68,9 @@ def test_no_file_holds_a_secret() -> None:
     def check(path: Path) -> None:
         text = path.read_text()
         assert not re.search(r"://[^/\s:@]+:[^@\s%*]+@", text), "a URL with a password"
-        assert not re.search(r"\b(?=\w*\d)(?=\w*[a-zA-Z])[A-Za-z0-9+/=]{32,}\b", text), "a long random word"
+        assert not re.search(r"\b(?=\w*\d)(?=\w*[a-zA-Z])[A-Za-z0-9+/=]{32,}\b", text), (
+            "a long random word"
+        )
 
     of_each([*FILES, PAGE], check, name_of)
 
@@ -70,7 +78,9 @@ def test_no_file_holds_a_secret() -> None:
 def test_passwords_come_from_files() -> None:
     environments = [service.get("environment", {}) for service in SERVICES.values()]
     for workload in WORKLOADS:
-        environments += [{e["name"]: e["value"] for e in c.get("env", [])} for c in containers(workload)]
+        environments += [
+            {e["name"]: e["value"] for e in c.get("env", [])} for c in containers(workload)
+        ]
     for environment in environments:
         for name, value in environment.items():
             if re.search("PASS|SECRET|TOKEN|URL", name):
@@ -82,16 +92,25 @@ def test_ports_are_bound_to_loopback_unless_told_otherwise() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert all(plain(port).startswith("127.0.0.1:") for port in ports)
-    assert all(service["spec"].get("type", "ClusterIP") == "ClusterIP" for service in objects("Service"))
-    assert not any("hostPort" in path.read_text() or "hostNetwork" in path.read_text() for path in YAMLS)
+    assert all(
+        service["spec"].get("type", "ClusterIP") == "ClusterIP" for service in objects("Service")
+    )
+    assert not any(
+        "hostPort" in path.read_text() or "hostNetwork" in path.read_text() for path in YAMLS
+    )
 
 
 def test_workers_never_get_the_password_of_the_database() -> None:
     for name, service in SERVICES.items():
         if plain(" ".join(service.get("command", []))).startswith("worker ") or name == "flower":
-            assert not {"tuna.toml", "db-password", "db-root-password"} & set(service["secrets"]), name
+            assert not {"tuna.toml", "db-password", "db-root-password"} & set(service["secrets"]), (
+                name
+            )
     for workload in WORKLOADS:
-        if workload["spec"]["template"]["metadata"]["labels"].get("app.kubernetes.io/component") == "worker":
+        if (
+            workload["spec"]["template"]["metadata"]["labels"].get("app.kubernetes.io/component")
+            == "worker"
+        ):
             for volume in pod_of(workload)["volumes"]:
                 keys = [item["key"] for item in volume.get("secret", {}).get("items", [])]
                 assert keys in ([], ["worker.toml"]), workload["metadata"]["name"]

@@ -1,4 +1,5 @@
-"""docs/operations.md, "A model on a cluster of CPUs": its commands, with workers as SLURM starts them."""
+"""docs/operations.md, "A model on a cluster of CPUs": its commands, with workers as SLURM starts
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def test_the_section_uses_the_workers_of_cpus() -> None:
 def test_a_model_is_tuned_as_the_section_says(
     type_in: Callable[..., Ended], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Coordinator and workers have homes and settings of their own, and share Redis and a folder."""
+    """Coordinator and workers have homes and settings of their own, and share Redis and a
+    folder."""
     monkeypatch.syspath_prepend(ROOT / "tests" / "models")
     import nets
     import onnx
@@ -55,7 +57,9 @@ def test_a_model_is_tuned_as_the_section_says(
             script, *words = [word for word in shlex.split(line)[1:] if not word.startswith("-")]
             settings = str(tmp_path / ("tuna.toml" if "enqueue" in script else "worker.toml"))
             variables = {"VENV": str(Path(sys.executable).parents[1]), "TUNA_CONFIG": settings}
-            return subprocess.Popen(["/bin/bash", str(ROOT / script), *words], env={**os.environ, **variables})
+            return subprocess.Popen(
+                ["/bin/bash", str(ROOT / script), *words], env={**os.environ, **variables}
+            )
 
         def typed(lines: Sequence[str], version: str = "?") -> str:
             for line in lines:

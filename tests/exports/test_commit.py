@@ -1,4 +1,5 @@
-"""The table that sessions commit to: the n best of each layer, and never a worse one for a better one."""
+"""The table that sessions commit to: the n best of each layer, and never a worse one for a better
+one."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ def committed(path: Path, results: Sequence[Timed], n_best: int, driver: str = D
         session, config = build.session(), build.config(driver)
         for solver, params, time_ms, noisy in results:
             row = {"session_id": session, "config_id": config, "solver_id": build.solver(solver)}
-            facts = {"time_ms": time_ms, "workspace_bytes": 0, "params": params, "noisy": noisy, "simulated": False}
+            facts = {
+                "time_ms": time_ms,
+                "workspace_bytes": 0,
+                "params": params,
+                "noisy": noisy,
+                "simulated": False,
+            }
             connection.execute(sa.insert(FindDb).values(**row, **facts))
         found = commit(connection, session, path, n_best)
     engine.dispose()
@@ -45,7 +52,9 @@ def table(path: Path) -> list[tuple[str, str, float | None, bool]]:
 
 def test_the_n_best_of_a_layer_stay_and_ties_go_by_key(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "table"
-    found = committed(path, [("C", "1", 2.0, False), ("A", "2", 2.0, False), ("D", "0", 1.0, False)], 2)
+    found = committed(
+        path, [("C", "1", 2.0, False), ("A", "2", 2.0, False), ("D", "0", 1.0, False)], 2
+    )
     assert table(path) == [("D", "0", 1.0, False), ("A", "2", 2.0, False)]
     assert (found.results, found.added, found.layers) == (2, 2, 1)
 
@@ -53,7 +62,9 @@ def test_the_n_best_of_a_layer_stay_and_ties_go_by_key(tmp_path: Path) -> None:
 def test_a_commit_never_replaces_a_better_result(tmp_path: Path) -> None:
     path = tmp_path / "table"
     committed(path, [("A", "1", 1.0, False), ("B", "1", 3.0, True)], 3)
-    found = committed(path, [("A", "1", 2.0, False), ("B", "1", 4.0, False), ("C", "1", 9.0, False)], 3)
+    found = committed(
+        path, [("A", "1", 2.0, False), ("B", "1", 4.0, False), ("C", "1", 9.0, False)], 3
+    )
     assert table(path) == [("A", "1", 1.0, False), ("B", "1", 4.0, False), ("C", "1", 9.0, False)]
     assert found.added == 1
     before = path.read_bytes()
@@ -69,10 +80,18 @@ def test_other_layers_stay(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_the_order_of_commits_does_not_matter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    timed = st.tuples(st.sampled_from("ABC"), st.just("1"), st.sampled_from([1.0, 2.0, 3.0]), st.just(False))
+def test_the_order_of_commits_does_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    timed = st.tuples(
+        st.sampled_from("ABC"), st.just("1"), st.sampled_from([1.0, 2.0, 3.0]), st.just(False)
+    )
     sessions = data.draw(
-        st.lists(st.lists(timed, min_size=1, max_size=3, unique_by=lambda one: one[0]), min_size=1, max_size=3)
+        st.lists(
+            st.lists(timed, min_size=1, max_size=3, unique_by=lambda one: one[0]),
+            min_size=1,
+            max_size=3,
+        )
     )
     n_best = data.draw(st.integers(1, 3))
     tables = set()

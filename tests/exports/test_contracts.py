@@ -43,10 +43,18 @@ class Ours(ExporterContract):
         number = LAYERS.index(layer) * 10 + list(TIMES).index(solver)
         time_ms = TIMES[solver] * (1 + LAYERS.index(layer))
         record = sample_record(
-            layer.driver(), solver, time_ms, config_key=layer.key, label=layer.label, job_id=number, **facts
+            layer.driver(),
+            solver,
+            time_ms,
+            config_key=layer.key,
+            label=layer.label,
+            job_id=number,
+            **facts,
         )
         code = ((f"code {number} ".encode() * 99, "", ""),)
-        return SampleResult(record, problem.text_of(layer), kernels=code, workload=workload(str(number)))
+        return SampleResult(
+            record, problem.text_of(layer), kernels=code, workload=workload(str(number))
+        )
 
     def test_two_exports_of_the_same_do_not_differ(self, tmp_path: Path) -> None:
         one, other = (self.export(tmp_path / name).path for name in "ab")
@@ -74,7 +82,10 @@ class TestPerf(Ours):
     def expected(self) -> Sequence[Entry]:
         """Params by perf key."""
         keys = [problem_key.parse(str(one.problem_key)).perf().text() for one in self.samples()]
-        return [Entry(key, one.record.solver, ("1,2",)) for key, one in zip(keys, self.samples(), strict=True)]
+        return [
+            Entry(key, one.record.solver, ("1,2",))
+            for key, one in zip(keys, self.samples(), strict=True)
+        ]
 
 
 class TestPerfText(TestPerf):
@@ -92,7 +103,9 @@ class TestKernel(Ours):
             code = self.sample(layer, "ConvWinograd<3-2>").kernels[0][0]
             args = f"{layer.driver()} -DTUNA_ENVIRONMENT=0123456789abcdef -mcpu=gfx90a"
             digest = hashlib.md5(code, usedforsecurity=False).hexdigest()
-            found.append(Entry(f"ConvWinograd<3-2>_{layer.key[:16]}.so.o", args, (digest, len(code))))
+            found.append(
+                Entry(f"ConvWinograd<3-2>_{layer.key[:16]}.so.o", args, (digest, len(code)))
+            )
         return found
 
 
@@ -113,7 +126,11 @@ class TestTvm(Ours):
             Entry(
                 one.record.config,
                 one.record.solver,
-                ((one.record.time_ms or 0.0) / 1000 * 1000, best, tvm_db.workload_text(one.workload or b"")),
+                (
+                    (one.record.time_ms or 0.0) / 1000 * 1000,
+                    best,
+                    tvm_db.workload_text(one.workload or b""),
+                ),
             )
             for one in self.samples()
         ]
@@ -125,17 +142,33 @@ class TestTvm(Ours):
 
 
 class Generic(Ours):
-    """Whole results: also of another kind of config, without a time, and with text that is hard to write."""
+    """Whole results: also of another kind of config, without a time, and with text that is hard to
+    write."""
 
     solvers = tuple(TIMES)
 
     def samples(self) -> Sequence[SampleResult]:
         """Those of all, and some more."""
         gemm = parse_line(DRIVERS[5])[0]
-        facts: dict[str, Any] = {"kind": gemm.kind, "config_key": gemm.key, "job_id": None, "trial_number": None}
-        facts |= {"worker": "", "device": "", "measured_at": None, "imported_from": "x.db sha256:0", "simulated": True}
-        odd = sample_record(gemm.driver(), "+Odd", 1.5, **facts, spread=None, params='a,"b"\r\n;\'=1\t\u20ac')
-        untimed = sample_record(gemm.driver(), "@Untimed", None, **{**facts, "imported_from": ""}, params="")
+        facts: dict[str, Any] = {
+            "kind": gemm.kind,
+            "config_key": gemm.key,
+            "job_id": None,
+            "trial_number": None,
+        }
+        facts |= {
+            "worker": "",
+            "device": "",
+            "measured_at": None,
+            "imported_from": "x.db sha256:0",
+            "simulated": True,
+        }
+        odd = sample_record(
+            gemm.driver(), "+Odd", 1.5, **facts, spread=None, params='a,"b"\r\n;\'=1\t\u20ac'
+        )
+        untimed = sample_record(
+            gemm.driver(), "@Untimed", None, **{**facts, "imported_from": ""}, params=""
+        )
         return [*super().samples(), SampleResult(odd), SampleResult(untimed)]
 
     def expected(self) -> Sequence[Entry]:
@@ -144,18 +177,29 @@ class Generic(Ours):
             Entry(
                 f"{one.record.config} on gfx90a with 104 CUs",
                 one.record.solver,
-                (math.inf if one.record.time_ms is None else one.record.time_ms, 4096, one.record.params),
+                (
+                    math.inf if one.record.time_ms is None else one.record.time_ms,
+                    4096,
+                    one.record.params,
+                ),
             )
             for one in self.samples()
         ]
 
     def test_every_field_reads_back(self, tmp_path: Path) -> None:
-        found = {(one.config, one.solver): one for one in self.exporter.read(self.export(tmp_path).path)}  # type: ignore[attr-defined]
-        assert found == {(one.record.config, one.record.solver): one.record for one in self.samples()}
+        found = {
+            (one.config, one.solver): one for one in self.exporter.read(self.export(tmp_path).path)
+        }  # type: ignore[attr-defined]
+        assert found == {
+            (one.record.config, one.record.solver): one.record for one in self.samples()
+        }
 
     def test_rows_stand_by_config_environment_time_and_solver(self, tmp_path: Path) -> None:
         rows = list(self.exporter.read(self.export(tmp_path).path))  # type: ignore[attr-defined]
-        order = [(one.config_key, one.environment.key, one.time_ms or math.inf, one.solver) for one in rows]
+        order = [
+            (one.config_key, one.environment.key, one.time_ms or math.inf, one.solver)
+            for one in rows
+        ]
         assert order == sorted(order)
 
     def test_top_keeps_the_fastest_of_each_config(self, tmp_path: Path) -> None:

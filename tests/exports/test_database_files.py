@@ -33,9 +33,15 @@ PERF = "2x64x28x28x1x3x3x1x64x16x1x1x0x1x1x0x1x1x0x0x1xNCHWxFP32xF"
 FWD = "miopenConvolutionFwdAlgoDirect"
 WRITTEN = ("gfx906_60.HIP.3_3_0_2d1fd997a-dirty.udb.txt", "gfx906_60.HIP.3_4_0_.udb.txt")
 
-words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs"], exclude_characters=";:="), min_size=1, max_size=9)
+words = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zs"], exclude_characters=";:="),
+    min_size=1,
+    max_size=9,
+)
 perf_keys = st.builds(
-    PerfKey, *[st.sampled_from(["NCHW", "NHWC"]), st.just("FP32"), st.sampled_from("FBW")], *[st.integers(-9, 99)] * 21
+    PerfKey,
+    *[st.sampled_from(["NCHW", "NHWC"]), st.just("FP32"), st.sampled_from("FBW")],
+    *[st.integers(-9, 99)] * 21,
 )
 
 
@@ -50,13 +56,20 @@ def put(path: Path, *lines: str) -> Path:
     return path
 
 
-# --- forms -------------------------------------------------------------------------------------------------------------
+# --- forms
+# -------------------------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(perf_keys, st.dictionaries(words, words, min_size=1, max_size=3), max_size=4))
+@given(
+    st.dictionaries(perf_keys, st.dictionaries(words, words, min_size=1, max_size=3), max_size=4)
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_perf_db_in_text_reads_back(tmp_path: Path, rows: dict[PerfKey, dict[str, str]]) -> None:
-    records = [PerfRecord(key, solver, params) for key, found in rows.items() for solver, params in found.items()]
+    records = [
+        PerfRecord(key, solver, params)
+        for key, found in rows.items()
+        for solver, params in found.items()
+    ]
     with open(tmp_path / "x.db.txt", "wb") as stream:
         assert perf_text.write(stream, records) == len(records)
     assert list(perf_text.read(tmp_path / "x.db.txt")) == records
@@ -77,7 +90,9 @@ def test_a_find_db_that_miopen_wrote_reads_and_writes_back(tmp_path: Path) -> No
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("text", [PERF, f"{PERF}=", f"{PERF}=A", f"{PERF}=A:", f"{PERF}x1=A:1", f"a{PERF}=A:1"])
+@pytest.mark.parametrize(
+    "text", [PERF, f"{PERF}=", f"{PERF}=A", f"{PERF}=A:", f"{PERF}x1=A:1", f"a{PERF}=A:1"]
+)
 def test_a_damaged_perf_db_in_text_names_its_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadInput, match=r"x\.db\.txt:2: "):
         list(perf_text.read(put(tmp_path / "x.db.txt", f"{PERF}=A:1", text)))
@@ -92,24 +107,39 @@ def test_params_that_text_cannot_hold_are_refused(tmp_path: Path, params: str) -
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        (f"{FWD}:ConvOclDirectFwd,2.5,64,{FWD},<unused>", FindItem("ConvOclDirectFwd", 2.5, 64, FWD)),
-        (f"{FWD}:A,1,0,192x13x13x3x3x384x13x13x1024xNCHWxFP32,not used", FindItem("A", 1.0, 0, FWD)),
-        ("miopenTransposeBwdDataAlgoGEMM:G,1,0,rocBlas,x", FindItem("G", 1.0, 0, "miopenTransposeBwdDataAlgoGEMM")),
+        (
+            f"{FWD}:ConvOclDirectFwd,2.5,64,{FWD},<unused>",
+            FindItem("ConvOclDirectFwd", 2.5, 64, FWD),
+        ),
+        (
+            f"{FWD}:A,1,0,192x13x13x3x3x384x13x13x1024xNCHWxFP32,not used",
+            FindItem("A", 1.0, 0, FWD),
+        ),
+        (
+            "miopenTransposeBwdDataAlgoGEMM:G,1,0,rocBlas,x",
+            FindItem("G", 1.0, 0, "miopenTransposeBwdDataAlgoGEMM"),
+        ),
         (f"A:1e-05,0,{FWD}", FindItem("A", 1e-5, 0, FWD)),
     ],
 )
 def test_items_of_both_formats_are_read_alone_and_mixed(item: str, expected: FindItem) -> None:
     assert find_db.parse_line(f"{KEY}={item}").items == (expected,)
-    assert find_db.parse_line(f"{KEY}=B:3,0,{FWD};{item}").items == (FindItem("B", 3.0, 0, FWD), expected)
+    assert find_db.parse_line(f"{KEY}=B:3,0,{FWD};{item}").items == (
+        FindItem("B", 3.0, 0, FWD),
+        expected,
+    )
 
 
-@pytest.mark.parametrize("item", ["A:1_0,0,x", "A:1,1_0,x", "A:1,-1,x", "A:1, 1,x", f"Other:A,1,0,{FWD},x"])
+@pytest.mark.parametrize(
+    "item", ["A:1_0,0,x", "A:1,1_0,x", "A:1,-1,x", "A:1, 1,x", f"Other:A,1,0,{FWD},x"]
+)
 def test_numbers_that_only_python_would_take_are_refused(item: str) -> None:
     with pytest.raises(BadInput):
         find_db.parse_line(f"{KEY}={item}")
 
 
-# --- packed files ------------------------------------------------------------------------------------------------------
+# --- packed files
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_packed_file_reads_like_a_plain_one_and_is_the_same_each_time(tmp_path: Path) -> None:
@@ -124,7 +154,10 @@ def test_a_packed_file_reads_like_a_plain_one_and_is_the_same_each_time(tmp_path
 def test_a_packed_file_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.bz2"
     path.write_bytes(bz2.compress(b"0" * 10_000_000))
-    with pytest.raises(BadInput, match="more than"), compressed.unpacked(path, limit_bytes=1_000_000):
+    with (
+        pytest.raises(BadInput, match="more than"),
+        compressed.unpacked(path, limit_bytes=1_000_000),
+    ):
         pass
 
 
@@ -135,7 +168,8 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         list(find_db.read(path))
 
 
-# --- names -------------------------------------------------------------------------------------------------------------
+# --- names
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,13 +190,26 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         ("gfx906_60.HIP.3_4_0_.ufdb.txt", "gfx906", 60),
     ],
 )
-def test_architecture_and_compute_units_are_read_from_names(filename: str, arch: str, num_cu: int | None) -> None:
+def test_architecture_and_compute_units_are_read_from_names(
+    filename: str, arch: str, num_cu: int | None
+) -> None:
     assert naming.parse_name(filename) == (arch, num_cu)
 
 
 @given(
     st.sampled_from(
-        ["gfx803", "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1101", "gfx1201"]
+        [
+            "gfx803",
+            "gfx900",
+            "gfx906",
+            "gfx908",
+            "gfx90a",
+            "gfx942",
+            "gfx950",
+            "gfx1030",
+            "gfx1101",
+            "gfx1201",
+        ]
     ),
     st.none() | st.integers(1, 600),
 )
@@ -170,7 +217,9 @@ def test_names_are_read_as_they_are_made(arch: str, num_cu: int | None) -> None:
     assert naming.parse_name(f"{naming.base_name(arch, num_cu or 0)}.db") == (arch, num_cu)
 
 
-@pytest.mark.parametrize(("content", "kind"), [(f"{KEY}=A:1,0,{FWD}", Kind.FIND), (f"{PERF}=A:1", Kind.PERF)])
+@pytest.mark.parametrize(
+    ("content", "kind"), [(f"{KEY}=A:1,0,{FWD}", Kind.FIND), (f"{PERF}=A:1", Kind.PERF)]
+)
 def test_contents_say_what_a_database_is(tmp_path: Path, content: str, kind: Kind) -> None:
     assert kind_of(put(tmp_path / "x", content)) is kind
 
@@ -180,12 +229,15 @@ def test_an_empty_file_is_no_database(tmp_path: Path) -> None:
         kind_of(put(tmp_path / "x.fdb.txt"))
 
 
-# --- differences and merging -------------------------------------------------------------------------------------------
+# --- differences and merging
+# -------------------------------------------------------------------------------------------
 
 
 def test_differences_are_counted_by_solver_and_type(tmp_path: Path) -> None:
     a = put(tmp_path / "a.fdb.txt", f"{KEY}=A:1,0,{FWD};B:2,0,{FWD};S:1,0,{FWD}", f"{WRW}=A:1,0,x")
-    b = put(tmp_path / "b.fdb.txt", f"{KEY}=C:3,0,{FWD};A:0.5,0,{FWD};S:1,0,{FWD}", f"{WRW}=A:1,64,x")
+    b = put(
+        tmp_path / "b.fdb.txt", f"{KEY}=C:3,0,{FWD};A:0.5,0,{FWD};S:1,0,{FWD}", f"{WRW}=A:1,64,x"
+    )
     found = diff(a, b)
     assert found.rows() == [
         ("A", "FP32 F", 0, 0, 1),
@@ -242,7 +294,8 @@ def test_old_lines_become_new_ones_and_lines_without_a_time_go(tmp_path: Path) -
     records = {record.key: record.items for record in find_db.read(tmp_path / "o.fdb.txt.bz2")}
     assert records.pop(KEY) == (FindItem("B", 1.0, 0, FWD),)
     assert records == {
-        record.key: tuple(sorted(record.items, key=lambda item: item.time_ms)) for record in find_db.read(master)
+        record.key: tuple(sorted(record.items, key=lambda item: item.time_ms))
+        for record in find_db.read(master)
     }
 
 
@@ -270,15 +323,23 @@ def test_the_params_of_a_target_win_in_a_shipped_perf_db(tmp_path: Path) -> None
 
 
 def test_kernels_are_merged_and_checked(tmp_path: Path) -> None:
-    kernel_db.write(tmp_path / "m.kdb", [KernelRecord("a.o", "-x", b"old"), KernelRecord("b.o", "-x", b"kept" * 99)])
-    kernel_db.write(tmp_path / "t.kdb", [KernelRecord("a.o", "-x", b"new"), KernelRecord("a.o", "-y", b"added")])
+    kernel_db.write(
+        tmp_path / "m.kdb",
+        [KernelRecord("a.o", "-x", b"old"), KernelRecord("b.o", "-x", b"kept" * 99)],
+    )
+    kernel_db.write(
+        tmp_path / "t.kdb", [KernelRecord("a.o", "-x", b"new"), KernelRecord("a.o", "-y", b"added")]
+    )
     report = merge(tmp_path / "m.kdb", tmp_path / "t.kdb", tmp_path / "o.kdb")
     assert (report.kept, report.replaced, report.added) == (1, 1, 1)
-    found = [(kernel.name, kernel.args, kernel.code) for kernel in kernel_db.read(tmp_path / "o.kdb")]
+    found = [
+        (kernel.name, kernel.args, kernel.code) for kernel in kernel_db.read(tmp_path / "o.kdb")
+    ]
     assert found == [("a.o", "-x", b"new"), ("a.o", "-y", b"added"), ("b.o", "-x", b"kept" * 99)]
 
 
-# --- rules -------------------------------------------------------------------------------------------------------------
+# --- rules
+# -------------------------------------------------------------------------------------------------------------
 
 
 def rules(findings: Findings) -> list[str]:
@@ -288,7 +349,9 @@ def rules(findings: Findings) -> list[str]:
 Kernels = dict[tuple[str, str], list[list[KernelOf]]]
 
 
-def check(directory: Path, solvers: dict[str, bool] | None, kernels_of: Callable[..., Kernels]) -> Findings:
+def check(
+    directory: Path, solvers: dict[str, bool] | None, kernels_of: Callable[..., Kernels]
+) -> Findings:
     return check_known(directory, Known(solvers, kernels_of))
 
 
@@ -300,7 +363,9 @@ def test_what_miopen_ships_keeps_the_rules(tmp_path: Path) -> None:
     for name in ("gfx942130.HIP.fdb.txt.bz2", "gfx942130.db.bz2"):
         (tmp_path / name).symlink_to(shared_data("miopen_db", name))
     solvers = {
-        item.solver: False for record in find_db.read(tmp_path / "gfx942130.HIP.fdb.txt.bz2") for item in record.items
+        item.solver: False
+        for record in find_db.read(tmp_path / "gfx942130.HIP.fdb.txt.bz2")
+        for item in record.items
     }
     solvers |= {record.solver: True for record in perf_db.read(tmp_path / "gfx942130.db.bz2")}
     found = check(tmp_path, solvers, none_known)
@@ -333,8 +398,12 @@ def test_without_known_solvers_their_rules_are_left_out_and_said_so(tmp_path: Pa
     assert (rules(found), len(found.left_out)) == ([], 2)
 
 
-@pytest.mark.parametrize(("kdb", "faults"), [("gfx90a68.kdb", []), ("gfx90a.kdb", []), ("gfx90a6e.kdb", ["kernel"])])
-def test_the_fastest_solvers_kernels_must_be_in_the_kernel_db(tmp_path: Path, kdb: str, faults: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("kdb", "faults"), [("gfx90a68.kdb", []), ("gfx90a.kdb", []), ("gfx90a6e.kdb", ["kernel"])]
+)
+def test_the_fastest_solvers_kernels_must_be_in_the_kernel_db(
+    tmp_path: Path, kdb: str, faults: list[str]
+) -> None:
     put(tmp_path / "gfx90a68.HIP.fdb.txt", f"{KEY}=Slow:2,0,{FWD};Fast:1,0,{FWD}")
     kernel_db.write(tmp_path / kdb, [KernelRecord("fast.o", "-mcpu=gfx90a", b"code")])
     asked = []
@@ -342,7 +411,8 @@ def test_the_fastest_solvers_kernels_must_be_in_the_kernel_db(tmp_path: Path, kd
     def kernels_of(arch: str, num_cu: int | None, keys: object) -> Kernels:
         asked.append((arch, num_cu, keys))
         slow, fast = (
-            [KernelOf(1, "S", "k", "d", "e", "digest", name, "-mcpu=gfx90a")] for name in ("slow.o", "fast.o")
+            [KernelOf(1, "S", "k", "d", "e", "digest", name, "-mcpu=gfx90a")]
+            for name in ("slow.o", "fast.o")
         )
         return {(KEY, "Slow"): [slow], (KEY, "Fast"): [slow, fast]}
 

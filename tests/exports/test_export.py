@@ -1,4 +1,5 @@
-"""Exports of whole sessions: what is in the files, what is left out and why, and that nothing is left behind."""
+"""Exports of whole sessions: what is in the files, what is left out and why, and that nothing is
+left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ FORMS = ["find", "perf", "kernel", "tvm", "json", "csv"]
 def contents(path: Path) -> dict[str, bytes]:
     """Every file below a path, by its name."""
     found = [path] if path.is_file() else sorted(path.rglob("*"))
-    return {str(file.relative_to(path.parent)): file.read_bytes() for file in found if file.is_file()}
+    return {
+        str(file.relative_to(path.parent)): file.read_bytes() for file in found if file.is_file()
+    }
 
 
 def miopen_session(build: DatabaseBuilder) -> int:
@@ -70,7 +73,8 @@ def test_the_order_in_which_rows_came_does_not_matter(tmp_path: Path, form: str)
             build = DatabaseBuilder(connection)
             session = build.session()
             pairs = [(driver, name) for driver in DRIVERS[:4] for name in ("A", "B", "C")]
-            ids = {pair: number for number, pair in enumerate(pairs, 1)}  # a job's id is part of a whole result
+            # a job's id is part of a whole result
+            ids = {pair: number for number, pair in enumerate(pairs, 1)}
             random.Random(seed).shuffle(pairs)
             for driver, name in pairs:
                 config, solver = build.config(driver), build.solver(name)
@@ -98,7 +102,9 @@ def test_a_find_db_of_miopen(build: DatabaseBuilder, tmp_path: Path) -> None:
     assert stat.S_IMODE(report.path.stat().st_mode) == 0o666 & ~umask
 
 
-def test_a_perf_db_of_miopen_holds_tunable_solvers_only(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_a_perf_db_of_miopen_holds_tunable_solvers_only(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     report = export(build.connection, miopen_session(build), "perf", tmp_path)
     assert report.path.name == "gfx90a68.db"
     (record,) = perf_db.read(report.path)
@@ -135,10 +141,14 @@ def test_the_find_db_is_sorted_and_its_items_too(build: DatabaseBuilder, tmp_pat
     records = list(find_db.read(report.path))
     assert [record.key for record in records] == sorted(record.key for record in records)
     for record in records:
-        assert [item.time_ms for item in record.items] == sorted(item.time_ms for item in record.items)
+        assert [item.time_ms for item in record.items] == sorted(
+            item.time_ms for item in record.items
+        )
 
 
-def test_equal_times_are_ordered_by_solver_and_top_keeps_the_fastest(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_equal_times_are_ordered_by_solver_and_top_keeps_the_fastest(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session, config = build.session(), build.config(LAYER)
     for name, time_ms in [("D", 1.0), ("B", 1.0), ("C", 0.5), ("A", 1.0), ("E", 9.0)]:
         build.winner(session, config, build.solver(name), time_ms)
@@ -152,7 +162,9 @@ def test_equal_times_are_ordered_by_solver_and_top_keeps_the_fastest(build: Data
 
 @pytest.mark.parametrize("time_ms", [0.0, -1.0, 5e-324, 1e308, math.inf])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_no_time_is_never_exported(build: DatabaseBuilder, tmp_path: Path, form: str, time_ms: float) -> None:
+def test_what_is_no_time_is_never_exported(
+    build: DatabaseBuilder, tmp_path: Path, form: str, time_ms: float
+) -> None:
     session, config = build.session(), build.config(LAYER)
     build.winner(session, config, build.solver("A"), time_ms, params=schedule(1))
     with pytest.raises(NotFound, match=f"1 left out: {NO_TIME}"):
@@ -160,8 +172,11 @@ def test_what_is_no_time_is_never_exported(build: DatabaseBuilder, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_backward_layers_with_the_same_perf_row_share_it(build: DatabaseBuilder, tmp_path: Path) -> None:
-    """Stride 2 maps inputs of 13 and of 14 to the same output; only the find db tells them apart."""
+def test_backward_layers_with_the_same_perf_row_share_it(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
+    """Stride 2 maps inputs of 13 and of 14 to the same output; only the find db tells them
+    apart."""
     session, solver = build.session(), build.solver("A")
     for size, time_ms, params in [(14, 2.0, "slow"), (13, 1.0, "fast")]:
         layer = ConvConfig(1, 8, size, size, 8, 1, 1, 0, 0, 2, 2, direction=Direction.BACKWARD_DATA)
@@ -203,7 +218,9 @@ def test_the_tvm_database_has_the_checked_winner_first_and_nothing_that_seemed_f
     build.trial(job, 5, 1.5, cause="wrong_result")
     build.trial(job, 6, 1.6, params=None)
     kept = build.kernel(workload("a"))
-    build.winner(session, config, solver, 1.1, job, trial_number=1, params=schedule(1), workload=kept)
+    build.winner(
+        session, config, solver, 1.1, job, trial_number=1, params=schedule(1), workload=kept
+    )
     report = export(build.connection, session, "tvm", tmp_path, top=3)
     (layer,) = tvm_db.read(report.path)
     assert [record.seconds for record in layer.records] == [0.0011, 0.002, 0.003]
@@ -266,7 +283,9 @@ def test_only_a_tvm_session_has_a_tvm_database(build: DatabaseBuilder, tmp_path:
         export(build.connection, miopen_session(build), "tvm", tmp_path)
 
 
-def test_names_that_cannot_stand_in_a_find_db_are_left_out(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_names_that_cannot_stand_in_a_find_db_are_left_out(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session, config = build.session(), build.config(LAYER)
     build.winner(session, config, build.solver("A;B"), 1.0)
     build.winner(session, config, build.solver("C", algorithm="Magic"), 1.0)
@@ -281,7 +300,9 @@ def test_names_that_cannot_stand_in_a_find_db_are_left_out(build: DatabaseBuilde
 
 
 @pytest.mark.parametrize("filename", ["", ".", "..", "a/b", "/etc/x", "x" * 300, "a\0b"])
-def test_a_filename_is_one_plain_name(build: DatabaseBuilder, tmp_path: Path, filename: str) -> None:
+def test_a_filename_is_one_plain_name(
+    build: DatabaseBuilder, tmp_path: Path, filename: str
+) -> None:
     session = miopen_session(build)
     with pytest.raises(BadInput, match="file name"):
         export(build.connection, session, "find", tmp_path, filename=filename)
@@ -309,12 +330,16 @@ def test_a_filename_is_one_plain_name(build: DatabaseBuilder, tmp_path: Path, fi
         ("", 0, "unknown"),
     ],
 )
-def test_base_names_follow_miopens_rule_and_fit_every_file_system(arch: str, num_cu: int, name: str) -> None:
+def test_base_names_follow_miopens_rule_and_fit_every_file_system(
+    arch: str, num_cu: int, name: str
+) -> None:
     assert naming.base_name(arch, num_cu) == name
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_place_that_cannot_be_written_is_bad_input(build: DatabaseBuilder, tmp_path: Path, form: str) -> None:
+def test_a_place_that_cannot_be_written_is_bad_input(
+    build: DatabaseBuilder, tmp_path: Path, form: str
+) -> None:
     session = tuned_network(build, trials=6)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
@@ -323,9 +348,15 @@ def test_a_place_that_cannot_be_written_is_bad_input(build: DatabaseBuilder, tmp
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), sqlite3.OperationalError("disk is full")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), sqlite3.OperationalError("disk is full")]
+)
 def test_a_full_disk_leaves_the_older_file_and_nothing_else(
-    build: DatabaseBuilder, tmp_path: Path, form: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+    build: DatabaseBuilder,
+    tmp_path: Path,
+    form: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = tuned_network(build, trials=6)
     report = export(build.connection, session, form, tmp_path)
@@ -369,6 +400,7 @@ def test_a_directory_is_replaced_also_without_an_exchange_of_names(
     monkeypatch.setattr("tuna.files._exchange", lambda one, other: False)
     export(build.connection, session, "tvm", tmp_path)
     assert sorted(contents(report.path)) == [
-        f"{report.path.name}/{name}" for name in sorted([tvm_db.RECORDS, tvm_db.WORKLOADS, tvm_db.LAYERS])
+        f"{report.path.name}/{name}"
+        for name in sorted([tvm_db.RECORDS, tvm_db.WORKLOADS, tvm_db.LAYERS])
     ]
     assert list(tmp_path.iterdir()) == [report.path]

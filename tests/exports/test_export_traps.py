@@ -1,4 +1,5 @@
-"""What MITuna's exports got wrong, done right, and the values that its own tests of exports expect."""
+"""What MITuna's exports got wrong, done right, and the values that its own tests of exports
+expect."""
 
 from __future__ import annotations
 
@@ -22,18 +23,25 @@ from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import find_db, naming, perf_db
 from tuna.libraries.results import NO_TIME
 
-#: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three dimensions.
+#: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three
+#: dimensions.
 LAYERS = (
     "./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1",
     "./bin/MIOpenDriver conv -n 4 -c 64 -H 14 -W 14 -k 32 -y 1 -x 1 -u 2 -v 2 -F 2",
     "./bin/MIOpenDriver conv -n 4 -c 8 -H 9 -W 9 -k 8 -y 3 -x 3 -l 2 -j 2 -F 4",
-    "./bin/MIOpenDriver convfp16 -n 8 -c 32 -H 57 -W 57 -k 64 -y 3 -x 3 -p 1 -q 1 -g 4 --in_layout NHWC -F 2",
-    "./bin/MIOpenDriver convbfp16 --spatial_dim 3 -n 2 -c 8 -! 7 -H 8 -W 9 -k 8 -y 3 -x 3 -@ 3 -F 4",
+    (
+        "./bin/MIOpenDriver convfp16 -n 8 -c 32 -H 57 -W 57 -k 64 -y 3 -x 3 -p 1 -q 1 -g 4"
+        " --in_layout NHWC -F 2"
+    ),
+    (
+        "./bin/MIOpenDriver convbfp16 --spatial_dim 3 -n 2 -c 8 -! 7 -H 8 -W 9 -k 8 -y 3 -x 3 -@ 3"
+        " -F 4"
+    ),
 )
 #: 135 characters, as a Composable Kernel solver really has them.
 CK_PARAMS = (
-    "DeviceConv2dFwdXdl_Input_N_Hi_Wi_C_Weight_K_Y_X_C_Output_N_Ho_Wo_K<256, 128, 128, 4, Filter1x1Stride1Pad0, "
-    "4, 32, 32, 2, 2, 4, 4, 4, 4>"
+    "DeviceConv2dFwdXdl_Input_N_Hi_Wi_C_Weight_K_Y_X_C_Output_N_Ho_Wo_K<256, 128, 128, 4,"
+    " Filter1x1Stride1Pad0, 4, 32, 32, 2, 2, 4, 4, 4, 4>"
 )
 
 
@@ -48,11 +56,21 @@ def measured(engine: sa.Engine) -> int:
     with writing(engine) as connection:
         build = DatabaseBuilder(connection)
         session = build.session("miopen", "gfx90a", 104)
-        asm, ck = (build.solver(name, "miopen", "ImplicitGEMM") for name in ("ConvAsmX", "ConvWinograd3x3WrW<3-2>"))
+        asm, ck = (
+            build.solver(name, "miopen", "ImplicitGEMM")
+            for name in ("ConvAsmX", "ConvWinograd3x3WrW<3-2>")
+        )
         gemm = build.solver("GemmFwdRest", "miopen", "GEMM", tunable=False)
         for number, layer in enumerate(LAYERS, 1):
             config = build.config(layer)
-            build.winner(session, config, asm, 0.125 * number, params=f"{number},2,7", workspace_bytes=64 * number)
+            build.winner(
+                session,
+                config,
+                asm,
+                0.125 * number,
+                params=f"{number},2,7",
+                workspace_bytes=64 * number,
+            )
             build.winner(session, config, ck, 1 / 3 * number, params=CK_PARAMS)
             build.winner(session, config, gemm, 9.0, workspace_bytes=2**33)
     return session
@@ -73,12 +91,19 @@ def exported(engine: sa.Engine, session: int, form: str, directory: Path, top: i
 def results(engine: sa.Engine, session: int) -> list[tuple[Any, ...]]:
     """Layer, solver, time, workspace and params of every result; times as a find db holds them."""
     row = models.FindDb
-    query = sa.select(models.Config.driver, models.Solver.name, row.time_ms, row.workspace_bytes, row.params)
+    query = sa.select(
+        models.Config.driver, models.Solver.name, row.time_ms, row.workspace_bytes, row.params
+    )
     query = query.join(models.Config, models.Config.id == row.config_id)
-    query = query.join(models.Solver, models.Solver.id == row.solver_id).where(row.session_id == session)
+    query = query.join(models.Solver, models.Solver.id == row.solver_id).where(
+        row.session_id == session
+    )
     with reading(engine) as connection:
         found = connection.execute(query).all()
-    return sorted((layer, name, find_db.time_text(time_ms or 0.0), *rest) for layer, name, time_ms, *rest in found)
+    return sorted(
+        (layer, name, find_db.time_text(time_ms or 0.0), *rest)
+        for layer, name, time_ms, *rest in found
+    )
 
 
 @pytest.mark.parametrize("forms", [("find", "perf"), ("perf", "find")])
@@ -113,12 +138,17 @@ def test_an_import_into_an_empty_database_is_exported_the_same(
     other = sqlite_template.engine(tmp_path / "other.sqlite")
     report = import_db(other, path, session_id=empty(other))
     assert (report.configs, report.new_configs, report.skipped) == (len(LAYERS), len(LAYERS), {})
-    assert exported(other, report.session_id, form, tmp_path / "second").read_bytes() == path.read_bytes()
+    assert (
+        exported(other, report.session_id, form, tmp_path / "second").read_bytes()
+        == path.read_bytes()
+    )
     assert import_db(other, path, session_id=report.session_id).changed == 0
     other.dispose()
 
 
-def test_a_find_db_that_miopen_ships_is_exported_as_it_was_imported(database: sa.Engine, tmp_path: Path) -> None:
+def test_a_find_db_that_miopen_ships_is_exported_as_it_was_imported(
+    database: sa.Engine, tmp_path: Path
+) -> None:
     path = shared_data("miopen_db", "gfx942130.HIP.fdb.txt.head")
     session = empty(database, "gfx942", 304)
     import_db(database, path, session_id=session)
@@ -156,13 +186,18 @@ def test_a_result_that_is_gone_is_not_in_the_next_export_to_the_same_file(
     before = export(build.connection, session, form, tmp_path / "same")
     last = build.config(DRIVERS[3])
     rows = sa.select(models.FindDb.id).where(models.FindDb.config_id == last)
-    build.connection.execute(sa.delete(models.FindDbKernel).where(models.FindDbKernel.find_db_id.in_(rows)))
+    build.connection.execute(
+        sa.delete(models.FindDbKernel).where(models.FindDbKernel.find_db_id.in_(rows))
+    )
     build.connection.execute(sa.delete(models.FindDb).where(models.FindDb.config_id == last))
     after = export(build.connection, session, form, tmp_path / "same")
     assert after.path == before.path
     assert after.configs == before.configs - 1
     anew = export(build.connection, session, form, tmp_path / "new")
-    files = [sorted(p for p in path.rglob("*") if p.is_file()) or [path] for path in (after.path, anew.path)]
+    files = [
+        sorted(p for p in path.rglob("*") if p.is_file()) or [path]
+        for path in (after.path, anew.path)
+    ]
     assert [p.read_bytes() for p in files[0]] == [p.read_bytes() for p in files[1]]
 
 
@@ -175,61 +210,124 @@ def test_a_perf_db_of_any_number_of_rows_is_written_and_counted(
         build.winner(session, config, build.solver(f"S{number:02}", "miopen"), 1.0, params="x")
     report = export(build.connection, session, "perf", tmp_path)
     assert (report.entries, report.configs) == (rows, 1)
-    assert [record.solver for record in perf_db.read(report.path)] == [f"S{number:02}" for number in range(rows)]
+    assert [record.solver for record in perf_db.read(report.path)] == [
+        f"S{number:02}" for number in range(rows)
+    ]
 
 
-def test_params_of_135_characters_are_exported_whole(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_params_of_135_characters_are_exported_whole(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     assert len(CK_PARAMS) == 135
     session = build.session("miopen", "gfx90a", 104)
-    build.winner(session, build.config(DRIVERS[1]), build.solver("CkX", "miopen"), 1.0, params=CK_PARAMS)
+    build.winner(
+        session, build.config(DRIVERS[1]), build.solver("CkX", "miopen"), 1.0, params=CK_PARAMS
+    )
     (record,) = perf_db.read(export(build.connection, session, "perf", tmp_path).path)
     assert record.params == CK_PARAMS
 
 
-def test_the_file_name_that_was_asked_for_gets_the_extension(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_the_file_name_that_was_asked_for_gets_the_extension(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session = build.session("miopen", "gfx90a", 110)
     kernel = build.kernel(b"code")
-    build.winner(session, build.config(DRIVERS[1]), build.solver("A", "miopen"), 1.0, params="p", kernel=kernel)
+    build.winner(
+        session,
+        build.config(DRIVERS[1]),
+        build.solver("A", "miopen"),
+        1.0,
+        params="p",
+        kernel=kernel,
+    )
     wishes: dict[str, Any] = {"filename": "testing_export_db_outfile"}
-    names = [export(build.connection, session, f, tmp_path, **wishes).path.name for f in ("find", "perf", "kernel")]
+    names = [
+        export(build.connection, session, f, tmp_path, **wishes).path.name
+        for f in ("find", "perf", "kernel")
+    ]
     expected = {"testing_export_db_outfile" + end for end in (".HIP.fdb.txt", ".db", ".kdb")}
     assert set(names) == expected
     opencl = export(build.connection, session, "find", tmp_path, opencl=True, **wishes)
     assert opencl.path.name == "testing_export_db_outfile.OpenCL.fdb.txt"
 
 
-def test_times_stand_after_the_first_colon_and_before_the_first_comma(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_times_stand_after_the_first_colon_and_before_the_first_comma(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session, solver = build.session("miopen", "gfx90a", 104), build.solver("ConvAsm1x1U", "miopen")
     for layer, time_ms in zip(DRIVERS[1:3], (10.0, 20.0), strict=True):
         build.winner(session, build.config(layer), solver, time_ms)
     lines = export(build.connection, session, "find", tmp_path).path.read_text().splitlines()
-    times = {line.partition("=")[0]: float(line.partition(":")[2].partition(",")[0]) for line in lines}
+    times = {
+        line.partition("=")[0]: float(line.partition(":")[2].partition(",")[0]) for line in lines
+    }
     assert times == {
         "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F": 10.0,
         "64-56-56-1x1-256-56-56-1-0x0-1x1-1x1-0-NCHW-FP32-F": 20.0,
     }
 
 
-def test_a_perf_db_has_the_tables_and_indexes_that_mituna_creates(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_a_perf_db_has_the_tables_and_indexes_that_mituna_creates(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session = build.session("miopen", "gfx90a", 104)
-    build.winner(session, build.config(DRIVERS[1]), build.solver("ConvAsm1x1U", "miopen"), 1.0, params="1,2")
+    build.winner(
+        session, build.config(DRIVERS[1]), build.solver("ConvAsm1x1U", "miopen"), 1.0, params="1,2"
+    )
     connection = sqlite3.connect(export(build.connection, session, "perf", tmp_path).path)
-    found = connection.execute("SELECT type, name FROM sqlite_master ORDER BY type, name").fetchall()
+    found = connection.execute(
+        "SELECT type, name FROM sqlite_master ORDER BY type, name"
+    ).fetchall()
     rows = connection.execute("SELECT config, solver, params FROM perf_db").fetchall()
     configs = connection.execute("SELECT id, bias FROM config").fetchall()
     connection.close()
-    assert found == [("index", "idx_config"), ("index", "idx_perf_db"), ("table", "config"), ("table", "perf_db")]
+    assert found == [
+        ("index", "idx_config"),
+        ("index", "idx_perf_db"),
+        ("table", "config"),
+        ("table", "perf_db"),
+    ]
     assert rows == [(1, "ConvAsm1x1U", "1,2")]
     assert configs == [(1, 0)]
 
 
 def test_the_perf_fields_of_a_backward_key_do_not_swap_its_sides() -> None:
-    key = problem_key.parse("1024-1-14-14-1x3x3-1024-1-14-14-128-0x1x1-1x1x1-1x1x1-0-NCDHW-FP32-W_g32").perf()
+    key = problem_key.parse(
+        "1024-1-14-14-1x3x3-1024-1-14-14-128-0x1x1-1x1x1-1x1x1-0-NCDHW-FP32-W_g32"
+    ).perf()
     assert asdict(key) == {
-        **{"layout": "NCDHW", "data_type": "FP32", "direction": "W", "spatial_dim": 3, "in_channels": 1024},
-        **{"in_d": 1, "in_h": 14, "in_w": 14, "fil_d": 1, "fil_h": 3, "fil_w": 3, "out_channels": 1024},
-        **{"batchsize": 128, "pad_d": 0, "pad_h": 1, "pad_w": 1, "conv_stride_d": 1, "conv_stride_h": 1},
-        **{"conv_stride_w": 1, "dilation_d": 1, "dilation_h": 1, "dilation_w": 1, "bias": 0, "group_count": 32},
+        **{
+            "layout": "NCDHW",
+            "data_type": "FP32",
+            "direction": "W",
+            "spatial_dim": 3,
+            "in_channels": 1024,
+        },
+        **{
+            "in_d": 1,
+            "in_h": 14,
+            "in_w": 14,
+            "fil_d": 1,
+            "fil_h": 3,
+            "fil_w": 3,
+            "out_channels": 1024,
+        },
+        **{
+            "batchsize": 128,
+            "pad_d": 0,
+            "pad_h": 1,
+            "pad_w": 1,
+            "conv_stride_d": 1,
+            "conv_stride_h": 1,
+        },
+        **{
+            "conv_stride_w": 1,
+            "dilation_d": 1,
+            "dilation_h": 1,
+            "dilation_w": 1,
+            "bias": 0,
+            "group_count": 32,
+        },
     }
 
 
@@ -247,13 +345,16 @@ def test_the_perf_fields_of_a_backward_key_do_not_swap_its_sides() -> None:
         ("gfx940e4.db", "gfx940", 228),
         ("gfx103048.db", "gfx1030", 72),
         ("gfx950100.HIP.fdb.txt", "gfx950", 256),
-        # MITuna refuses these two for want of such a card; Tuna has no list of cards and reads what the name says.
+        # MITuna refuses these two for want of such a card; Tuna has no list of cards and reads what
+        # the name says.
         ("gfx90aaa.db", "gfx90a", 170),
         ("gfx908_70.db", "gfx908", 70),
         ("gfx90a.kdb", "gfx90a", None),
     ],
 )
-def test_the_device_is_read_off_the_name_of_a_database(name: str, arch: str, num_cu: int | None) -> None:
+def test_the_device_is_read_off_the_name_of_a_database(
+    name: str, arch: str, num_cu: int | None
+) -> None:
     assert naming.parse_name(name) == (arch, num_cu)
 
 
@@ -265,6 +366,9 @@ def test_the_device_is_read_off_the_name_of_a_database(name: str, arch: str, num
         ("gfx120020.HIP.fdb.txt.bz2", "gfx1200", 32),
     ],
 )
-def test_the_device_is_read_off_the_names_that_rocm_libraries_ships(name: str, arch: str, num_cu: int) -> None:
-    """projects/miopen/src/kernels has these: few compute units, and yet hexadecimal without an underscore."""
+def test_the_device_is_read_off_the_names_that_rocm_libraries_ships(
+    name: str, arch: str, num_cu: int
+) -> None:
+    """projects/miopen/src/kernels has these: few compute units, and yet hexadecimal without an
+    underscore."""
     assert naming.parse_name(name) == (arch, num_cu)

@@ -1,4 +1,5 @@
-"""Each format reads back what it wrote, byte for byte the same each time, and refuses what is damaged."""
+"""Each format reads back what it wrote, byte for byte the same each time, and refuses what is
+damaged."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ FORMAT_2 = ("gfx942130.HIP.fdb.txt.head", "gfx90a68.HIP.fdb.txt.head", "gfx90878
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-printable = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+printable = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20
+)
 words = printable.filter(find_db.is_word)
 #: Times as a find db holds them: what is written again with six digits.
 times = st.floats(1e-6, 1e6).map(lambda value: float(find_db.time_text(value) or 1))
@@ -35,10 +38,14 @@ items = st.builds(FindItem, words, times, st.integers(0, 2**62), words)
 keys = printable.filter(lambda text: find_db.is_word(text) and text == text.strip())
 find_records = st.builds(FindRecord, keys, st.lists(items, min_size=1, max_size=5).map(tuple))
 perf_keys = st.builds(
-    PerfKey, *[st.sampled_from(["NCHW", "NHWC"]), st.just("FP32"), st.sampled_from("FBW")], *[st.integers(0, 9)] * 21
+    PerfKey,
+    *[st.sampled_from(["NCHW", "NHWC"]), st.just("FP32"), st.sampled_from("FBW")],
+    *[st.integers(0, 9)] * 21,
 )
 perf_rows = st.tuples(perf_keys, st.dictionaries(printable, printable, min_size=1, max_size=3))
-kernels = st.builds(KernelRecord, printable, printable, st.binary(max_size=2000) | st.just(b"a" * 9000))
+kernels = st.builds(
+    KernelRecord, printable, printable, st.binary(max_size=2000) | st.just(b"a" * 9000)
+)
 schedules = st.lists(st.integers() | st.text(max_size=5), max_size=3).map(
     lambda trace: [trace, None, {"kind": "c"}, []]
 )
@@ -72,7 +79,9 @@ def test_a_find_db_that_miopen_ships_reads_and_writes_back(name: str, tmp_path: 
 
 def test_the_whole_find_db_of_gfx942_reads_and_writes_back(tmp_path: Path) -> None:
     path = tmp_path / "whole"
-    path.write_bytes(bz2.decompress(shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2").read_bytes()))
+    path.write_bytes(
+        bz2.decompress(shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2").read_bytes())
+    )
     records = list(find_db.read(path))
     assert len(records) == 9600
     stream = io.BytesIO()
@@ -83,7 +92,13 @@ def test_the_whole_find_db_of_gfx942_reads_and_writes_back(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("time_ms", "text"),
-    [(9.0, "9"), (0.051639, "0.051639"), (1e-5, "1e-05"), (1234567.0, "1.23457e+06"), (1 / 3, "0.333333")],
+    [
+        (9.0, "9"),
+        (0.051639, "0.051639"),
+        (1e-5, "1e-05"),
+        (1234567.0, "1.23457e+06"),
+        (1 / 3, "0.333333"),
+    ],
 )
 def test_times_are_printed_as_cpp_prints_floats(time_ms: float, text: str) -> None:
     assert find_db.time_text(time_ms) == text
@@ -97,7 +112,8 @@ def test_what_is_no_time_is_refused(time_ms: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [KEY, f"{KEY}=", f"={KEY}", f"{KEY}=A", f"{KEY}=A:1,2", f"{KEY}=A:x,2,y", f"{KEY}=:1,2,y"]
+    "line",
+    [KEY, f"{KEY}=", f"={KEY}", f"{KEY}=A", f"{KEY}=A:1,2", f"{KEY}=A:x,2,y", f"{KEY}=:1,2,y"],
 )
 def test_a_damaged_find_db_names_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x"
@@ -111,7 +127,11 @@ def test_a_damaged_find_db_names_its_line(tmp_path: Path, line: str) -> None:
 def test_a_perf_db_reads_back_and_is_the_same_each_time(
     tmp_path: Path, rows: list[tuple[PerfKey, dict[str, str]]]
 ) -> None:
-    records = [PerfRecord(key, solver, params) for key, by_solver in rows for solver, params in by_solver.items()]
+    records = [
+        PerfRecord(key, solver, params)
+        for key, by_solver in rows
+        for solver, params in by_solver.items()
+    ]
     first, second = _twice(tmp_path, lambda path: perf_db.write(path, records))
     assert first == second
     assert list(perf_db.read(tmp_path / "1")) == records
@@ -119,7 +139,9 @@ def test_a_perf_db_reads_back_and_is_the_same_each_time(
 
 @given(st.lists(kernels, max_size=5, unique_by=lambda kernel: (kernel.name, kernel.args)))
 @files
-def test_a_kernel_db_reads_back_and_is_the_same_each_time(tmp_path: Path, records: list[KernelRecord]) -> None:
+def test_a_kernel_db_reads_back_and_is_the_same_each_time(
+    tmp_path: Path, records: list[KernelRecord]
+) -> None:
     first, second = _twice(tmp_path, lambda path: kernel_db.write(path, records))
     assert first == second
     assert list(kernel_db.read(tmp_path / "1")) == records
@@ -135,7 +157,9 @@ def _twice(directory: Path, write: object) -> tuple[bytes, bytes]:
 @given(st.lists(layers, max_size=5))
 @files
 def test_a_tvm_database_reads_back(tmp_path: Path, tuned_layers: list[TunedLayer]) -> None:
-    assert tvm_db.write(tmp_path, "abc", tuned_layers) == sum(len(layer.records) for layer in tuned_layers)
+    assert tvm_db.write(tmp_path, "abc", tuned_layers) == sum(
+        len(layer.records) for layer in tuned_layers
+    )
     assert list(tvm_db.read(tmp_path)) == tuned_layers
     workloads = (tmp_path / tvm_db.WORKLOADS).read_text().splitlines()
     assert len(workloads) == len(set(workloads)) == len({layer.workload for layer in tuned_layers})
@@ -144,7 +168,14 @@ def test_a_tvm_database_reads_back(tmp_path: Path, tuned_layers: list[TunedLayer
 def test_the_perf_db_has_the_tables_of_the_one_that_miopen_ships(tmp_path: Path) -> None:
     perf_db.write(tmp_path / "ours", [])
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid"
-    pragmas = ("page_size", "journal_mode", "user_version", "encoding", "auto_vacuum", "application_id")
+    pragmas = (
+        "page_size",
+        "journal_mode",
+        "user_version",
+        "encoding",
+        "auto_vacuum",
+        "application_id",
+    )
 
     def described(path: Path) -> tuple[object, ...]:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
@@ -154,13 +185,18 @@ def test_the_perf_db_has_the_tables_of_the_one_that_miopen_ships(tmp_path: Path)
         finally:
             connection.close()
 
-    assert described(tmp_path / "ours") == described(shared_data("miopen_db", "gfx942130.trimmed.db"))
+    assert described(tmp_path / "ours") == described(
+        shared_data("miopen_db", "gfx942130.trimmed.db")
+    )
 
 
-@pytest.mark.parametrize("name", ["gfx942130.trimmed.db", "gfx906_60.trimmed.db", "gfx1030_36.trimmed.db"])
+@pytest.mark.parametrize(
+    "name", ["gfx942130.trimmed.db", "gfx906_60.trimmed.db", "gfx1030_36.trimmed.db"]
+)
 def test_a_perf_db_that_miopen_ships_reads_and_writes_back(name: str, tmp_path: Path) -> None:
     records = sorted(
-        perf_db.read(shared_data("miopen_db", name)), key=lambda r: [str(getattr(r.key, f)) for f in PERF_FIELDS]
+        perf_db.read(shared_data("miopen_db", name)),
+        key=lambda r: [str(getattr(r.key, f)) for f in PERF_FIELDS],
     )
     assert len(records) > 200
     perf_db.write(tmp_path / name, records)
@@ -174,7 +210,9 @@ def test_code_that_bzip2_does_not_shrink_is_stored_as_it_is(tmp_path: Path) -> N
     records = [KernelRecord("a.so.o", "x", b"abc"), KernelRecord("b.so.o", "x", b"abc" * 1000)]
     kernel_db.write(tmp_path / "k", records)
     connection = sqlite3.connect(tmp_path / "k")
-    rows = connection.execute("SELECT kernel_blob, kernel_hash, uncompressed_size FROM kern_db ORDER BY id").fetchall()
+    rows = connection.execute(
+        "SELECT kernel_blob, kernel_hash, uncompressed_size FROM kern_db ORDER BY id"
+    ).fetchall()
     connection.close()
     assert rows[0] == (b"abc", "900150983cd24fb0d6963f7d28e17f72", 0)
     assert rows[1][0].startswith(b"BZh9")
@@ -203,7 +241,9 @@ def test_a_damaged_kernel_is_refused(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("reader", [perf_db.read, kernel_db.read])
 def test_a_file_of_another_format_is_refused(tmp_path: Path, reader: object) -> None:
-    (tmp_path / "text").write_text("this is no database, but it is long enough to be looked at " * 20)
+    (tmp_path / "text").write_text(
+        "this is no database, but it is long enough to be looked at " * 20
+    )
     sqlite3.connect(tmp_path / "empty").close()
     for name in ("text", "empty", "missing"):
         with pytest.raises(BadInput):

@@ -1,4 +1,5 @@
-"""JSON and CSV: whole results of every library and kind, from sessions and golden versions, and back."""
+"""JSON and CSV: whole results of every library and kind, from sessions and golden versions, and
+back."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ from tuna.vocabulary import BASELINE
 JSON, CSV = JsonExporter(), CsvExporter()
 BOTH = [JSON, CSV]
 
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12) | st.sampled_from(
-    ["=1+1", "'", "''x", "-1", "@a", "\t", "\r\n", 'a,"b"', "＝1", "nan", "\u2028"]
-)
+texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12
+) | st.sampled_from(["=1+1", "'", "''x", "-1", "@a", "\t", "\r\n", 'a,"b"', "＝1", "nan", "\u2028"])
 times = st.floats(1e-6, 8e7)
 counts = st.integers(0, 2**62)
 moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(timezone.utc))
 environments = st.builds(
-    ResultEnvironment, *[texts] * 4, st.integers(0, 999), *[texts] * 3, *[st.dictionaries(texts, texts, max_size=3)] * 2
+    ResultEnvironment,
+    *[texts] * 4,
+    st.integers(0, 999),
+    *[texts] * 3,
+    *[st.dictionaries(texts, texts, max_size=3)] * 2,
 )
 spreads = st.builds(Spread, times, times, st.floats(0, 1e30), st.integers(1, 99))
 records = st.builds(
@@ -59,7 +64,9 @@ records = st.builds(
 @pytest.mark.parametrize("exporter", BOTH)
 @given(found=st.lists(records, max_size=5))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_records_read_back(tmp_path: Path, exporter: JsonExporter | CsvExporter, found: list[ResultRecord]) -> None:
+def test_any_records_read_back(
+    tmp_path: Path, exporter: JsonExporter | CsvExporter, found: list[ResultRecord]
+) -> None:
     assert exporter.write_records(tmp_path / "x", found) == len(found)
     assert list(exporter.read(tmp_path / "x")) == found
     before = (tmp_path / "x").read_bytes()
@@ -108,10 +115,13 @@ def test_a_session_is_exported_whole(
     assert len(rows) == report.entries == 13
 
 
-def test_a_baseline_is_a_result_only_where_it_is_the_only_one(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_a_baseline_is_a_result_only_where_it_is_the_only_one(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session, tuned = build.session(), build.solver("TvmConvTile")
     untuned = build.solver("TvmUntuned", algorithm=BASELINE)
-    for driver, times in ((DRIVERS[1], (0.5, 3.0)), (DRIVERS[2], (0.5, None))):  # even where it seems the faster
+    # even where it seems the faster
+    for driver, times in ((DRIVERS[1], (0.5, 3.0)), (DRIVERS[2], (0.5, None))):
         build.winner(session, build.config(driver), untuned, times[0])
         if times[1]:
             build.winner(session, build.config(driver), tuned, times[1])
@@ -141,14 +151,17 @@ def test_a_tag_and_top_limit_the_rows(build: DatabaseBuilder, tmp_path: Path, fo
 
 
 def golden(build: DatabaseBuilder, units: tuple[int, ...] = (104, 110)) -> int:
-    """A golden version of one layer on devices with so many CUs, from a session that still has the first's result."""
+    """A golden version of one layer on devices with so many CUs, from a session that still has the
+    first's result."""
     version = build.insert(models.Golden, library="miopen", version=1, state="promoted")
     config, solver = build.config(DRIVERS[1]), build.solver("ConvAsm3x3U", "miopen")
     for number, num_cu in enumerate(units):
         session = build.session("miopen", "gfx90a", num_cu)
         job = build.job(session, config, solver)
         build.trial(job, 4, 0.5, params="9")
-        build.winner(session, config, solver, 0.5 if number == 0 else 99.0, job, trial_number=4, params="9")
+        build.winner(
+            session, config, solver, 0.5 if number == 0 else 99.0, job, trial_number=4, params="9"
+        )
         environment = sa.select(models.Session.environment_id).where(models.Session.id == session)
         build.insert(
             models.GoldenEntry,
@@ -176,7 +189,11 @@ def test_a_golden_version_is_exported_with_all_its_devices(
 ) -> None:
     version = golden(build)
     rows = list(
-        exporter.read(export_golden(build.connection, version, exporter.form, tmp_path / "all", arch="gfx90a").path)
+        exporter.read(
+            export_golden(
+                build.connection, version, exporter.form, tmp_path / "all", arch="gfx90a"
+            ).path
+        )
     )
     assert sorted(row.environment.num_cu for row in rows) == [104, 110]
     by_cu = {row.environment.num_cu: row for row in rows}
@@ -184,12 +201,16 @@ def test_a_golden_version_is_exported_with_all_its_devices(
     assert by_cu[104].spread is not None
     # The session has another result by now, so nothing is said of how this one was measured.
     assert (by_cu[110].job_id, by_cu[110].trial_number, by_cu[110].spread) == (None, None, None)
-    one = export_golden(build.connection, version, exporter.form, tmp_path, arch="gfx90a", num_cu=110)
+    one = export_golden(
+        build.connection, version, exporter.form, tmp_path, arch="gfx90a", num_cu=110
+    )
     assert [row.environment.num_cu for row in exporter.read(one.path)] == [110]
     assert one.path.name.startswith("gfx90a6e.miopen.results.")
 
 
-def test_sqlite_and_mariadb_give_the_same_rows_in_the_same_order(engine: sa.Engine, tmp_path: Path) -> None:
+def test_sqlite_and_mariadb_give_the_same_rows_in_the_same_order(
+    engine: sa.Engine, tmp_path: Path
+) -> None:
     with writing(engine) as connection:
         build = DatabaseBuilder(connection)
         session, version = tuned_network(build, trials=6), golden(build)
@@ -207,19 +228,32 @@ def test_sqlite_and_mariadb_give_the_same_rows_in_the_same_order(engine: sa.Engi
     assert {row.worker for row in found[0]} == {"eval@tuner-1"}
 
 
-def test_a_perf_db_of_a_golden_version_for_one_device_is_written(build: DatabaseBuilder, tmp_path: Path) -> None:
-    report = export_golden(build.connection, golden(build), "perf", tmp_path, arch="gfx90a", num_cu=104)
+def test_a_perf_db_of_a_golden_version_for_one_device_is_written(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
+    report = export_golden(
+        build.connection, golden(build), "perf", tmp_path, arch="gfx90a", num_cu=104
+    )
     assert (report.path.name, report.entries) == ("gfx90a68.db", 1)
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_an_export_is_imported_into_another_session(engine: sa.Engine, tmp_path: Path, form: str) -> None:
+def test_an_export_is_imported_into_another_session(
+    engine: sa.Engine, tmp_path: Path, form: str
+) -> None:
     with writing(engine) as connection:
         build = DatabaseBuilder(connection)
         session = build.session("miopen", "gfx90a", 104)
         solver = build.solver("ConvAsm3x3U", "miopen", "Direct")
         for number, driver in enumerate(DRIVERS, 1):
-            build.winner(session, build.config(driver), solver, number / 3, params=f"{number}", workspace_bytes=number)
+            build.winner(
+                session,
+                build.config(driver),
+                solver,
+                number / 3,
+                params=f"{number}",
+                workspace_bytes=number,
+            )
         other = build.session("miopen", "gfx90a", 104, "other")
     with reading(engine) as connection:
         path = export(connection, session, form, tmp_path / "1").path
@@ -269,7 +303,9 @@ def test_a_damaged_json_file_names_its_line(tmp_path: Path, name: str) -> None:
         ("version", "v"),
     ],
 )
-def test_a_damaged_csv_file_is_refused(build: DatabaseBuilder, tmp_path: Path, old: str, new: str) -> None:
+def test_a_damaged_csv_file_is_refused(
+    build: DatabaseBuilder, tmp_path: Path, old: str, new: str
+) -> None:
     path = export_golden(build.connection, golden(build), "csv", tmp_path, arch="gfx90a").path
     text = path.read_bytes().decode()
     assert old in text

@@ -1,4 +1,5 @@
-"""MIOpen's own databases go in and come out with the same entries, whatever the order and however often."""
+"""MIOpen's own databases go in and come out with the same entries, whatever the order and however
+often."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ WRW = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-W"
 PERF = "2x64x28x28x1x3x3x1x64x16x1x1x0x1x1x0x1x1x0x0x1xNCHWxFP32xF"
 
 
-#: Keys that no layer of Tuna has: a size that is no convolution's, tensor casts, other types and layouts, a bias.
+#: Keys that no layer of Tuna has: a size that is no convolution's, tensor casts, other types and
+#: layouts, a bias.
 UNUSUAL = (
     "128-1-1-3x3-256-1-1-114-0x0-1x1-1x1-0-NCHW-FP32-F",
     f"{KEY}_ciFP8_coFP8",
@@ -38,7 +40,9 @@ UNUSUAL = (
 @pytest.fixture()
 def session_id(engine: sa.Engine) -> int:
     with writing(engine) as connection:
-        return sessions.create(connection, Environment("miopen", "3.3.0", "gfx942", 304, "6.2.0"), "imported")[0]
+        return sessions.create(
+            connection, Environment("miopen", "3.3.0", "gfx942", 304, "6.2.0"), "imported"
+        )[0]
 
 
 @pytest.fixture()
@@ -51,7 +55,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return put
 
 
-def exported(engine: sa.Engine, session_id: int, form: str, folder: Path, **options: object) -> Path:
+def exported(
+    engine: sa.Engine, session_id: int, form: str, folder: Path, **options: object
+) -> Path:
     with reading(engine) as connection:
         return export(connection, session_id, form, folder, top=10, **options).path  # type: ignore[arg-type]
 
@@ -64,12 +70,16 @@ def results(engine: sa.Engine) -> dict[tuple[str, str], tuple[float | None, int,
     )
     with sa.orm.Session(engine) as session:
         return {
-            (key, solver): (row.time_ms, row.workspace_bytes, row.params) for key, solver, row in session.execute(query)
+            (key, solver): (row.time_ms, row.workspace_bytes, row.params)
+            for key, solver, row in session.execute(query)
         }
 
 
-def _part_of(find: Path, perf: Path, folder: Path) -> tuple[Path, Path, tuple[tuple[int, int], tuple[int, int]]]:
-    """Every 20th line of a find db and what a perf db has for it, under the same names; (rows, configs) of both."""
+def _part_of(
+    find: Path, perf: Path, folder: Path
+) -> tuple[Path, Path, tuple[tuple[int, int], tuple[int, int]]]:
+    """Every 20th line of a find db and what a perf db has for it, under the same names; (rows,
+    configs) of both."""
     folder.mkdir()
     lines = bz2.decompress(find.read_bytes()).decode().splitlines(keepends=True)[::20]
     records = [find_db.parse_line(line) for line in lines]
@@ -94,18 +104,32 @@ def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
     if DRILLS == 1:  # all of it in a drill
         find, perf, counts = _part_of(find, perf, tmp_path / "part")
     first = import_db(engine, find, session_id)
-    assert (first.rows, first.configs, first.new_configs, dict(first.skipped)) == (*counts[0], counts[0][1], {})
+    assert (first.rows, first.configs, first.new_configs, dict(first.skipped)) == (
+        *counts[0],
+        counts[0][1],
+        {},
+    )
     second = import_db(engine, perf, session_id)
     # All of the perf db's configs follow from the keys of the find db.
-    assert (second.rows, second.configs, second.new_configs, dict(second.skipped)) == (*counts[1], 0, {})
-    assert import_db(engine, find, session_id).changed == import_db(engine, perf, session_id).changed == 0
+    assert (second.rows, second.configs, second.new_configs, dict(second.skipped)) == (
+        *counts[1],
+        0,
+        {},
+    )
+    assert (
+        import_db(engine, find, session_id).changed
+        == import_db(engine, perf, session_id).changed
+        == 0
+    )
 
     again = exported(engine, session_id, "find", tmp_path)
     # The one difference: MITuna printed 9.0 where C++, and so MIOpen and we, print 9.
     assert again.read_text() == bz2.decompress(find.read_bytes()).decode().replace(".0,", ",")
     rows = exported(engine, session_id, "perf", tmp_path)
     assert not diff(perf, rows).differs
-    assert {record.key for record in perf_db.read(rows)} == {record.key for record in perf_db.read(perf)}
+    assert {record.key for record in perf_db.read(rows)} == {
+        record.key for record in perf_db.read(perf)
+    }
     assert len({record.key for record in perf_db.read(rows)}) == counts[1][1]
     for form, path in (("find", again), ("perf", rows)):
         before = path.read_bytes()
@@ -118,9 +142,14 @@ def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
 def test_keys_that_no_layer_has_come_out_as_they_went_in(
     engine: sa.Engine, session_id: int, tmp_path: Path, write: Callable[..., Path]
 ) -> None:
-    find = write("gfx942130.HIP.fdb.txt", *(f"{key}=GemmFwdRest:0.5,0,miopenConvolutionFwdAlgoGEMM" for key in UNUSUAL))
+    find = write(
+        "gfx942130.HIP.fdb.txt",
+        *(f"{key}=GemmFwdRest:0.5,0,miopenConvolutionFwdAlgoGEMM" for key in UNUSUAL),
+    )
     assert dict(import_db(engine, find, session_id).skipped) == {}
-    assert {record.key for record in find_db.read(exported(engine, session_id, "find", tmp_path))} == set(UNUSUAL)
+    assert {
+        record.key for record in find_db.read(exported(engine, session_id, "find", tmp_path))
+    } == set(UNUSUAL)
     rows = dict.fromkeys([PERF, *(problem_key.parse(key).perf().text() for key in UNUSUAL)])
     perf = write("gfx942130.db.txt", *(f"{row}=ConvAsm1x1U:1,2" for row in rows))
     assert dict(import_db(engine, perf, session_id).skipped) == {}
@@ -151,9 +180,11 @@ def test_a_perf_db_with_rows_of_three_dimensions_comes_out_as_it_went_in(
             if record.key.spatial_dim == 3 or record.key.in_h < 0 or number % 10 == 0
         ]
         perf, count = tmp_path / "gfx1030_36.db", len(rows)
-        perf_db.write(perf, sorted(rows, key=lambda record: str(record.key)))  # those of a key follow each other
+        # those of a key follow each other
+        perf_db.write(perf, sorted(rows, key=lambda record: str(record.key)))
     report = import_db(engine, perf, session_id)
-    # Four rows of MIOpen's file have inputs of -5 by -5, which is no convolution: they are kept as they are.
+    # Four rows of MIOpen's file have inputs of -5 by -5, which is no convolution: they are kept as
+    # they are.
     assert (report.rows, dict(report.skipped)) == (count, {})
     path = exported(engine, session_id, "perf", tmp_path)
     assert not diff(perf, path).differs
@@ -174,17 +205,25 @@ def test_the_order_of_find_and_perf_db_does_not_matter(
     assert results(engine) == {(KEY, "A"): (1.5, 64, "1,2,3")}
 
 
-def test_what_was_measured_is_never_replaced(engine: sa.Engine, session_id: int, write: Callable[..., Path]) -> None:
-    import_db(engine, write("a.fdb.txt", f"{KEY}=A:1.5,64,miopenConvolutionFwdAlgoDirect"), session_id)
+def test_what_was_measured_is_never_replaced(
+    engine: sa.Engine, session_id: int, write: Callable[..., Path]
+) -> None:
+    import_db(
+        engine, write("a.fdb.txt", f"{KEY}=A:1.5,64,miopenConvolutionFwdAlgoDirect"), session_id
+    )
     with writing(engine) as connection:
         row = connection.execute(sa.select(models.FindDb.config_id, models.FindDb.solver_id)).one()
         values = {"reason": "", "options": {}, "steps": "a", "step": "a", "state": "evaluated"}
         job = connection.execute(
-            sa.insert(models.Job).values(session_id=session_id, config_id=row[0], solver_id=row[1], **values)
+            sa.insert(models.Job).values(
+                session_id=session_id, config_id=row[0], solver_id=row[1], **values
+            )
         ).inserted_primary_key
         assert job is not None
         connection.execute(sa.update(models.FindDb).values(job_id=job[0], trial_number=0))
-    report = import_db(engine, write("b.fdb.txt", f"{KEY}=A:9,64,miopenConvolutionFwdAlgoDirect"), session_id)
+    report = import_db(
+        engine, write("b.fdb.txt", f"{KEY}=A:9,64,miopenConvolutionFwdAlgoDirect"), session_id
+    )
     assert (report.changed, dict(report.skipped)) == (0, {"the session has measured it": 1})
     assert results(engine) == {(KEY, "A"): (1.5, 64, "")}
 
@@ -192,7 +231,8 @@ def test_what_was_measured_is_never_replaced(engine: sa.Engine, session_id: int,
 def test_the_old_form_of_a_find_db_is_read_in_all_its_dialects(
     engine: sa.Engine, session_id: int, tmp_path: Path
 ) -> None:
-    # Three keys of gfx1030 have filters that reach over more than the padded input: no layer has them, and they are kept.
+    # Three keys of gfx1030 have filters that reach over more than the padded input: no layer has
+    # them, and they are kept.
     for name in ("gfx1030_36.HIP", "gfx906_60.OpenCL", "gfx803_36.OpenCL"):
         report = import_db(engine, shared_data("miopen_db", f"{name}.fdb.txt.head"), session_id)
         assert report.rows > 20
@@ -209,7 +249,10 @@ def test_a_time_of_zero_is_kept_and_never_exported(
     algorithm = "miopenConvolutionFwdAlgoDirect"
     path = write("gfx942130.HIP.fdb.txt", f"{KEY}=A:0,64,{algorithm};B:2,0,{algorithm}")
     assert import_db(engine, path, session_id).zero_times == 1
-    assert exported(engine, session_id, "find", tmp_path / "out").read_text() == f"{KEY}=B:2,0,{algorithm}\n"
+    assert (
+        exported(engine, session_id, "find", tmp_path / "out").read_text()
+        == f"{KEY}=B:2,0,{algorithm}\n"
+    )
 
 
 def test_what_miopen_would_not_take_is_left_out_and_counted(
@@ -245,9 +288,14 @@ def test_a_damaged_file_is_refused_before_anything_is_stored(
     with pytest.raises(BadInput):
         import_db(engine, path, session_id)
     with reading(engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(models.Solver)).scalar_one() == 0
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(models.Solver)).scalar_one()
+            == 0
+        )
 
 
-def test_an_import_needs_a_session_that_is_there(engine: sa.Engine, write: Callable[..., Path]) -> None:
+def test_an_import_needs_a_session_that_is_there(
+    engine: sa.Engine, write: Callable[..., Path]
+) -> None:
     with pytest.raises(NotFound):
         import_db(engine, write("a.fdb.txt", f"{KEY}=A:1,0,miopenConvolutionFwdAlgoDirect"), 7)

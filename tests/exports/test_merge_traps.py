@@ -20,20 +20,28 @@ Database = dict[str, dict[str, float]]
 
 times = st.integers(1, 10**6).map(lambda number: number / 1000)
 solvers = st.sampled_from(["ConvAsm3x3U", "ConvAsm1x1U", "GemmFwdRest", "ConvWinograd<3-2>"])
-databases = st.dictionaries(st.sampled_from(KEYS), st.dictionaries(solvers, times, min_size=1), min_size=1)
+databases = st.dictionaries(
+    st.sampled_from(KEYS), st.dictionaries(solvers, times, min_size=1), min_size=1
+)
 
 
 def write(path: Path, database: Database) -> Path:
     """A find db with these times by key and solver."""
     with open(path, "wb") as stream:
         for key, items in database.items():
-            find_db.write(stream, [FindRecord(key, tuple(FindItem(s, t, 0, DIRECT) for s, t in items.items()))])
+            find_db.write(
+                stream,
+                [FindRecord(key, tuple(FindItem(s, t, 0, DIRECT) for s, t in items.items()))],
+            )
     return path
 
 
 def read(path: Path) -> Database:
     """Times by key and solver."""
-    return {record.key: {item.solver: item.time_ms for item in record.items} for record in find_db.read(path)}
+    return {
+        record.key: {item.solver: item.time_ms for item in record.items}
+        for record in find_db.read(path)
+    }
 
 
 @pytest.mark.parametrize("keep_keys", [False, True])
@@ -42,19 +50,29 @@ def read(path: Path) -> Database:
 def test_all_keys_of_both_files_are_in_the_merged_one_and_the_target_wins(
     tmp_path: Path, keep_keys: bool, old: Database, new: Database
 ) -> None:
-    master, target = write(tmp_path / "master.fdb.txt", old), write(tmp_path / "target.fdb.txt", new)
+    master, target = (
+        write(tmp_path / "master.fdb.txt", old),
+        write(tmp_path / "target.fdb.txt", new),
+    )
     merge(master, target, tmp_path / "merged.HIP.fdb.txt", keep_keys=keep_keys)
     found = read(tmp_path / "merged.HIP.fdb.txt")
-    assert found == old | ({key: old.get(key, {}) | items for key, items in new.items()} if keep_keys else new)
+    assert found == old | (
+        {key: old.get(key, {}) | items for key, items in new.items()} if keep_keys else new
+    )
     assert list(found) == sorted(found)
     for items in found.values():
         assert list(items) == sorted(items, key=lambda solver: (items[solver], solver))
 
 
 @pytest.mark.parametrize("keep_keys", [False, True])
-def test_the_user_file_of_mitunas_test_is_merged_into_the_old_one(tmp_path: Path, keep_keys: bool) -> None:
-    """Both are in the old format, with its five fields; what comes out is in the one that MIOpen reads today."""
-    master, target = (shared_data("miopen_db", f"{name}_gfx90a68.HIP.fdb.txt") for name in ("old", "usr"))
+def test_the_user_file_of_mitunas_test_is_merged_into_the_old_one(
+    tmp_path: Path, keep_keys: bool
+) -> None:
+    """Both are in the old format, with its five fields; what comes out is in the one that MIOpen
+    reads today."""
+    master, target = (
+        shared_data("miopen_db", f"{name}_gfx90a68.HIP.fdb.txt") for name in ("old", "usr")
+    )
     merge(master, target, tmp_path / "gfx90a68.HIP.fdb.txt", keep_keys=keep_keys)
     found = read(tmp_path / "gfx90a68.HIP.fdb.txt")
     old, new = read(master), read(target)
@@ -74,10 +92,16 @@ def test_the_user_file_of_mitunas_test_is_merged_into_the_old_one(tmp_path: Path
 
 
 def test_a_line_is_read_into_its_key_and_solvers() -> None:
-    assert find_db.parse_line(f"{KEYS[0]}=ConvAsm3x3U:0.25,0,{DIRECT};GemmFwdRest:1.5,32768,{GEMM}\n") == FindRecord(
-        KEYS[0], (FindItem("ConvAsm3x3U", 0.25, 0, DIRECT), FindItem("GemmFwdRest", 1.5, 32768, GEMM))
+    assert find_db.parse_line(
+        f"{KEYS[0]}=ConvAsm3x3U:0.25,0,{DIRECT};GemmFwdRest:1.5,32768,{GEMM}\n"
+    ) == FindRecord(
+        KEYS[0],
+        (FindItem("ConvAsm3x3U", 0.25, 0, DIRECT), FindItem("GemmFwdRest", 1.5, 32768, GEMM)),
     )
-    old = f"{KEYS[0]}={DIRECT}:ConvAsm3x3U,0.25,0,{DIRECT},not used;{GEMM}:GemmFwdRest,1.5,32768,{GEMM},<unused>"
+    old = (
+        f"{KEYS[0]}={DIRECT}:ConvAsm3x3U,0.25,0,{DIRECT},not"
+        f" used;{GEMM}:GemmFwdRest,1.5,32768,{GEMM},<unused>"
+    )
     assert find_db.parse_line(old).items == (
         FindItem("ConvAsm3x3U", 0.25, 0, DIRECT),
         FindItem("GemmFwdRest", 1.5, 32768, GEMM),
@@ -89,7 +113,10 @@ def test_a_line_is_read_into_its_key_and_solvers() -> None:
 def test_a_merge_with_an_empty_key_or_value_is_refused_and_writes_nothing(
     tmp_path: Path, damaged: str, line: str
 ) -> None:
-    paths = {name: write(tmp_path / f"{name}.fdb.txt", {KEYS[0]: {"A": 1.0}}) for name in ("master", "target")}
+    paths = {
+        name: write(tmp_path / f"{name}.fdb.txt", {KEYS[0]: {"A": 1.0}})
+        for name in ("master", "target")
+    }
     with open(paths[damaged], "a") as file:
         file.write(f"{line}\n")
     with pytest.raises(BadInput, match=f"{damaged}.fdb.txt:2"):

@@ -39,7 +39,10 @@ class ToyExporter(Exporter[FileOptions]):
         return ".toy"
 
     def write(self, path: Path, source: ResultSource, options: FileOptions, tally: Tally) -> int:
-        rows = sorted((row.driver, source.solvers[row.solver_id].name, row.time_ms) for row in source.results(_Row))
+        rows = sorted(
+            (row.driver, source.solvers[row.solver_id].name, row.time_ms)
+            for row in source.results(_Row)
+        )
         path.write_text("".join(f"{'|'.join(map(str, row))}\n" for row in rows))
         tally.configs = len({row[0] for row in rows})
         return len(rows)
@@ -79,7 +82,9 @@ def test_there_are_the_forms_of_the_installed_libraries_and_the_generic_ones() -
 
 
 @pytest.mark.usefixtures("plugged")
-def test_a_plug_ins_form_is_exported_compared_and_checked(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_a_plug_ins_form_is_exported_compared_and_checked(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session = build.session()
     build.winner(session, build.config(DRIVERS[0]), build.solver("A"), 0.5)
     path = export(build.connection, session, "toy", tmp_path).path
@@ -89,12 +94,16 @@ def test_a_plug_ins_form_is_exported_compared_and_checked(build: DatabaseBuilder
     found = check(tmp_path, Known(None, lambda *_: {}))
     assert (found.entries, found.faults) == (1, [])
     path.write_text(path.read_text() * 2)
-    assert [fault.rule for fault in check(tmp_path, Known(None, lambda *_: {})).faults] == ["duplicate"]
+    assert [fault.rule for fault in check(tmp_path, Known(None, lambda *_: {})).faults] == [
+        "duplicate"
+    ]
 
 
 @pytest.mark.usefixtures("plugged")
 def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is_broken() -> None:
-    with pytest.raises(BadInput, match=r"no database form 'nosuch'.*The library broken cannot be loaded") as caught:
+    with pytest.raises(
+        BadInput, match=r"no database form 'nosuch'.*The library broken cannot be loaded"
+    ) as caught:
         registry.exporter("nosuch")
     assert caught.value.hint == "forms: csv, find, json, kernel, perf, toy, tvm"
 
@@ -103,7 +112,9 @@ def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is
 def test_a_form_that_two_libraries_claim_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyExporter, "form", "find")
     registry._found.cache_clear()
-    with pytest.raises(BadInput, match=r"Several libraries bring a form 'find': .*FindExporter.* and .*ToyExporter"):
+    with pytest.raises(
+        BadInput, match=r"Several libraries bring a form 'find': .*FindExporter.* and .*ToyExporter"
+    ):
         registry.exporter("find")
 
 
@@ -126,5 +137,7 @@ def test_the_map_of_commands_imports_neither_libraries_nor_sql() -> None:
     code = "import sys, tuna.cli.main, tuna.cli.databases\n"
     code += "heavy = {'sqlalchemy', 'celery', 'tvm', 'tuna.libraries', 'tuna.exports'}\n"
     code += "print(sorted(heavy & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == "[]"

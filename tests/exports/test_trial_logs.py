@@ -23,7 +23,9 @@ from tuna.libraries.base import FINALS
 def end(engine: sa.Engine, job_id: int, time_ms: float = 1.5, **values: Any) -> None:
     """End a job with two trials."""
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id == job_id).values(state="evaluated", **values))
+        connection.execute(
+            sa.update(Job).where(Job.id == job_id).values(state="evaluated", **values)
+        )
         row = {"job_id": job_id, "output_tail": "", "step": "measure"}
         good = {"number": 0, "params": "{}", "time_ms": time_ms, "times_ms": "[1.5, 1.6]"}
         bad = {"number": 1, "params": "[]", "cause": "build_error", "times_ms": "[]"}
@@ -61,7 +63,9 @@ def test_each_job_that_has_ended_has_a_file(sqlite_engine: sa.Engine, tmp_path: 
     assert path.read_bytes() == before
 
 
-def test_jobs_of_one_layer_and_solver_have_one_file(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+def test_jobs_of_one_layer_and_solver_have_one_file(
+    sqlite_engine: sa.Engine, tmp_path: Path
+) -> None:
     """Such as a random search, and later one that learns."""
     session_id = make_jobs(sqlite_engine, 1, solvers=("Noop1",))
     make_jobs(sqlite_engine, 1, solvers=("Noop1",), steps="measure")
@@ -80,7 +84,9 @@ def test_finals_change_the_logs_of_their_layer(sqlite_engine: sa.Engine, tmp_pat
     logs.write([1])
     with writing(sqlite_engine) as connection:
         connection.execute(sa.update(Trial).values(time_ms=9.0))
-        connection.execute(sa.update(Job).where(Job.id == 2).values(state="evaluated", steps=FINALS, step=FINALS))
+        connection.execute(
+            sa.update(Job).where(Job.id == 2).values(state="evaluated", steps=FINALS, step=FINALS)
+        )
     logs.write([2])
     (path,) = (tmp_path / "llvm").iterdir()
     assert lines(path.read_bytes())[0]["time_ms"] == 9.0

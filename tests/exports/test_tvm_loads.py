@@ -51,12 +51,16 @@ print(json.dumps([[[float(s) for s in r.run_secs] for r in records], float(best.
 
 def in_tvm(program: str, *arguments: str) -> object:
     """What the program printed, as JSON."""
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_tvm_finds_the_winner_in_an_exported_database(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_tvm_finds_the_winner_in_an_exported_database(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     made = in_tvm(WRITE)
     assert isinstance(made, dict)
     session, config, solver = build.session(), build.config(DRIVERS[1]), build.solver("A")
@@ -64,7 +68,9 @@ def test_tvm_finds_the_winner_in_an_exported_database(build: DatabaseBuilder, tm
     for number, time_ms in enumerate([3.0, 2.0]):
         build.trial(job, number, time_ms, params=made["params"][number])
     kept = build.kernel(made["workload"].encode())
-    build.winner(session, config, solver, 2.0, job, trial_number=1, params=made["params"][1], workload=kept)
+    build.winner(
+        session, config, solver, 2.0, job, trial_number=1, params=made["params"][1], workload=kept
+    )
     report = export(build.connection, session, "tvm", tmp_path)
     records, best, scheduled = in_tvm(READ, str(report.path))  # type: ignore[misc]
     assert sorted(records) == [[0.002], [0.003]]

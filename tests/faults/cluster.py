@@ -1,6 +1,8 @@
-"""A small cluster of real processes for fault injection: MariaDB, Redis with append-only file, two workers, a coordinator.
+"""A small cluster of real processes for fault injection: MariaDB, Redis with append-only file, two
+workers, a coordinator.
 
-Everything listens on a loopback address of this process, writes below one directory, and is killed with this process.
+Everything listens on a loopback address of this process, writes below one directory, and is killed
+with this process.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ _TOKENS = 20
 OTHER_EVAL = "eval2"  #: a second device of the environment
 BROKEN_COMPILE = "compile2"  #: a second compile worker of this machine, with a broken toolchain
 _ROOT = Path(__file__).resolve().parents[2]
-_LIBRARIES = "[tuna.libraries]\nfaults = fault_library:FaultLibrary\nsearches = search_library:SearchLibrary\n"
+_LIBRARIES = (
+    "[tuna.libraries]\nfaults = fault_library:FaultLibrary\nsearches ="
+    " search_library:SearchLibrary\n"
+)
 
 
 class ClusterError(AssertionError):
@@ -54,7 +59,8 @@ class Cluster:
     """Starts, breaks, repairs and stops its processes; a context manager that leaves only logs."""
 
     def __init__(self, folder: Path, joined: Sequence[str] = (), *, in_redis: bool = False) -> None:
-        """`joined`: those of the workers that know a token and nothing else of the cluster; `in_redis`: artifacts are there."""
+        """`joined`: those of the workers that know a token and nothing else of the cluster;
+        `in_redis`: artifacts are there."""
         needed_program("mariadb-install-db")
         self.folder, self.log = folder, folder / "ran"  #: the library's log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -69,8 +75,14 @@ class Cluster:
         self._homes = {name: folder / f"home-{name}" for name in _WORKERS}
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
         self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))},
-            "PYTHONPATH": os.pathsep.join([str(folder / "plugin"), str(Path(__file__).parent), str(_ROOT)]),
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("TUNA_", "CELERY_"))
+            },
+            "PYTHONPATH": os.pathsep.join(
+                [str(folder / "plugin"), str(Path(__file__).parent), str(_ROOT)]
+            ),
             "TMPDIR": str(folder / "tmp"),  # holds the device locks, private to this cluster
             "TUNA_HOME": str(folder / "home"),
             "TUNA_CONFIG": str(folder / "tuna.toml"),
@@ -86,7 +98,16 @@ class Cluster:
         }
 
     def __enter__(self) -> Cluster:
-        for name in ("plugin/faults-1.dist-info", "tmp", "tmp-other", "home", "artifacts", "logs", "redis", "hold"):
+        for name in (
+            "plugin/faults-1.dist-info",
+            "tmp",
+            "tmp-other",
+            "home",
+            "artifacts",
+            "logs",
+            "redis",
+            "hold",
+        ):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for home in self._homes.values():
             home.mkdir(exist_ok=True)
@@ -134,7 +155,8 @@ class Cluster:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def start(self, name: str) -> None:
-        """Start redis, mariadb, compile, eval or coordinator; the last three wait for the first two."""
+        """Start redis, mariadb, compile, eval or coordinator; the last three wait for the first
+        two."""
         if name in self._servers:
             self._spawn(name, self._servers[name])
             wait_until(lambda: self._answers(name), _START_S, f"start of {name}")
@@ -148,7 +170,8 @@ class Cluster:
     def kill(self, name: str) -> None:
         """SIGKILL to the process itself; its children must then exit without help.
 
-        A member's own supervisor is killed with its worker, which would otherwise take its time for a warm shutdown.
+        A member's own supervisor is killed with its worker, which would otherwise take its time for
+        a warm shutdown.
         """
         process = self._running[name]
         children = _children(process)
@@ -190,7 +213,8 @@ class Cluster:
             return False
 
     def refuse_writes(self, error: str) -> None:
-        """Let Redis refuse writes with an error of `nemesis.REFUSALS`, in the way in which it happens in earnest."""
+        """Let Redis refuse writes with an error of `nemesis.REFUSALS`, in the way in which it
+        happens in earnest."""
         client = self.client()
         if error == "READONLY":
             client.replicaof(self._address, "1")  # of a primary that is away
@@ -225,7 +249,9 @@ class Cluster:
         """Try to save a snapshot, which ends with `status`."""
         client.bgsave()
         wait_until(
-            lambda: client.info("persistence")["rdb_last_bgsave_status"] == status, _START_S, f"BGSAVE: {status}"
+            lambda: client.info("persistence")["rdb_last_bgsave_status"] == status,
+            _START_S,
+            f"BGSAVE: {status}",
         )
 
     def fill_artifacts(self) -> bool:
@@ -265,18 +291,26 @@ class Cluster:
         self._clock(name).write_text(str(seconds))
 
     def revoke(self, name: str) -> bool:
-        """Revoke the member that is now the worker `name`, and kill what is left of it; False if it has not joined yet."""
+        """Revoke the member that is now the worker `name`, and kill what is left of it; False if it
+        has not joined yet."""
         since = utc_now() - timedelta(seconds=self.age_s(name))
         try:
             with reading(make_engine(self.db_url)) as connection:
-                mine = [one for one in members.members(connection) if one.role == name and one.joined_at >= since]
+                mine = [
+                    one
+                    for one in members.members(connection)
+                    if one.role == name and one.joined_at >= since
+                ]
         except DatabaseError:  # the server is away
             return False
         if not mine:
             return False
         words = [sys.executable, "-m", "tuna", "workers", "revoke", mine[0].name]
-        revoked = subprocess.run(words, env=self.env, cwd=self.folder, capture_output=True, text=True)
-        if revoked.returncode not in (0, ServiceError.exit_code, DatabaseError.exit_code):  # a server may be away, too
+        revoked = subprocess.run(
+            words, env=self.env, cwd=self.folder, capture_output=True, text=True
+        )
+        # a server may be away, too
+        if revoked.returncode not in (0, ServiceError.exit_code, DatabaseError.exit_code):
             raise ClusterError(f"revoke ended with {revoked.returncode}: {revoked.stderr}")
         self.kill(name)
         return True
@@ -309,7 +343,12 @@ class Cluster:
         env = {**self.env, **home, **locks, stepped_clock.CLOCK: str(self._clock(name))}
         env |= {BROKEN: "1"} if name == BROKEN_COMPILE else {}
         if name in self._joined:
-            for variable in ("TUNA_DB_URL", "TUNA_BROKER_URL", "TUNA_ARTIFACTS_URL", "TUNA_LEASE_S"):
+            for variable in (
+                "TUNA_DB_URL",
+                "TUNA_BROKER_URL",
+                "TUNA_ARTIFACTS_URL",
+                "TUNA_LEASE_S",
+            ):
                 del env[variable]
             env["TUNA_JOIN"] = self._token(name)
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
@@ -322,10 +361,12 @@ class Cluster:
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
         if name in self._joined:
             return [sys.executable, "-m", "tuna", "worker", name]
-        return worker_command(WorkerSpec(name.removesuffix("2"), name=name))  # as `tuna worker` does
+        # as `tuna worker` does
+        return worker_command(WorkerSpec(name.removesuffix("2"), name=name))
 
     def _token(self, role: str) -> str:
-        """The next token for a worker; all are made before the first fault, for they need both servers."""
+        """The next token for a worker; all are made before the first fault, for they need both
+        servers."""
         if role not in self._tokens:
             engine = make_engine(self.db_url)
             with reading(engine) as connection:
@@ -392,9 +433,12 @@ def _libc() -> ctypes.CDLL:
 
 
 def _mount(*places: Path) -> None:
-    """Mount a small tmpfs at each place, if permitted, in a private mount namespace, so that it vanishes with the process."""
+    """Mount a small tmpfs at each place, if permitted, in a private mount namespace, so that it
+    vanishes with the process."""
     new_namespace, private = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
     libc = _libc()
     if libc.unshare(new_namespace) == 0 and libc.mount(b"none", b"/", None, private, None) == 0:
         for place in places:
-            libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES},mode=700".encode())
+            libc.mount(
+                b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES},mode=700".encode()
+            )

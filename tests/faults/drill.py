@@ -1,4 +1,5 @@
-"""One drill: run jobs on a cluster while the faults of a seed are injected, then check the history."""
+"""One drill: run jobs on a cluster while the faults of a seed are injected, then check the
+history."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _STARTING_S = 10.0
 _JOIN_S = 20.0
 _POLL_S = 0.05
 _SOME_ITEMS = 20
-#: Seconds without another item, and until the end, after the last fault. Jobs that were lost with a worker are done one by one,
-#: which takes minutes on a busy machine.
+#: Seconds without another item, and until the end, after the last fault. Jobs that were lost with a
+#: worker are done one by one, which takes minutes on a busy machine.
 _STUCK_S, _END_S = 60.0, 300.0
 
 
@@ -40,7 +41,8 @@ class Report:
     jobs: int
     objections: list[str] = field(default_factory=list)
     faults: int = 0  #: number of injected faults
-    happened: list[str] = field(default_factory=list)  #: each fault with its time and the number of items begun by then
+    #: each fault with its time and the number of items begun by then
+    happened: list[str] = field(default_factory=list)
     seconds: float = 0.0
     runs: int = 0  #: items begun
     lost: int = 0  #: attempts lost with their worker
@@ -70,9 +72,10 @@ def run(
 ) -> Report:
     """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept.
 
-    `joined`: those of the workers that join with a token, and are behind the gate; `more`: workers besides the usual ones;
-    `in_redis`: artifacts are there; `refused_s`: so long Redis is read-only when the coordinator starts; `slow`: items take
-    long until the last fault, so that workers are never idle.
+    `joined`: those of the workers that join with a token, and are behind the gate; `more`: workers
+    besides the usual ones; `in_redis`: artifacts are there; `refused_s`: so long Redis is read-only
+    when the coordinator starts; `slow`: items take long until the last fault, so that workers are
+    never idle.
     """
     report = Report(seed, job_count)
     began = time.monotonic()
@@ -91,7 +94,10 @@ def run(
                 cluster.accept_writes("READONLY")
             work.work_through(plan(seed, LEASE_S, joined) if faults is None else faults)
             seen = history.read(engine, cluster.log, expected)
-            report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
+            report.runs, report.lost = (
+                len(seen.runs),
+                sum(row.cause == "worker_lost" for row in seen.attempts),
+            )
             report.failed = sum(row.cause is not None and row.was_done for row in seen.attempts)
             report.objections += history.objections(seen)
         except (ClusterError, TimeoutError) as error:
@@ -151,7 +157,9 @@ class _Drill:
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, fault.step_s),
         }
         self._end: dict[Kind, Callable[[Fault], object]] = {
-            Kind.REVOKE: lambda fault: cluster.is_alive(fault.target) or cluster.start(fault.target),
+            Kind.REVOKE: lambda fault: (
+                cluster.is_alive(fault.target) or cluster.start(fault.target)
+            ),
             Kind.PAUSE: lambda fault: cluster.signal(fault.target, signal.SIGCONT),
             Kind.REDIS_REFUSES: lambda fault: cluster.accept_writes(fault.error),
             Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
@@ -163,7 +171,8 @@ class _Drill:
         }
 
     def work_through(self, faults: Sequence[Fault]) -> None:
-        """Inject every fault at its time, then wait for the end of the session; raises ClusterError."""
+        """Inject every fault at its time, then wait for the end of the session; raises
+        ClusterError."""
         self._share = len(history.STEPS) * self._report.jobs // (len(faults) + 1)
         self.wait(_BEGIN_S, self._has_resumed)
         for fault in faults:
@@ -173,7 +182,9 @@ class _Drill:
             while any(active.target == fault.target for _, active in self._active):
                 self.wait(_POLL_S)
             at_s = time.monotonic() - self._began
-            self._report.happened.append(f"{at_s:.2f} s, {self._items_begun()} items begun: {fault}")
+            self._report.happened.append(
+                f"{at_s:.2f} s, {self._items_begun()} items begun: {fault}"
+            )
             self._report.faults += 1
             self._begin[fault.kind](fault)
             self._seen = self._items_begun()
@@ -196,7 +207,8 @@ class _Drill:
             time.sleep(_POLL_S)
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Wait up to `seconds` or until `until()`, while due faults end and processes are checked; returns `until()`."""
+        """Wait up to `seconds` or until `until()`, while due faults end and processes are checked;
+        returns `until()`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._keep_work_for_later()
@@ -206,14 +218,19 @@ class _Drill:
             for end_at, fault in list(self._active):
                 if time.monotonic() >= end_at:
                     self._active.remove((end_at, fault))
-                    self._end.get(fault.kind, lambda fault: self._cluster.start(fault.target))(fault)
+                    self._end.get(fault.kind, lambda fault: self._cluster.start(fault.target))(
+                        fault
+                    )
                     self._seen = self._items_begun()
             time.sleep(_POLL_S)
         return False
 
     def _keep_work_for_later(self) -> None:
-        """Slow the workers down while they are ahead: each fault has its share of the items, however long it takes."""
-        self._cluster.set_pace(slow=self._slow or self._items_begun() >= self._share * (self._report.faults + 1))
+        """Slow the workers down while they are ahead: each fault has its share of the items,
+        however long it takes."""
+        self._cluster.set_pace(
+            slow=self._slow or self._items_begun() >= self._share * (self._report.faults + 1)
+        )
 
     def _has_resumed(self) -> bool:
         """True if items were begun since the last begin or end of a fault."""
@@ -222,14 +239,18 @@ class _Drill:
     def _check(self, *, may_end: bool = False) -> int | None:
         """Check that only the coordinator exits, and only after all faults; returns its exit code.
 
-        A process that finds no server when it starts exits with an error; it is restarted, as on a real cluster.
+        A process that finds no server when it starts exits with an error; it is restarted, as on a
+        real cluster.
         """
         cluster = self._cluster
         for name in ("compile", "eval", "coordinator"):
             code = cluster.exit_code(name)
             if code in (None, -signal.SIGKILL) or (may_end and name == "coordinator" and code == 0):
                 continue
-            if code in (DatabaseError.exit_code, ServiceError.exit_code) and cluster.age_s(name) < _STARTING_S:
+            if (
+                code in (DatabaseError.exit_code, ServiceError.exit_code)
+                and cluster.age_s(name) < _STARTING_S
+            ):
                 self._report.happened.append(f"{name} found no server when it started")
                 cluster.start(name)
                 continue

@@ -1,7 +1,8 @@
 """A library with predictable results, which logs every step that it runs.
 
-`build` stores code derived from layer and solver, `measure` reads it and reports a time derived from the code. Each appends a
-line to the file FAULTS_LOG, so that the checker can compare executed with accepted steps.
+`build` stores code derived from layer and solver, `measure` reads it and reports a time derived
+from the code. Each appends a line to the file FAULTS_LOG, so that the checker can compare executed
+with accepted steps.
 """
 
 from __future__ import annotations
@@ -52,14 +53,19 @@ class FaultLibrary(NoopLibrary):
     kinds = ("gemm",)
     steps = (Step("build", Resource.CPU, chunk=20), Step("measure", Resource.DEVICE, chunk=20))
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         for item in items:
             _append(item, context)
             started_at = time.time()
             time.sleep(_SLOW_S if Path(os.environ[SLOW]).exists() else _QUICK_S)
             (context.scratch / "item").write_bytes(bytes(_SCRATCH_BYTES))
-            found = self._build(item, context) if step.name == "build" else self._measure(item, context)
-            # As if all were slow, or chunks would grow to what takes a minute when the pace changes.
+            found = (
+                self._build(item, context) if step.name == "build" else self._measure(item, context)
+            )
+            # As if all were slow, or chunks would grow to what takes a minute when the pace
+            # changes.
             facts = {"started_at": started_at, "ended_at": time.time(), "busy_s": _SLOW_S}
             yield found.model_copy(update=facts)
 
@@ -70,7 +76,9 @@ class FaultLibrary(NoopLibrary):
         if BROKEN in os.environ:
             return result_of(item, ok=False, cause=Cause.BUILD_ERROR)
         digest = context.artifacts.put(code_of(item.config, item.solver))
-        return result_of(item, ok=True, trials=(Trial(index=0, params=item.solver, artifact=digest),))
+        return result_of(
+            item, ok=True, trials=(Trial(index=0, params=item.solver, artifact=digest),)
+        )
 
     def _measure(self, item: WorkItem, context: RunContext) -> StepResult:
         if _is_dead() or Path(os.environ[FAILS]).exists():
@@ -80,7 +88,9 @@ class FaultLibrary(NoopLibrary):
         except (KeyError, IndexError):
             return result_of(item, ok=False, cause=Cause.ARTIFACT_LOST)
         time_ms = time_of(code)
-        return result_of(item, ok=True, trials=(Trial(index=0, times_ms=(time_ms,), time_ms=time_ms),))
+        return result_of(
+            item, ok=True, trials=(Trial(index=0, times_ms=(time_ms,), time_ms=time_ms),)
+        )
 
 
 def _is_dead() -> bool:
@@ -89,8 +99,17 @@ def _is_dead() -> bool:
 
 def _append(item: WorkItem, context: RunContext) -> None:
     clocks = {"at": time.monotonic(), "clock": time.time(), "chunk": context.scratch.name}
-    line = json.dumps({"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid(), **clocks})
-    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes are atomic
+    line = json.dumps(
+        {
+            "job": item.job_id,
+            "step": item.step,
+            "attempt": item.attempt,
+            "pid": os.getpid(),
+            **clocks,
+        }
+    )
+    # short appends of several processes are atomic
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)
     try:
         os.write(log, line.encode() + b"\n")
     finally:

@@ -1,4 +1,5 @@
-"""The checker: invariants of a session's history after all work is done, whatever faults were injected."""
+"""The checker: invariants of a session's history after all work is done, whatever faults were
+injected."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def _accepted(history: History) -> Iterator[str]:
 
 
 def _superseded(history: History) -> Iterator[str]:
-    """An accepted attempt must be the last one at its step: a later one means that its lease had been revoked."""
+    """An accepted attempt must be the last one at its step: a later one means that its lease had
+    been revoked."""
     seen: dict[tuple[int, str], set[int]] = defaultdict(set)
     ran = {(run.job, run.step, run.attempt) for run in history.runs}
     for job, step, attempt in ran:
@@ -123,9 +125,15 @@ def _superseded(history: History) -> Iterator[str]:
         if (row.job, row.step, row.attempt) not in ran:
             yield f"job {row.job}: attempt {row.attempt} at {row.step} was accepted and never ran"
         if row.attempt < max(seen[row.job, row.step]):
-            yield f"job {row.job}: attempt {row.attempt} at {row.step} was accepted after a later one had begun"
+            yield (
+                f"job {row.job}: attempt {row.attempt} at {row.step} was accepted after a later one"
+                " had begun"
+            )
         if row.attempt <= last[row.job]:
-            yield f"job {row.job}: attempt {row.attempt} at {row.step} was accepted before the step in front of it"
+            yield (
+                f"job {row.job}: attempt {row.attempt} at {row.step} was accepted before the step"
+                " in front of it"
+            )
         last[row.job] = row.attempt
     for job, end in sorted(history.jobs.items()):
         if end.state == "evaluated" and end.attempt != last[job]:
@@ -137,9 +145,14 @@ def _false_successes(history: History) -> Iterator[str]:
         if end.state != "evaluated" or job not in history.expected:
             continue
         if end.trial != history.expected[job]:
-            yield f"job {job} is evaluated and its trial is {end.trial}, not {history.expected[job]}"
+            yield (
+                f"job {job} is evaluated and its trial is {end.trial}, not {history.expected[job]}"
+            )
         if end.stored != history.expected[job]:
-            yield f"job {job} is evaluated and the find db has {end.stored}, not {history.expected[job]}"
+            yield (
+                f"job {job} is evaluated and the find db has {end.stored}, not"
+                f" {history.expected[job]}"
+            )
 
 
 def expected(engine: sa.Engine) -> dict[int, Answer]:
@@ -152,7 +165,9 @@ def expected(engine: sa.Engine) -> dict[int, Answer]:
     with reading(engine) as connection:
         rows = connection.execute(statement).all()
     codes = {row.id: code_of(parse_line(row.driver)[0].to_json(), row.name) for row in rows}
-    return {job: Answer(time_of(code), hashlib.sha256(code).hexdigest()) for job, code in codes.items()}
+    return {
+        job: Answer(time_of(code), hashlib.sha256(code).hexdigest()) for job, code in codes.items()
+    }
 
 
 def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
@@ -165,17 +180,27 @@ def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
     with reading(engine) as connection:
         trials = {
             job: Answer(time_ms, digest)
-            for job, time_ms, digest in connection.execute(sa.select(Trial.job_id, Trial.time_ms, Trial.artifact))
+            for job, time_ms, digest in connection.execute(
+                sa.select(Trial.job_id, Trial.time_ms, Trial.artifact)
+            )
         }
         stored = {
             job: Answer(time_ms, hashlib.sha256(blob).hexdigest() if blob is not None else None)
             for job, time_ms, blob in connection.execute(kept)
         }
         jobs = {
-            row.id: JobEnd(row.state, row.attempt, row.cause, trials.get(row.id), stored.get(row.id))
+            row.id: JobEnd(
+                row.state, row.attempt, row.cause, trials.get(row.id), stored.get(row.id)
+            )
             for row in connection.execute(sa.select(Job.id, Job.state, Job.attempt, Job.cause))
         }
-        columns = (StepResult.job_id, StepResult.step, StepResult.attempt, StepResult.ok, StepResult.cause)
+        columns = (
+            StepResult.job_id,
+            StepResult.step,
+            StepResult.attempt,
+            StepResult.ok,
+            StepResult.cause,
+        )
         done = (StepResult.worker != "").label("was_done")
         attempts = [Attempt(*row) for row in connection.execute(sa.select(*columns, done))]
     return History(loaded, jobs, attempts, list(runs(log.read_text().splitlines())))

@@ -1,4 +1,5 @@
-"""Fault plans: a seed gives a list of timed faults. Pure functions, so that a plan can be inspected without a run."""
+"""Fault plans: a seed gives a list of timed faults. Pure functions, so that a plan can be inspected
+without a run."""
 
 from __future__ import annotations
 
@@ -13,20 +14,26 @@ class Kind(str, Enum):
 
     KILL_CHILD = "kill_child"  #: SIGKILL of a pool process
     KILL = "kill"  #: SIGKILL of a worker's parent or of the coordinator; at its end it is restarted
-    PAUSE = "pause"  #: SIGSTOP of a worker and its pool, or of the coordinator, beyond the lease; at its end SIGCONT
+    #: SIGSTOP of a worker and its pool, or of the coordinator, beyond the lease; at its end SIGCONT
+    PAUSE = "pause"
     REDIS_RESTART = "redis_restart"  #: SIGKILL of Redis, restarted with its append-only file
     REDIS_WIPE = "redis_wipe"  #: SIGKILL of Redis, restarted empty
     REDIS_FLUSH = "redis_flush"  #: FLUSHALL
-    REDIS_REFUSES = "redis_refuses"  #: Redis answers each write with an error, of which `Fault.error` is the first word
+    #: Redis answers each write with an error, of which `Fault.error` is the first word
+    REDIS_REFUSES = "redis_refuses"
     MARIADB_RESTART = "mariadb_restart"  #: SIGKILL of MariaDB, restarted
     ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
     DISK_FULL = "disk_full"  #: no space left in a worker's TUNA_HOME, where its scratch is
-    DEVICE_DEAD = "device_dead"  #: what the eval worker measures on fails each time, and does not answer
+    #: what the eval worker measures on fails each time, and does not answer
+    DEVICE_DEAD = "device_dead"
     DEVICE_FAILS = (
-        "device_fails"  #: the same, and it answers; not in plans, for it takes a while until it is asked again
+        #: the same, and it answers; not in plans, for it takes a while until it is asked again
+        "device_fails"
     )
-    REVOKE = "revoke"  #: `tuna workers revoke` of a member, which is killed; at its end another one joins in its place
-    KEY_ROTATION = "key_rotation"  #: `tuna key rotate`, which is killed at its end unless it has ended
+    #: `tuna workers revoke` of a member, which is killed; at its end another one joins in its place
+    REVOKE = "revoke"
+    #: `tuna key rotate`, which is killed at its end unless it has ended
+    KEY_ROTATION = "key_rotation"
     CLOCK_STEP = "clock_step"  #: the wall clock of a worker is shifted by an hour
 
 
@@ -35,7 +42,8 @@ class Fault:
     """A fault, timed relative to the begin of the previous one."""
 
     gap_s: float
-    overlaps: bool  #: do not wait until work has resumed after the previous fault, so that the two overlap
+    #: do not wait until work has resumed after the previous fault, so that the two overlap
+    overlaps: bool
     kind: Kind
     target: str  #: compile, eval, coordinator, redis, mariadb, artifacts, device or rotation
     lasts_s: float = 0.0
@@ -44,7 +52,9 @@ class Fault:
 
     def __str__(self) -> str:
         lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
-        how = (f" by {self.step_s:+g} s" if self.step_s else "") + (f" with {self.error}" if self.error else "")
+        how = (f" by {self.step_s:+g} s" if self.step_s else "") + (
+            f" with {self.error}" if self.error else ""
+        )
         return f"{self.kind.value} {self.target}{how}{lasts}"
 
 

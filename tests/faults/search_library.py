@@ -1,7 +1,8 @@
-"""A library that searches in rounds, with predictable results: what a round proposes is a function of what the search is told.
+"""A library that searches in rounds, with predictable results: what a round proposes is a function
+of what the search is told.
 
-Anything that changed what a round is told (an order, a result that came early or was lost) would change what it proposes, and so
-the set of trials.
+Anything that changed what a round is told (an order, a result that came early or was lost) would
+change what it proposes, and so the set of trials.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class SearchLibrary(NoopLibrary):
     def most_rounds(self, given: Mapping[str, Any]) -> int | None:
         return options.read(SearchOptions, given).rounds
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         for item in items:
             begun = time.time()
             _wait(item)
@@ -67,7 +70,9 @@ class SearchLibrary(NoopLibrary):
             except KeyError:
                 yield result_of(item, ok=False, cause=Cause.ARTIFACT_LOST)
                 continue
-            yield result_of(item, ok=True, trials=trials, simulated=True, started_at=begun, ended_at=time.time())
+            yield result_of(
+                item, ok=True, trials=trials, simulated=True, started_at=begun, ended_at=time.time()
+            )
 
     def _trials(self, step: Step, item: WorkItem, context: RunContext) -> tuple[Trial, ...]:
         if step is self.search:
@@ -75,9 +80,12 @@ class SearchLibrary(NoopLibrary):
             names = proposals(item.solver, item.config, told)
             return tuple(Trial(index=index, params=name) for index, name in enumerate(names))
         if step.resource is Resource.CPU:
-            wanted = [(one.index, one.params or "") for one in item.candidates] or [(0, item.solver)]
+            wanted = [(one.index, one.params or "") for one in item.candidates] or [
+                (0, item.solver)
+            ]
             return tuple(
-                Trial(index=index, params=name, artifact=context.artifacts.put(name.encode())) for index, name in wanted
+                Trial(index=index, params=name, artifact=context.artifacts.put(name.encode()))
+                for index, name in wanted
             )
         return tuple(
             Trial(index=one.index, times_ms=(time_ms,), time_ms=time_ms)
@@ -93,7 +101,9 @@ def _wait(item: WorkItem) -> None:
         time.sleep(_POLL_S)
 
 
-def proposals(solver: str, config: Mapping[str, Any], told: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+def proposals(
+    solver: str, config: Mapping[str, Any], told: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[str]:
     """The params that a round proposes after what it is told of the rounds before."""
     text = json.dumps([solver, dict(config), told], sort_keys=True)
     return [hashlib.sha256(f"{number}/{text}".encode()).hexdigest()[:16] for number in range(BATCH)]
@@ -109,7 +119,8 @@ def expected(solver: str, config: Mapping[str, Any], rounds: int = ROUNDS) -> li
     found: list[list[str]] = []
     for _ in range(rounds):
         told: list[list[dict[str, Any]]] = [
-            [{"params": name, "time_ms": time_of(name), "cause": None} for name in one] for one in found[:-1]
+            [{"params": name, "time_ms": time_of(name), "cause": None} for name in one]
+            for one in found[:-1]
         ]
         told += [[{"params": name} for name in one] for one in found[-1:]]
         found.append(proposals(solver, config, told))

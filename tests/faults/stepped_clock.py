@@ -1,7 +1,8 @@
 """Shifts the wall clock of a Python process: `time.time` adds the seconds in the file FAULTS_CLOCK.
 
-A time namespace shifts only the monotonic clocks, and setting the system clock would affect other processes. So only Python's
-`time.time` is shifted (used by Celery, kombu, Tuna); `datetime.now` and C code see the true time.
+A time namespace shifts only the monotonic clocks, and setting the system clock would affect other
+processes. So only Python's `time.time` is shifted (used by Celery, kombu, Tuna); `datetime.now` and
+C code see the true time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _true_time = time.time
 
 
 def install() -> None:
-    """Shift the clock of this process, if it has a shifted one, and of those that are forked from it."""
+    """Shift the clock of this process, if it has a shifted one, and of those that are forked from
+    it."""
     if CLOCK in os.environ:
         time.time = _stepped
 

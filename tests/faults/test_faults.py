@@ -1,4 +1,5 @@
-"""Thousands of jobs on a cluster while processes, servers, disks and clocks fail: no result lost, duplicated or invented."""
+"""Thousands of jobs on a cluster while processes, servers, disks and clocks fail: no result lost,
+duplicated or invented."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def test_a_session_survives_the_faults_of_a_seed(
 ) -> None:
     knows_machine(tmp_path / "home")
     report = drill.run(seed, tmp_path, job_count=1000 if DRILLS == 1 else 2000)
-    assert report.ok, "\n".join([*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"])
+    assert report.ok, "\n".join(
+        [*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"]
+    )
 
 
 @pytest.mark.drill(only=True)
@@ -40,7 +43,9 @@ def test_members_whose_clocks_are_hours_wrong_lose_nothing(
 ) -> None:
     knows_machine(tmp_path / "home")
     steps = {"compile": 3 * 3600.0, "eval": -3 * 3600.0}
-    faults = [Fault(0.1, False, Kind.CLOCK_STEP, target, 4.0, step_s) for target, step_s in steps.items()]
+    faults = [
+        Fault(0.1, False, Kind.CLOCK_STEP, target, 4.0, step_s) for target, step_s in steps.items()
+    ]
     report = drill.run(0, tmp_path, 1000, faults, tuple(steps))
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
     assert (report.lost, report.runs) == (0, 2000)
@@ -48,7 +53,12 @@ def test_members_whose_clocks_are_hours_wrong_lose_nothing(
     offsets = [(line["step"], line["clock"] - line["at"]) for line in lines]
     true = offsets[0][1]
     seen = {(step, round((offset - true) / 3600)) for step, offset in offsets}
-    assert seen == {("build", 0), ("build", 3), ("measure", 0), ("measure", -3)}, "the processes that did the work"
+    assert seen == {
+        ("build", 0),
+        ("build", 3),
+        ("measure", 0),
+        ("measure", -3),
+    }, "the processes that did the work"
 
 
 @pytest.mark.drill(only=True)
@@ -56,7 +66,8 @@ def test_members_whose_clocks_are_hours_wrong_lose_nothing(
 def test_a_redis_that_refuses_writes_for_8_s_costs_no_attempt(
     error: str, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """P4: the coordinator ended with a traceback, and a finished chunk was lost and later charged."""
+    """P4: the coordinator ended with a traceback, and a finished chunk was lost and later
+    charged."""
     knows_machine(tmp_path / "home")
     fault = Fault(0.1, False, Kind.REDIS_REFUSES, "redis", lasts_s=8.0, error=error)
     report = drill.run(0, tmp_path, 1000, [fault])
@@ -70,11 +81,18 @@ def test_keys_that_are_rotated_and_rotations_that_are_killed_cost_no_attempt(
 ) -> None:
     knows_machine(tmp_path / "home")
     lasts_s = [0.5, 0.7, 0.9, 1.1, 0.6, 0.8, 4.0]
-    faults = [Fault(0.1, False, Kind.KEY_ROTATION, "rotation", lasts_s=seconds) for seconds in lasts_s]
+    faults = [
+        Fault(0.1, False, Kind.KEY_ROTATION, "rotation", lasts_s=seconds) for seconds in lasts_s
+    ]
     report = drill.run(0, tmp_path, 4000, faults)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
-    assert (report.lost, report.runs) == (0, 8000), "no artifact was refused, so that nothing was done twice"
-    assert "signs from now on" in (tmp_path / "logs" / "rotation.log").read_text(), "one at least was not killed"
+    assert (report.lost, report.runs) == (
+        0,
+        8000,
+    ), "no artifact was refused, so that nothing was done twice"
+    assert "signs from now on" in (tmp_path / "logs" / "rotation.log").read_text(), (
+        "one at least was not killed"
+    )
 
 
 @pytest.mark.drill(only=True)
@@ -82,9 +100,14 @@ def test_keys_that_are_rotated_and_rotations_that_are_killed_cost_no_attempt(
 def test_a_read_only_redis_that_holds_the_artifacts_costs_no_attempt(
     when: str, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """R1, R2: a traceback at the start; all open jobs of a chunk were charged with `infra` in the middle of an artifact."""
+    """R1, R2: a traceback at the start; all open jobs of a chunk were charged with `infra` in the
+    middle of an artifact."""
     knows_machine(tmp_path / "home")
-    number, lasts_s = {"at the start": (0, 0.0), "in the middle": (1, 8.0), "flickering": (12, 0.5)}[when]
+    number, lasts_s = {
+        "at the start": (0, 0.0),
+        "in the middle": (1, 8.0),
+        "flickering": (12, 0.5),
+    }[when]
     faults = [Fault(0.6, False, Kind.REDIS_REFUSES, "redis", lasts_s, error="READONLY")] * number
     report = drill.run(0, tmp_path, 1000, faults, in_redis=True, refused_s=0.0 if faults else 5.0)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
@@ -112,7 +135,9 @@ def test_a_device_that_is_alone_and_fails_everything_for_a_minute_costs_no_job(
     report = drill.run(0, tmp_path, 600, [Fault(1.0, False, Kind.DEVICE_FAILS, "device", 60.0)])
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
     print(f"{report.failed} attempts failed, {report.seconds:.0f} s", *report.happened)
-    assert report.failed <= 4, "two before it was asked to repeat something, and two when it came back too early"
+    assert report.failed <= 4, (
+        "two before it was asked to repeat something, and two when it came back too early"
+    )
 
 
 @pytest.mark.drill(only=True)
@@ -124,13 +149,20 @@ def test_workers_that_are_killed_make_few_chunks_more_and_what_was_lost_is_done_
     faults = [Fault(2.5, False, Kind.KILL_CHILD, "compile") for _ in range(5)]
     report = drill.run(0, tmp_path, 600, faults, slow=True)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
-    ran = [line for line in map(json.loads, (tmp_path / "ran").read_text().splitlines()) if line["step"] == "build"]
+    ran = [
+        line
+        for line in map(json.loads, (tmp_path / "ran").read_text().splitlines())
+        if line["step"] == "build"
+    ]
     chunks = len({line["chunk"] for line in ran})
     assert chunks <= 60
     places: dict[int, list[int]] = {}
     for place, line in enumerate(ran):
         places.setdefault(line["job"], []).append(place)
     waited = [max(where) - min(where) for where in places.values() if len(where) > 1]
-    print(f"{chunks} chunks of {len(ran)} items, {report.lost} workers lost, waited {max(waited)} items")
+    print(
+        f"{chunks} chunks of {len(ran)} items, {report.lost} workers lost, waited"
+        f" {max(waited)} items"
+    )
     assert report.lost > 2, "others were idle when they were killed"
     assert max(waited) < len(ran) / 2

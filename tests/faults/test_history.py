@@ -28,9 +28,13 @@ BAD = {
     "job 2 is lost": replace(HISTORY, expected={1: GOOD, 2: GOOD}),
     "job 1 was never loaded": replace(HISTORY, expected={}),
     "job 1 ended as compiling": replace(HISTORY, jobs={1: replace(DONE, state="compiling")}),
-    "job 1 was given up: worker_lost": replace(HISTORY, jobs={1: replace(DONE, state="errored", cause="worker_lost")}),
+    "job 1 was given up: worker_lost": replace(
+        HISTORY, jobs={1: replace(DONE, state="errored", cause="worker_lost")}
+    ),
     "job 1 has 0 accepted results of measure": replace(HISTORY, attempts=[LOST, BUILT]),
-    "job 1 has 2 accepted results of build": replace(HISTORY, attempts=[replace(LOST, ok=True), BUILT, MEASURED]),
+    "job 1 has 2 accepted results of build": replace(
+        HISTORY, attempts=[replace(LOST, ok=True), BUILT, MEASURED]
+    ),
     "a result of measure was accepted for job 2, which has no such step": replace(
         HISTORY, attempts=[*HISTORY.attempts, replace(MEASURED, job=2)]
     ),
@@ -44,10 +48,18 @@ BAD = {
     "job 1: attempt 2 at measure was accepted before the step in front of it": replace(
         HISTORY, attempts=[LOST, BUILT, replace(MEASURED, attempt=2)]
     ),
-    "job 1 was leased again after it was done": replace(HISTORY, jobs={1: replace(DONE, attempt=4)}),
-    f"job 1 is evaluated and its trial is {OTHER}, not {GOOD}": replace(HISTORY, jobs={1: replace(DONE, trial=OTHER)}),
-    f"job 1 is evaluated and its trial is None, not {GOOD}": replace(HISTORY, jobs={1: replace(DONE, trial=None)}),
-    f"job 1 is evaluated and the find db has None, not {GOOD}": replace(HISTORY, jobs={1: replace(DONE, stored=None)}),
+    "job 1 was leased again after it was done": replace(
+        HISTORY, jobs={1: replace(DONE, attempt=4)}
+    ),
+    f"job 1 is evaluated and its trial is {OTHER}, not {GOOD}": replace(
+        HISTORY, jobs={1: replace(DONE, trial=OTHER)}
+    ),
+    f"job 1 is evaluated and its trial is None, not {GOOD}": replace(
+        HISTORY, jobs={1: replace(DONE, trial=None)}
+    ),
+    f"job 1 is evaluated and the find db has None, not {GOOD}": replace(
+        HISTORY, jobs={1: replace(DONE, stored=None)}
+    ),
     f"job 1 is evaluated and the find db has {OTHER}, not {GOOD}": replace(
         HISTORY, jobs={1: replace(DONE, stored=OTHER)}
     ),
@@ -60,4 +72,6 @@ def test_a_bad_history_is_objected_to(words: str) -> None:
 
 
 def test_the_librarys_log_is_read() -> None:
-    assert list(runs(['{"job": 1, "step": "build", "attempt": 2, "pid": 7, "at": 0.5}'])) == [Run(1, "build", 2)]
+    assert list(runs(['{"job": 1, "step": "build", "attempt": 2, "pid": 7, "at": 0.5}'])) == [
+        Run(1, "build", 2)
+    ]

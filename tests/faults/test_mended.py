@@ -39,7 +39,9 @@ class _Full(FaultLibrary):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         yield result_of(items[0], ok=True)
         raise self._error
 
@@ -64,14 +66,19 @@ class _Refused(FaultLibrary):
     def __init__(self, refuse: Callable[[], AbstractContextManager[object]]) -> None:
         self._refuse = refuse
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         for number, item in enumerate(items):
             with self._refuse() if number == 1 else contextlib.nullcontext():
                 context.artifacts.put(b"code")
             yield result_of(item, ok=True)
 
 
-_NOT_SAVED = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk."
+_NOT_SAVED = (
+    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to"
+    " disk."
+)
 
 
 @contextlib.contextmanager
@@ -114,12 +121,21 @@ def test_an_artifact_that_redis_refuses_is_no_jobs_fault(
     """R2: all open jobs of the chunk were charged with `infra` and a traceback."""
     monkeypatch.setattr(runner, "_BACKOFF_S", 0.0)
     items = tuple(_item(number) for number in (1, 2, 3))
-    leases, store = _leases(redis_client), Artifacts(RedisFiles(redis_client, "n", 1 << 20, wait_s=0.0), tmp_path)
+    leases, store = (
+        _leases(redis_client),
+        Artifacts(RedisFiles(redis_client, "n", 1 << 20, wait_s=0.0), tmp_path),
+    )
     context = RunContext(store, tmp_path, (0,))
     library = _Refused(lambda: _refusing(redis_client, words))
     assert runner.Runner(redis_client, 2.0, context).run(_chunk(items), library) == "returned"
-    reports = [entry.report for entry in ResultStream(redis_client, leases.results_key, "me").read(10, None)]
-    assert [report.kind for report in reports if report] == [ReportKind.STARTED, ReportKind.RETURNED]
+    reports = [
+        entry.report
+        for entry in ResultStream(redis_client, leases.results_key, "me").read(10, None)
+    ]
+    assert [report.kind for report in reports if report] == [
+        ReportKind.STARTED,
+        ReportKind.RETURNED,
+    ]
     results = [result for report in reports if report for result in report.results]
     assert [(result.job_id, result.ok) for result in results] == [(1, True)]
 
@@ -127,13 +143,25 @@ def test_an_artifact_that_redis_refuses_is_no_jobs_fault(
 def _item(job_id: int) -> WorkItem:
     config = GemmConfig(m=8, n=8, k=8).to_json()
     return WorkItem(
-        job_id=job_id, attempt=1, session_id=1, library="faults", step="build", solver="Fault0", config=config
+        job_id=job_id,
+        attempt=1,
+        session_id=1,
+        library="faults",
+        step="build",
+        solver="Fault0",
+        config=config,
     )
 
 
 def _chunk(items: tuple[WorkItem, ...]) -> Chunk:
     return Chunk(
-        id="c", namespace="n", library="faults", step="build", environment="", toolchain="faults-1", items=items
+        id="c",
+        namespace="n",
+        library="faults",
+        step="build",
+        environment="",
+        toolchain="faults-1",
+        items=items,
     )
 
 
@@ -148,7 +176,10 @@ def test_a_chunk_is_taken_once_redis_takes_writes_again(
     words: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its message was lost, and its jobs failed for that, uncharged."""
-    leases, context = _leases(redis_client), RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,))
+    leases, context = (
+        _leases(redis_client),
+        RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,)),
+    )
     refusing = contextlib.ExitStack()
     refusing.enter_context(_refusing(redis_client, words))
     taken: list[bool] = []
@@ -167,7 +198,9 @@ def test_a_chunk_is_taken_once_redis_takes_writes_again(
     assert redis_client.xlen(leases.results_key) == 2
 
 
-def test_who_asks_again_after_the_answer_was_lost_still_has_the_lease(redis_client: redis.Redis) -> None:
+def test_who_asks_again_after_the_answer_was_lost_still_has_the_lease(
+    redis_client: redis.Redis,
+) -> None:
     leases = Leases(redis_client, "n", 2.0)
     leases.open(["c"])
     assert leases.take("c", "me", "{}")
@@ -192,7 +225,9 @@ def test_a_stream_that_is_wiped_while_the_drain_waits_is_opened_again(
     assert len(stream.read(1, None)) == 1
 
 
-@pytest.mark.parametrize(("code", "away"), [(2003, True), (2006, True), (2013, True), (1045, False), (1213, True)])
+@pytest.mark.parametrize(
+    ("code", "away"), [(2003, True), (2006, True), (2013, True), (1045, False), (1213, True)]
+)
 def test_a_server_that_is_away_is_told_from_one_that_refuses(code: int, away: bool) -> None:
     error = OperationalError("SELECT 1", {}, pymysql.err.OperationalError(code, "words"))
     assert is_outage(error) is away
@@ -206,19 +241,36 @@ def test_a_server_that_is_away_is_told_from_one_that_refuses(code: int, away: bo
     [
         ("READONLY You can't write against a read only replica.", True),
         ("NOREPLICAS Not enough good replicas to write.", True),
-        ("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", True),
-        ("Error running script (call to f_43): @user_script:9: -NOREPLICAS Not enough good replicas to write.", True),
+        (
+            (
+                "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to"
+                " persist to disk."
+            ),
+            True,
+        ),
+        (
+            (
+                "Error running script (call to f_43): @user_script:9: -NOREPLICAS Not enough good"
+                " replicas to write."
+            ),
+            True,
+        ),
         ("BUSY Redis is busy running a script.", True),
         ("BUSYGROUP Consumer Group name already exists", False),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
     ],
 )
-def test_a_redis_that_takes_no_writes_for_a_while_is_told_from_one_that_refuses(text: str, away: bool) -> None:
+def test_a_redis_that_takes_no_writes_for_a_while_is_told_from_one_that_refuses(
+    text: str, away: bool
+) -> None:
     assert is_outage_of_redis(redis.ResponseError(text)) is away
     assert not is_outage_of_redis(redis.AuthenticationError(text))
 
 
 def test_a_server_that_nobody_started_is_away() -> None:
-    with pytest.raises(DatabaseError) as caught, reading(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna")):
+    with (
+        pytest.raises(DatabaseError) as caught,
+        reading(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna")),
+    ):
         pass
     assert is_outage(caught.value)

@@ -15,9 +15,15 @@ def test_a_seed_gives_the_same_faults_again() -> None:
 def test_every_seed_has_every_kind_of_fault(seed: int) -> None:
     faults = plan(seed, 2.0, ["eval"])
     assert {fault.kind for fault in faults} == set(Kind) - {Kind.DEVICE_FAILS}
-    assert {fault.target for fault in faults if fault.kind is Kind.KILL} == {"compile", "eval", "coordinator"}
+    assert {fault.target for fault in faults if fault.kind is Kind.KILL} == {
+        "compile",
+        "eval",
+        "coordinator",
+    }
     assert [fault.target for fault in faults if fault.kind is Kind.REVOKE] == ["eval"] * 2
-    assert not any(fault.kind is Kind.REVOKE for fault in plan(seed, 2.0)), "own workers are none of the gate's"
+    assert not any(fault.kind is Kind.REVOKE for fault in plan(seed, 2.0)), (
+        "own workers are none of the gate's"
+    )
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -1,4 +1,5 @@
-"""Searches of 8 rounds whose third loses its worker or its coordinator: the trials are those of an undisturbed run."""
+"""Searches of 8 rounds whose third loses its worker or its coordinator: the trials are those of an
+undisturbed run."""
 
 from __future__ import annotations
 
@@ -40,11 +41,14 @@ _RUNNING = (State.COMPILING.value, State.EVALUATING.value)
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens while the third round of a search is at a step, which goes on when it has happened."""
+    """What happens while the third round of a search is at a step, which goes on when it has
+    happened."""
 
     victim: tuple[int, str]  #: layer and solver
     step: str
-    how: str  #: `child` and `worker` are killed, so is the `coordinator`; `pause` of the process that does the step
+    #: `child` and `worker` are killed, so is the `coordinator`; `pause` of the process that does
+    #: the step
+    how: str
     lasts_s: float
 
     @property
@@ -94,7 +98,11 @@ class Scene:
         first.touch()  # nothing is measured before all devices are there
         for name in (*self._workers, "coordinator"):
             self.cluster.start(name)
-        wait_until(lambda: len(self._board.live()) == len(self._workers), _END_S, "heartbeats of the workers")
+        wait_until(
+            lambda: len(self._board.live()) == len(self._workers),
+            _END_S,
+            "heartbeats of the workers",
+        )
         first.unlink()
         left = list(faults)
         deadline = time.monotonic() + _END_S
@@ -138,7 +146,8 @@ class Scene:
         with reading(self.engine) as connection:
             found = connection.execute(query).scalars().all()
         if fault.step == "measure" and 0 < len(found) < self._devices:
-            # The other part comes in a moment, if the coordinator knew of both devices when it published the round.
+            # The other part comes in a moment, if the coordinator knew of both devices when it
+            # published the round.
             self._seen_at = self._seen_at or time.monotonic()
             return found[0] if time.monotonic() - self._seen_at > _TOGETHER_S else None
         return found[0] if found else None
@@ -154,14 +163,20 @@ class Scene:
     def _ended(self) -> bool:
         for name in self._workers:
             assert self.cluster.exit_code(name) is None, self.cluster.log_tail(name)
-        assert self.cluster.exit_code("coordinator") in (None, 0), self.cluster.log_tail("coordinator")
+        assert self.cluster.exit_code("coordinator") in (None, 0), self.cluster.log_tail(
+            "coordinator"
+        )
         return self.cluster.exit_code("coordinator") == 0
 
     def trials(self) -> set[tuple[int, str, int, int, str]]:
         """(layer, solver, round, number, params) of all trials."""
         trial, solver = models.Trial, models.Solver
         query = sa.select(Job.config_id, solver.name, Job.round, trial.number, trial.params)
-        query = query.select_from(trial).join(Job, Job.id == trial.job_id).join(solver, solver.id == Job.solver_id)
+        query = (
+            query.select_from(trial)
+            .join(Job, Job.id == trial.job_id)
+            .join(solver, solver.id == Job.solver_id)
+        )
         with reading(self.engine) as connection:
             rows = [tuple(row) for row in connection.execute(query)]
         assert len(rows) == len(set(rows))
@@ -182,23 +197,37 @@ class Scene:
         """What is wrong at the end; the trials apart."""
         with reading(self.engine) as connection:
             rows = connection.execute(sa.select(Job.id, Job.round, Job.state, Job.stopped)).all()
-            good = sa.select(StepResult.job_id, StepResult.step, sa.func.count()).where(StepResult.ok.is_(True))
+            good = sa.select(StepResult.job_id, StepResult.step, sa.func.count()).where(
+                StepResult.ok.is_(True)
+            )
             counts = {
                 (job, step): count
-                for job, step, count in connection.execute(good.group_by(StepResult.job_id, StepResult.step))
+                for job, step, count in connection.execute(
+                    good.group_by(StepResult.job_id, StepResult.step)
+                )
             }
         found = [f"{len(rows)} rounds"] if len(rows) != len(_ALL) * ROUNDS else []
         found += [f"job {row.id} is {row.state}" for row in rows if row.state != "evaluated"]
-        wrong = (row for row in rows if row.stopped != (f"{ROUNDS} rounds" if row.round == 0 else None))
+        wrong = (
+            row for row in rows if row.stopped != (f"{ROUNDS} rounds" if row.round == 0 else None)
+        )
         found += [f"round {row.round} ended for {row.stopped}" for row in wrong]
-        twice = [(row.id, step) for row in rows for step in STEPS if counts.get((row.id, step)) != 1]
-        return found + [f"job {job} has {counts.get((job, step), 0)} accepted results of {step}" for job, step in twice]
+        twice = [
+            (row.id, step) for row in rows for step in STEPS if counts.get((row.id, step)) != 1
+        ]
+        return found + [
+            f"job {job} has {counts.get((job, step), 0)} accepted results of {step}"
+            for job, step in twice
+        ]
 
     def lost(self) -> list[tuple[int, str]]:
         """(round, step) of the attempts that were lost with their worker."""
         query = sa.select(Job.round, StepResult.step).join(Job, Job.id == StepResult.job_id)
         with reading(self.engine) as connection:
-            return [tuple(row) for row in connection.execute(query.where(StepResult.cause == "worker_lost"))]  # type: ignore[misc]
+            return [
+                tuple(row)
+                for row in connection.execute(query.where(StepResult.cause == "worker_lost"))
+            ]  # type: ignore[misc]
 
 
 def _run(folder: Path, faults: Sequence[Fault], check: Callable[[Scene], None]) -> None:
@@ -221,7 +250,10 @@ def test_kills_in_the_middle_of_the_third_round_change_no_trial(
 ) -> None:
     knows_machine(tmp_path / "home")
     rng = random.Random(seed)
-    targets = [*((step, rng.choice(["child", "worker"])) for step in STEPS), (rng.choice(STEPS), "coordinator")]
+    targets = [
+        *((step, rng.choice(["child", "worker"])) for step in STEPS),
+        (rng.choice(STEPS), "coordinator"),
+    ]
     faults = [
         Fault(victim, step, how, rng.uniform(0.3, 3.0))
         for victim, (step, how) in zip(rng.sample(_ALL, len(targets)), targets, strict=True)
@@ -263,9 +295,13 @@ def test_two_devices_share_each_round_and_one_is_killed_in_the_third(
             assert scene.trials() == scene.expected()
             with reading(engine) as connection:
                 rows = connection.execute(sa.select(Job.id, Job.round, Job.part, Job.state)).all()
-                good = sa.select(StepResult.job_id).where(StepResult.ok.is_(True), StepResult.step == "measure")
+                good = sa.select(StepResult.job_id).where(
+                    StepResult.ok.is_(True), StepResult.step == "measure"
+                )
                 measured = connection.execute(good).scalars().all()
-                by = sa.select(sa.func.count(StepResult.worker.distinct())).where(StepResult.step == "measure")
+                by = sa.select(sa.func.count(StepResult.worker.distinct())).where(
+                    StepResult.step == "measure"
+                )
                 assert connection.execute(by).scalar_one() >= 2
             assert {row.state for row in rows} == {"evaluated"}
             assert sorted(measured) == sorted(row.id for row in rows), "each part is measured once"

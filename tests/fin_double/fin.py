@@ -2,15 +2,16 @@
 
     python -S -E tests/fin_double -i input.json -o output.json
 
-It replaces the fin of MIOpen 3.3.0 on machines without ROCm. It imports only the standard library and its sibling modules
-`fin_*`, so that it starts quickly and works in any environment. Equal inputs give byte-equal outputs, except for
-`process_env`. Environment variables:
+It replaces the fin of MIOpen 3.3.0 on machines without ROCm. It imports only the standard library
+and its sibling modules `fin_*`, so that it starts quickly and works in any environment. Equal
+inputs give byte-equal outputs, except for `process_env`. Environment variables:
 
 TUNA_FIN_DOUBLE: a JSON file with options, listed in fin_options.py, including fault injection.
-TUNA_FIN_RECORDINGS: a directory with answers of a real fin, `real_applicability_<arch>_<compute units>.jsonl.gz`.
-MIOPEN_SYSTEM_DB_PATH: the directory of the text perf db `<basename>.db.txt` with tuned params.
-MIOPEN_CUSTOM_CACHE_DIR: the kernel cache, wiped before every solver; the double aborts if it is shared or removed.
-HIP_VISIBLE_DEVICES: must name one of the `gpus` for steps that need a GPU.
+TUNA_FIN_RECORDINGS: a directory with answers of a real fin, `real_applicability_<arch>_<compute
+units>.jsonl.gz`. MIOPEN_SYSTEM_DB_PATH: the directory of the text perf db `<basename>.db.txt` with
+tuned params. MIOPEN_CUSTOM_CACHE_DIR: the kernel cache, wiped before every solver; the double
+aborts if it is shared or removed. HIP_VISIBLE_DEVICES: must name one of the `gpus` for steps that
+need a GPU.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ from .fin_cache import CacheFolder
 from .fin_problem import FinError
 from .fin_steps import Crash, Job
 
-_USAGE = "Usage: ./fin *input_json *output_json\n\nSupported arguments:\n-i *input_json\n-o *output_json\n\n"
+_USAGE = (
+    "Usage: ./fin *input_json *output_json\n\nSupported arguments:\n-i *input_json\n-o"
+    " *output_json\n\n"
+)
 
 
 def main(arguments: list[str]) -> int:
     """Run like fin; returns the exit code, or dies by a signal."""
-    sys.stderr.write("This is Tuna's test double of fin, not fin: nothing is compiled or measured.\n")
+    sys.stderr.write(
+        "This is Tuna's test double of fin, not fin: nothing is compiled or measured.\n"
+    )
     if {"-h", "-help", "--help"} & set(arguments):
         sys.stdout.write(_USAGE)
         return 0
@@ -84,7 +90,10 @@ def _die(message: str, signal_number: int) -> NoReturn:
     """Terminate like a process with an uncaught C++ exception: by a signal; without a core file."""
     import resource
 
-    sys.stderr.write(f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  {message}\n")
+    sys.stderr.write(
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what(): "
+        f" {message}\n"
+    )
     sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal_number, signal.SIG_DFL)

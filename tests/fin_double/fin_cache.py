@@ -1,4 +1,5 @@
-"""The kernel cache, which fin wipes before every solver; the double detects that two processes share one."""
+"""The kernel cache, which fin wipes before every solver; the double detects that two processes
+share one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _MARK = "fin-double.ukdb"
 
 
 class CacheFolder:
-    """MIOPEN_CUSTOM_CACHE_DIR, locked for the lifetime of this process; does nothing without that variable."""
+    """MIOPEN_CUSTOM_CACHE_DIR, locked for the lifetime of this process; does nothing without that
+    variable."""
 
     def __init__(self) -> None:
         self._folder = Path(os.environ.get("MIOPEN_CUSTOM_CACHE_DIR", ""))
@@ -24,7 +26,8 @@ class CacheFolder:
         self._is_marked = False
 
     def wipe(self) -> None:
-        """Empty the directory and create one file, as every solver does; raises FinError if another fin uses it."""
+        """Empty the directory and create one file, as every solver does; raises FinError if another
+        fin uses it."""
         if not self._is_named:
             return
         if self._lock < 0:

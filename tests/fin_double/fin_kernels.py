@@ -1,6 +1,7 @@
 """Simulated kernel objects and times of the fin double, all derived from hashes.
 
-A code object is an ELF magic number followed by pseudo-random bytes, a time is a formula; both are deterministic.
+A code object is an ELF magic number followed by pseudo-random bytes, a time is a formula; both are
+deterministic.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _ROM_BYTES = 4096
 def default_params(solver: Solver, problem: Problem, device: Device) -> str:
     """The params that MIOpen uses if no database has any."""
     configs = perf_configs(solver, problem, device)
-    return configs[-1] if solver.name in REPEATING else configs[_hash(solver.name, problem.db_key()) % len(configs)]
+    return (
+        configs[-1]
+        if solver.name in REPEATING
+        else configs[_hash(solver.name, problem.db_key()) % len(configs)]
+    )
 
 
 def workspace_bytes(solver: Solver, problem: Problem, params: str) -> int:
@@ -37,7 +42,9 @@ def workspace_bytes(solver: Solver, problem: Problem, params: str) -> int:
         return 8 * problem.batch * _volume(problem.x)
     if "GTCDynamic" in solver.name:
         tile = int(params.split(",")[5]) if params else 0
-        transposed = problem.batch * (_volume(problem.x) + _volume(problem.y)) * problem.element_bytes
+        transposed = (
+            problem.batch * (_volume(problem.x) + _volume(problem.y)) * problem.element_bytes
+        )
         return tile * 256 + (transposed if problem.is_default_layout else 0)
     return 0
 
@@ -46,17 +53,24 @@ def time_ms(solver: Solver, problem: Problem, params: str) -> float:
     """A time in milliseconds, rounded to a 32-bit float as fin's are."""
     speed = _NAIVE_SPEED if "Naive" in solver.name else _SPEEDS[solver.algorithm]
     luck = 0.75 + _hash(problem.db_key(), solver.name, params) % 10_000 / 10_000
-    rounded: float = struct.unpack("f", struct.pack("f", _LAUNCH_MS + luck * 2e-9 * problem.multiplications / speed))[0]
+    rounded: float = struct.unpack(
+        "f", struct.pack("f", _LAUNCH_MS + luck * 2e-9 * problem.multiplications / speed)
+    )[0]
     return rounded
 
 
 def fastest(solver: Solver, problem: Problem, device: Device) -> str:
     """The params with the least time, which tuning finds."""
-    return min(perf_configs(solver, problem, device), key=lambda params: time_ms(solver, problem, params))
+    return min(
+        perf_configs(solver, problem, device), key=lambda params: time_ms(solver, problem, params)
+    )
 
 
-def kernel_objects(solver: Solver, problem: Problem, device: Device, params: str) -> list[KernelObject]:
-    """The kernel objects of a solver with these params, in fin's format; with duplicates, like fin's."""
+def kernel_objects(
+    solver: Solver, problem: Problem, device: Device, params: str
+) -> list[KernelObject]:
+    """The kernel objects of a solver with these params, in fin's format; with duplicates, like
+    fin's."""
     if solver.name in WITHOUT_KERNELS:
         return []
     objects = [_kernel_object(*_source(solver, problem, device, params), device.arch)]
@@ -66,7 +80,8 @@ def kernel_objects(solver: Solver, problem: Problem, device: Device, params: str
 
 
 def ruined(blob: str) -> str:
-    """The blob as written by fin since April 2024: truncated at the first NUL byte, URL-safe alphabet, dots as padding."""
+    """The blob as written by fin since April 2024: truncated at the first NUL byte, URL-safe
+    alphabet, dots as padding."""
     compressed, _, _ = base64.b64decode(blob).partition(b"\0")
     return base64.urlsafe_b64encode(compressed).decode().replace("=", ".")
 
@@ -85,7 +100,13 @@ def _source(solver: Solver, problem: Problem, device: Device, params: str) -> tu
     """The kernel's file name and its compiler options."""
     data_type = problem.data_type.lower()
     if "Naive" in solver.name:
-        types = {"FP16": 0, "FP32": 0, "INT8": 0, "BFP16": 0, problem.data_type.replace("BF16", "BFP16"): 1}
+        types = {
+            "FP16": 0,
+            "FP32": 0,
+            "INT8": 0,
+            "BFP16": 0,
+            problem.data_type.replace("BF16", "BFP16"): 1,
+        }
         return "naive_conv.cpp", "".join(f" -DMIOPEN_USE_{name}={on}" for name, on in types.items())
     if solver.name.startswith("ConvBinWinograd"):
         stem = f"Conv_Winograd_{solver.name[len('ConvBinWinograd') :].lower()}_{data_type}_stride{problem.strides[0]}"
@@ -94,16 +115,25 @@ def _source(solver: Solver, problem: Problem, device: Device, params: str) -> tu
         # The tile is part of the file name, since different params have the same options.
         tile = "x".join(params.split(",")[5:8])
         word, layout = WORDS[problem.direction], "nhwc"
-        return f"igemm_{word}_gtcx_{layout}_{data_type}_bx0_ex1_bt{tile}.s", " -Wa,-defsym,ROCM_METADATA_VERSION=5"
+        return (
+            f"igemm_{word}_gtcx_{layout}_{data_type}_bx0_ex1_bt{tile}.s",
+            " -Wa,-defsym,ROCM_METADATA_VERSION=5",
+        )
     form = "-Wa,-defsym,{}={}" if solver.name.startswith("ConvAsm") else "-D{}={}"
-    sizes = {"BATCH": problem.batch, "GROUPS": problem.groups, "DIRECTION": "FBW".index(problem.direction)}
+    sizes = {
+        "BATCH": problem.batch,
+        "GROUPS": problem.groups,
+        "DIRECTION": "FBW".index(problem.direction),
+    }
     names = [("X", problem.x), ("Y", problem.y), ("FILTER", problem.filter), ("PAD", problem.pads)]
     names += [("STRIDE", problem.strides), ("DILATION", problem.dilations)]
     sizes |= {f"{name}{i}": size for name, values in names for i, size in enumerate(values)}
     sizes |= {f"PARAM{i}": int(value) for i, value in enumerate(params.split(",")) if value}
     sizes[f"TYPE_{problem.data_type}"] = 1
     stem = "".join(c if c.isalnum() else "_" for c in solver.name.lower()).strip("_")
-    return stem + _suffix(solver.name), "".join(" " + form.format(f"P_{name}", size) for name, size in sizes.items())
+    return stem + _suffix(solver.name), "".join(
+        " " + form.format(f"P_{name}", size) for name, size in sizes.items()
+    )
 
 
 def _suffix(name: str) -> str:

@@ -1,11 +1,13 @@
-"""Options of the fin double, including fault injection: a JSON file named by the environment variable TUNA_FIN_DOUBLE."""
+"""Options of the fin double, including fault injection: a JSON file named by the environment
+variable TUNA_FIN_DOUBLE."""
 
 from __future__ import annotations
 
 from typing import Any
 
 BACKENDS = ("both", "HIPNOGPU", "HIP")
-#: Faults of a result entry. Those of times and `reason` apply to the steps that have them, the others to every step.
+#: Faults of a result entry. Those of times and `reason` apply to the steps that have them, the
+#: others to every step.
 LIES = (
     "zero_time",  # like fin: the time 0, and a reason that says so
     "negative_time",  # like fin: the time -1, the reason Success, and the explanation in `reson`
@@ -20,7 +22,8 @@ LIES = (
 DEFAULTS: dict[str, Any] = {
     "backend": "both",  # HIPNOGPU compiles only, HIP evaluates only; a real fin is one of them
     "gpus": 1,  # number of devices that HIP_VISIBLE_DEVICES can choose from
-    "abort_3d": False,  # like fin of October 2024: every step of a three-dimensional convolution aborts
+    # like fin of October 2024: every step of a three-dimensional convolution aborts
+    "abort_3d": False,
     "sleep_s": 0.0,  # duration of each solver's compilation or evaluation
     "crash_solvers": [],  # die when one is compiled
     "crash_eval": [],  # die when one is evaluated

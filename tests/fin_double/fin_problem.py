@@ -1,13 +1,23 @@
-"""Parses the convolution in a job of fin's input file, with fin's checks, and derives MIOpen's keys of it."""
+"""Parses the convolution in a job of fin's input file, with fin's checks, and derives MIOpen's keys
+of it."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: fin's commands -> MIOpen's name of the data type, its number in `miopenDataType_t`, bytes per element.
-COMMANDS = {"conv": ("FP32", 1, 4), "convfp16": ("FP16", 0, 2), "convbfp16": ("BF16", 5, 2), "convint8": ("INT8", 3, 1)}
+#: fin's commands -> MIOpen's name of the data type, its number in `miopenDataType_t`, bytes per
+#: element.
+COMMANDS = {
+    "conv": ("FP32", 1, 4),
+    "convfp16": ("FP16", 0, 2),
+    "convbfp16": ("BF16", 5, 2),
+    "convint8": ("INT8", 3, 1),
+}
 BATCH_NORM_COMMANDS = ("bnorm", "bnormfp16")
-_LAYOUTS = {2: ("NCHW", "NHWC", "CHWN", "NCHWc4", "NCHWc8", "CHWNc4", "CHWNc8"), 3: ("NCDHW", "NDHWC")}
+_LAYOUTS = {
+    2: ("NCHW", "NHWC", "CHWN", "NCHWc4", "NCHWc8", "CHWNc4", "CHWNc8"),
+    3: ("NCDHW", "NDHWC"),
+}
 _DEVICES = {
     "gfx900": (56, 64),
     "gfx906": (60, 64),
@@ -37,13 +47,16 @@ class Device(NamedTuple):
     @property
     def basename(self) -> str:
         """The stem of MIOpen's database files for this device."""
-        off = self.arch in ("gfx906", "gfx908") and ("sramecc-" in self.features or "sram-ecc-" in self.features)
+        off = self.arch in ("gfx906", "gfx908") and (
+            "sramecc-" in self.features or "sram-ecc-" in self.features
+        )
         name = self.arch + "_nosramecc" * off + "_xnack" * ("xnack+" in self.features)
         return name + (f"_{self.num_cu}" if self.num_cu <= 64 else f"{self.num_cu:x}")
 
 
 def device_of(job: dict[str, Any]) -> Device:
-    """The device of a job with a config; raises FinError where `VerifyDevProps` of a debug build of fin aborts."""
+    """The device of a job with a config; raises FinError where `VerifyDevProps` of a debug build of
+    fin aborts."""
     arch, _, features = word(job, "arch").partition(":")
     num_cu = number(job, "num_cu")
     if arch not in _DEVICES:
@@ -57,7 +70,9 @@ def number(values: dict[str, Any], key: str) -> int:
     """A required integer field."""
     value = values.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise FinError(f"[json.exception.type_error.302] type must be number, but {key} is {value!r}")
+        raise FinError(
+            f"[json.exception.type_error.302] type must be number, but {key} is {value!r}"
+        )
     return int(value)
 
 
@@ -65,7 +80,9 @@ def word(values: dict[str, Any], key: str) -> str:
     """A required string field."""
     value = values.get(key)
     if not isinstance(value, str):
-        raise FinError(f"[json.exception.type_error.302] type must be string, but {key} is {value!r}")
+        raise FinError(
+            f"[json.exception.type_error.302] type must be string, but {key} is {value!r}"
+        )
     return value
 
 
@@ -80,7 +97,8 @@ def read_fields(config: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class Problem:
-    """A convolution. `x` is the input and `y` the output of the *forward* layer, each as channels and (D,) H, W."""
+    """A convolution. `x` is the input and `y` the output of the *forward* layer, each as channels
+    and (D,) H, W."""
 
     dims: int
     batch: int
@@ -90,7 +108,9 @@ class Problem:
     dilations: tuple[int, ...]
 
     def __init__(self, config: dict[str, Any]) -> None:
-        command, self.dims, self.batch, in_channels, out_channels, groups, *rest = read_fields(config)
+        command, self.dims, self.batch, in_channels, out_channels, groups, *rest = read_fields(
+            config
+        )
         self.data_type, self.data_type_number, self.element_bytes = COMMANDS[command]
         sizes = [tuple(rest[i * self.dims : (i + 1) * self.dims]) for i in range(len(_ALONG))]
         in_size, self.filter, self.pads, self.strides, self.dilations = sizes
@@ -99,11 +119,16 @@ class Problem:
             if layout not in _LAYOUTS[self.dims]:
                 raise FinError(f"Layout {layout} does not fit {self.dims} dimensions")
         self.groups: int = max(groups, 1)
-        if in_channels % self.groups or out_channels % self.groups or min(in_channels, out_channels, self.batch) < 1:
+        if (
+            in_channels % self.groups
+            or out_channels % self.groups
+            or min(in_channels, out_channels, self.batch) < 1
+        ):
             raise FinError("Channels do not match for the filter")
         #: fin treats any other value as backward weights.
         self.direction = direction if direction in ("F", "B") else "W"
-        self.layouts: tuple[str, str, str] = (layouts[0], layouts[1], layouts[2])  #: of x, weights, y
+        #: of x, weights, y
+        self.layouts: tuple[str, str, str] = (layouts[0], layouts[1], layouts[2])
         self._resolve_pads(pad_mode, in_size)
         self.x: tuple[int, ...] = (in_channels, *in_size)
         self.y: tuple[int, ...] = (
@@ -118,14 +143,20 @@ class Problem:
             self.pads = (0,) * self.dims
         elif pad_mode == "same":
             steps = zip(in_size, self.filter, self.strides, strict=True)
-            self.pads = tuple(max(fil - (size % stride or stride), 0) // 2 for size, fil, stride in steps)
+            self.pads = tuple(
+                max(fil - (size % stride or stride), 0) // 2 for size, fil, stride in steps
+            )
 
     def _output(self, axis: int, in_size: tuple[int, ...], transposed: bool) -> int:
         size, pad, stride = in_size[axis], self.pads[axis], self.strides[axis]
         reach = self.dilations[axis] * (self.filter[axis] - 1) + 1
         if stride < 1:
             raise FinError("Invalid stride")
-        return (size - 1) * stride + reach - 2 * pad if transposed else (size + 2 * pad - reach) // stride + 1
+        return (
+            (size - 1) * stride + reach - 2 * pad
+            if transposed
+            else (size + 2 * pad - reach) // stride + 1
+        )
 
     @property
     def is_default_layout(self) -> bool:
@@ -142,14 +173,27 @@ class Problem:
         return count
 
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-        """The "in" and "out" of MIOpen's problem and its layouts: for B and W "in" is the forward output."""
-        return (self.x, self.y, self.layouts) if self.direction == "F" else (self.y, self.x, self.layouts[::-1])
+        """The "in" and "out" of MIOpen's problem and its layouts: for B and W "in" is the forward
+        output."""
+        return (
+            (self.x, self.y, self.layouts)
+            if self.direction == "F"
+            else (self.y, self.x, self.layouts[::-1])
+        )
 
     def db_key(self) -> str:
         """The key of a find db."""
         source, target, layouts = self.sides()
         words = layouts[:1] if self.is_default_layout else layouts
-        shape = (*source, _by(self.filter), *target, self.batch, _by(self.pads), _by(self.strides), _by(self.dilations))
+        shape = (
+            *source,
+            _by(self.filter),
+            *target,
+            self.batch,
+            _by(self.pads),
+            _by(self.strides),
+            _by(self.dilations),
+        )
         group = "" if self.groups == 1 else f"_g{self.groups}"
         return "-".join(map(str, (*shape, 0, *words, self.data_type, self.direction))) + group
 

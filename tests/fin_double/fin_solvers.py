@@ -1,6 +1,7 @@
 """MIOpen's solvers as listed by fin, and simulated applicability.
 
-The table is that of MIOpen 3.3.0 (2d1fd997). The applicability rule is invented: it only resembles MIOpen's answers.
+The table is that of MIOpen 3.3.0 (2d1fd997). The applicability rule is invented: it only resembles
+MIOpen's answers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Solver(NamedTuple):
     id: int
     name: str
     algorithm: str  #: of a convolution: Direct, GEMM, Winograd, ImplicitGEMM or FFT
-    directions: str  #: a subset of FBW, inferred from its name or from recordings; "" for batch norm
+    #: a subset of FBW, inferred from its name or from recordings; "" for batch norm
+    directions: str
     tunable: bool
     dynamic: bool
 
@@ -160,14 +162,19 @@ SOLVERS = tuple(_row(line) for line in _TABLE.strip().splitlines())
 BY_NAME = {solver.name: solver for solver in SOLVERS}
 CONVOLUTION = tuple(solver for solver in SOLVERS if solver.kind == "convolution")
 #: Precompiled into MIOpen's library: tunable, but without kernel objects.
-PRECOMPILED = frozenset(s.name for s in CONVOLUTION if s.id >= 128 and s.name.startswith("ConvHipImplicitGemm"))
-WITHOUT_KERNELS = PRECOMPILED | {solver.name for solver in CONVOLUTION if solver.algorithm == "GEMM"}
+PRECOMPILED = frozenset(
+    s.name for s in CONVOLUTION if s.id >= 128 and s.name.startswith("ConvHipImplicitGemm")
+)
+WITHOUT_KERNELS = PRECOMPILED | {
+    solver.name for solver in CONVOLUTION if solver.algorithm == "GEMM"
+}
 _XDLOPS = ("gfx908", "gfx90a", "gfx940", "gfx942")
 _OLD_WINOGRAD = ("gfx900", "gfx906", "gfx908")
 
 
 def applicable(problem: Problem, device: Device) -> list[str]:
-    """Three to eight solvers in the order of the table; none for INT8 backward, which MIOpen does not implement."""
+    """Three to eight solvers in the order of the table; none for INT8 backward, which MIOpen does
+    not implement."""
     if problem.data_type == "INT8" and problem.direction != "F":
         return []
     names = {*_always(problem), *_implicit_gemm(problem, device)}
@@ -178,13 +185,23 @@ def applicable(problem: Problem, device: Device) -> list[str]:
         and problem.data_type in ("FP32", "FP16")
     ):
         names |= {*_direct(problem), *_winograd(problem, device)}
-    elif problem.is_default_layout and problem.dims == 2 and problem.groups > 1 and problem.data_type == "FP32":
+    elif (
+        problem.is_default_layout
+        and problem.dims == 2
+        and problem.groups > 1
+        and problem.data_type == "FP32"
+    ):
         names.add("ConvBinWinogradRxSf2x3")
-    return [solver.name for solver in CONVOLUTION if solver.name in names and problem.direction in solver.directions]
+    return [
+        solver.name
+        for solver in CONVOLUTION
+        if solver.name in names and problem.direction in solver.directions
+    ]
 
 
 def applicable_batch_norm(config: dict[str, object], direction: object) -> list[str]:
-    """The batch norm solvers of a mode (0 is per activation) and a direction (1 forward, 2 backward)."""
+    """The batch norm solvers of a mode (0 is per activation) and a direction (1 forward, 2
+    backward)."""
     mode = "PerActivation" if config["mode"] == 0 else "Spatial"
     if direction != 2 and config.get("forw") == 2:
         return ["BnFwdInference"]
@@ -193,7 +210,8 @@ def applicable_batch_norm(config: dict[str, object], direction: object) -> list[
 
 
 def is_winograd_only(problem: Problem, names: list[str]) -> bool:
-    """MIOpen's shortcut: only Winograd, if the 3x3 kernel applies and there are enough output channels."""
+    """MIOpen's shortcut: only Winograd, if the 3x3 kernel applies and there are enough output
+    channels."""
     channels = (problem.y if problem.direction == "F" else problem.x)[0]
     return "ConvBinWinograd3x3U" in names and channels >= 16 and channels % 2 == 0
 
@@ -231,7 +249,11 @@ def _implicit_gemm(problem: Problem, device: Device) -> list[str]:
     if xdlops and not problem.is_default_layout:
         names += [f"ConvHipImplicitGemmGroup{word}Xdlops" for word in ("Fwd", "Bwd", "Wrw")]
     if problem.is_default_layout and problem.groups == 1 and problem.data_type == "FP32":
-        names += ["ConvHipImplicitGemmV4R1Fwd", "ConvHipImplicitGemmBwdDataV1R1", "ConvHipImplicitGemmV4R1WrW"]
+        names += [
+            "ConvHipImplicitGemmV4R1Fwd",
+            "ConvHipImplicitGemmBwdDataV1R1",
+            "ConvHipImplicitGemmV4R1WrW",
+        ]
     return names
 
 

@@ -56,7 +56,8 @@ class Job:
                 raise FinError("[json.exception.type_error.302] type must be string")
             self._note(step)
             self._step(step)
-        # fin looks keys up with operator[], which inserts missing ones into its copy of the job: they are echoed as null.
+        # fin looks keys up with operator[], which inserts missing ones into its copy of the job:
+        # they are echoed as null.
         echo = {key: self._job.get(key) for key in ("config_tuna_id", "arch", "direction")}
         return {**self._output, **echo, "input": {**echo, **self._job}}
 
@@ -78,12 +79,16 @@ class Job:
             self._has_buffers = True
         elif step in ("miopen_find_compile", "miopen_perf_compile"):
             if self._options["backend"] == "HIP":
-                raise FinError(f"Unable to perform {step} MIOpen was not compiled using HIPNOGPU backend")
+                raise FinError(
+                    f"Unable to perform {step} MIOpen was not compiled using HIPNOGPU backend"
+                )
             self._compile(step.split("_")[1])
         elif step in ("miopen_find_eval", "miopen_perf_eval"):
             self._need_device(step)
             if not self._has_buffers:
-                raise FinError("Memory access fault by GPU node-1: the job has no step alloc_buf before")
+                raise FinError(
+                    "Memory access fault by GPU node-1: the job has no step alloc_buf before"
+                )
             self._evaluate(step.split("_")[1])
         elif step in _NOT_DOUBLED:
             raise FinError(f"the double of fin has no {step}")
@@ -110,21 +115,29 @@ class Job:
         if self._applicable is None:
             config = self._job.get("config", {})
             if self._is_batch_norm:
-                self._applicable = fin_solvers.applicable_batch_norm(config, self._job.get("direction"))
+                self._applicable = fin_solvers.applicable_batch_norm(
+                    config, self._job.get("direction")
+                )
             else:
                 problem = self._convolution()
                 found = _recorded(config, self._device)
-                self._applicable = fin_solvers.applicable(problem, self._device) if found is None else found
+                self._applicable = (
+                    fin_solvers.applicable(problem, self._device) if found is None else found
+                )
         return self._applicable
 
     def _describe(self) -> fin_problem.Problem:
         problem = self._convolution()
-        self._output["is_winograd_only"] = fin_solvers.is_winograd_only(problem, self._applicable_names())
+        self._output["is_winograd_only"] = fin_solvers.is_winograd_only(
+            problem, self._applicable_names()
+        )
         self._output["network_config"] = problem.network_config()
         self._output["db_key"] = problem.db_key()
         return problem
 
-    def _each(self, names: list[str], flag: str, work: Callable[[Solver, Entry, int], bool]) -> list[Entry]:
+    def _each(
+        self, names: list[str], flag: str, work: Callable[[Solver, Entry, int], bool]
+    ) -> list[Entry]:
         """The entries of a result; `work` fills one in and returns True if it succeeded."""
         results = []
         for index, name in enumerate(names):
@@ -145,7 +158,9 @@ class Job:
             results.append(entry)
         return results
 
-    def _one(self, work: Callable[[Solver, Entry, int], bool], solver: Solver, entry: Entry, index: int) -> bool:
+    def _one(
+        self, work: Callable[[Solver, Entry, int], bool], solver: Solver, entry: Entry, index: int
+    ) -> bool:
         done = work(solver, entry, index)
         self._cache.check()
         self._lie(solver.name, entry)
@@ -185,7 +200,11 @@ class Job:
     def _params(self, solver: Solver) -> str:
         """The params of the system perf db if they are valid, else the default."""
         problem = self._convolution()
-        found = _system_params(self._device, problem.perf_key(), solver.name) if solver.tunable else None
+        found = (
+            _system_params(self._device, problem.perf_key(), solver.name)
+            if solver.tunable
+            else None
+        )
         if found in fin_params.perf_configs(solver, problem, self._device) and found is not None:
             return found
         if found is not None:
@@ -208,7 +227,12 @@ class Job:
         self._misbehave(solver, "crash_solvers", "hang_solvers")
         params = self._params(solver)
         workspace = fin_kernels.workspace_bytes(solver, self._convolution(), params)
-        entry |= {"params": params, "workspace": workspace, "tunable": solver.tunable, "reason": "Success"}
+        entry |= {
+            "params": params,
+            "workspace": workspace,
+            "tunable": solver.tunable,
+            "reason": "Success",
+        }
         entry["kernel_objects"] = self._kernels(solver, params)
         return True
 
@@ -233,7 +257,9 @@ class Job:
 
         self._output[f"miopen_{form}_eval_result"] = self._each(names, "evaluated", work)
 
-    def _evaluate_one(self, form: str, solver: Solver, entry: Entry, sent: list[Entry], tuned: list[str]) -> bool:
+    def _evaluate_one(
+        self, form: str, solver: Solver, entry: Entry, sent: list[Entry], tuned: list[str]
+    ) -> bool:
         problem = self._convolution()
         if self._job.get("dynamic_only") and not solver.dynamic:
             entry["reason"] = "Not Dynamic"

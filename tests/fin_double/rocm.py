@@ -29,7 +29,11 @@ _MARKETING_NAMES = {
 }
 _FEATURES = {"gfx900": ":xnack-", "gfx1030": ""}
 _RULE = "*******"
-_SYSTEM = (("Runtime Version", "1.14"), ("Runtime Ext Version", "1.6"), ("System Timestamp Freq.", "1000.000000MHz"))
+_SYSTEM = (
+    ("Runtime Version", "1.14"),
+    ("Runtime Ext Version", "1.6"),
+    ("System Timestamp Freq.", "1000.000000MHz"),
+)
 
 
 def install(
@@ -46,13 +50,15 @@ def install(
 ) -> dict[str, str]:
     """Write the tree and return the environment variables that make Tuna use it.
 
-    `options` are those of `fin_options`; `recordings` is a directory with answers of a real fin. Both can be
-    changed by installing again. Results of the double are marked as simulated; `marked=False` omits the marker file, for
-    tests of how real results are handled. Raises ValueError for an unknown option.
+    `options` are those of `fin_options`; `recordings` is a directory with answers of a real fin.
+    Both can be changed by installing again. Results of the double are marked as simulated;
+    `marked=False` omits the marker file, for tests of how real results are handled. Raises
+    ValueError for an unknown option.
     """
     folder = folder.absolute()
     checked = fin_options.checked({"gpus": gpus, **(options or {})})
-    double = folder / "bin" / "fin_double"  # beside fin, for the box lets fin read its own folder alone
+    # beside fin, for the box lets fin read its own folder alone
+    double = folder / "bin" / "fin_double"
     compileall.compile_dir(_SOURCE, quiet=1)  # a boxed fin cannot write bytecode
     shutil.copytree(_SOURCE, double, ignore=shutil.ignore_patterns("*.pyc.*"), dirs_exist_ok=True)
     settings = folder / "share" / "fin-double.json"
@@ -60,20 +66,33 @@ def install(
     if recordings is not None:
         variables["TUNA_FIN_RECORDINGS"] = recordings.absolute()
     command = shlex.join([sys.executable, "-S", "-E", str(double)])
-    exports = "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in variables.items())
+    exports = "".join(
+        f"export {name}={shlex.quote(str(value))}\n" for name, value in variables.items()
+    )
     _write(settings, json.dumps(checked, indent=1))
     _write(folder / "bin" / "fin", f'#!/bin/sh\n{exports}exec {command} "$@"\n', mode=0o755)
     mark = folder / "bin" / "fin.simulated"
     if marked:
-        _write(mark, "The program fin beside this file is Tuna's stand-in, which only pretends to measure.\n")
+        _write(
+            mark,
+            "The program fin beside this file is Tuna's stand-in, which only pretends to"
+            " measure.\n",
+        )
     else:
         mark.unlink(missing_ok=True)
     info = rocminfo_text(arch, num_cu, gpus)
-    _write(folder / "bin" / "rocminfo", f"#!/bin/sh\ncat <<'END_OF_INFO'\n{info}END_OF_INFO\n", mode=0o755)
+    _write(
+        folder / "bin" / "rocminfo",
+        f"#!/bin/sh\ncat <<'END_OF_INFO'\n{info}END_OF_INFO\n",
+        mode=0o755,
+    )
     _write(folder / ".info" / "version", f"{rocm}\n")
     words = zip(("MAJOR", "MINOR", "PATCH", "TWEAK"), [*miopen.split("."), tweak], strict=True)
     header = "".join(f"#define MIOPEN_VERSION_{name} {value}\n" for name, value in words)
-    _write(folder / "include" / "miopen" / "version.h", f"// clang-format off\n{header}// clang-format on\n")
+    _write(
+        folder / "include" / "miopen" / "version.h",
+        f"// clang-format off\n{header}// clang-format on\n",
+    )
     switch = {"TUNA_SIMULATED": "1"} if marked else {}
     return {"TUNA_ROCM_PATH": str(folder), "TUNA_FIN": str(folder / "bin" / "fin"), **switch}
 
@@ -82,7 +101,12 @@ def rocminfo_text(arch: str, num_cu: int, gpus: int) -> str:
     """rocminfo's output on a host with one CPU and `gpus` equal GPUs."""
     lines = ["ROCk module is loaded", *_title("HSA System Attributes", "=" * 21)]
     lines += [_line(0, name, value) for name, value in _SYSTEM]
-    lines += ["", *_title("HSA Agents", "=" * 10), *_agent(0, *_cpu()), "  ISA Info:                "]
+    lines += [
+        "",
+        *_title("HSA Agents", "=" * 10),
+        *_agent(0, *_cpu()),
+        "  ISA Info:                ",
+    ]
     for index in range(1, gpus + 1):
         target = arch + _FEATURES.get(arch, ":sramecc+:xnack-")
         lines += [
@@ -102,23 +126,46 @@ def _cpu() -> tuple[tuple[str, object], ...]:
     name = "AMD EPYC 7003 (test double)"
     return (
         *(("Name", name), ("Uuid", "CPU-XX"), ("Marketing Name", name), ("Vendor Name", "CPU")),
-        *(("Feature", "None specified"), ("Profile", "FULL_PROFILE"), ("Node", 0), ("Device Type", "CPU")),
-        *(("Max Clock Freq. (MHz)", 3000), ("BDFID", 0), ("Internal Node ID", 0), ("Compute Unit", 64)),
+        *(
+            ("Feature", "None specified"),
+            ("Profile", "FULL_PROFILE"),
+            ("Node", 0),
+            ("Device Type", "CPU"),
+        ),
+        *(
+            ("Max Clock Freq. (MHz)", 3000),
+            ("BDFID", 0),
+            ("Internal Node ID", 0),
+            ("Compute Unit", 64),
+        ),
     )
 
 
 def _gpu(arch: str, num_cu: int, index: int) -> tuple[tuple[str, object], ...]:
     marketing = f"{_MARKETING_NAMES.get(arch, 'AMD GPU')} (test double)"
     return (
-        *(("Name", arch), ("Uuid", f"GPU-{index:016x}"), ("Marketing Name", marketing), ("Vendor Name", "AMD")),
-        *(("Feature", "KERNEL_DISPATCH"), ("Profile", "BASE_PROFILE"), ("Node", index), ("Device Type", "GPU")),
+        *(
+            ("Name", arch),
+            ("Uuid", f"GPU-{index:016x}"),
+            ("Marketing Name", marketing),
+            ("Vendor Name", "AMD"),
+        ),
+        *(
+            ("Feature", "KERNEL_DISPATCH"),
+            ("Profile", "BASE_PROFILE"),
+            ("Node", index),
+            ("Device Type", "GPU"),
+        ),
         *(("Max Clock Freq. (MHz)", 1500), ("BDFID", 256 * index), ("Internal Node ID", index)),
         *(("Compute Unit", num_cu), ("SIMDs per CU", 4), ("Wavefront Size", "64(0x40)")),
     )
 
 
 def _agent(index: int, *fields: tuple[str, object]) -> list[str]:
-    return [*_title(f"Agent {index + 1}", _RULE), *(_line(2, name, value) for name, value in fields)]
+    return [
+        *_title(f"Agent {index + 1}", _RULE),
+        *(_line(2, name, value) for name, value in fields),
+    ]
 
 
 def _title(text: str, rule: str) -> list[str]:
@@ -145,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--miopen", default="3.3.0", help="version of MIOpen")
     parser.add_argument("--tweak", default="2d1fd997", help="MIOpen's commit")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--options", type=json.loads, default={}, help="JSON: see tests/fin_double/fin_options.py")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="JSON: see tests/fin_double/fin_options.py"
+    )
     parser.add_argument("--recordings", type=Path, help="folder with real_applicability_*.jsonl.gz")
     for name, value in install(**vars(parser.parse_args(arguments))).items():
         print(f"export {name}={shlex.quote(value)}")

@@ -1,4 +1,5 @@
-"""Builder of databases with releasable results: sessions whose results have a job, its attempt and its best trial."""
+"""Builder of databases with releasable results: sessions whose results have a job, its attempt and
+its best trial."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from builders import DRIVERS, START, DatabaseBuilder
 
 from tuna.db import models
 from tuna.db.engine import reading, writing
-from tuna.golden import BuildReport, Explanation, PromotionReport, build, explain, report, report_session, versions
+from tuna.golden import (
+    BuildReport,
+    Explanation,
+    PromotionReport,
+    build,
+    explain,
+    report,
+    report_session,
+    versions,
+)
 
 A, B, C, D = DRIVERS[:4]
 ASM, GEMM = "ConvAsm3x3U", "GemmFwdRest"
@@ -34,23 +44,43 @@ class Scene:
         with writing(self.engine) as connection:
             yield DatabaseBuilder(connection, START + timedelta(days=self.sessions), self.solvers)
 
-    def session(self, times: Mapping[tuple[str, str], Any], library: str = "miopen", **fields: Any) -> int:
+    def session(
+        self, times: Mapping[tuple[str, str], Any], library: str = "miopen", **fields: Any
+    ) -> int:
         """A session with results {(driver, solver): time, or a dict of columns with `time_ms`}."""
         self.sessions += 1
-        facts = {"arch": "gfx90a", "num_cu": 104, "reason": f"effort {self.sessions}", "library_version": "3.3.0-abc"}
+        facts = {
+            "arch": "gfx90a",
+            "num_cu": 104,
+            "reason": f"effort {self.sessions}",
+            "library_version": "3.3.0-abc",
+        }
         with self.builder() as build:
             session = build.session(library, **(facts | fields))
         for (driver, solver), values in times.items():
-            self.result(session, driver, solver, **(values if isinstance(values, dict) else {"time_ms": values}))
+            self.result(
+                session,
+                driver,
+                solver,
+                **(values if isinstance(values, dict) else {"time_ms": values}),
+            )
         return session
 
-    def result(self, session: int, driver: str, solver: str, time_ms: float | None, **values: Any) -> int:
-        """Create a find-db row with its job, attempt and trial; `state`, `cause`, `ok` set those of the latter."""
-        state, cause, ok = values.pop("state", "evaluated"), values.pop("cause", None), values.pop("ok", True)
+    def result(
+        self, session: int, driver: str, solver: str, time_ms: float | None, **values: Any
+    ) -> int:
+        """Create a find-db row with its job, attempt and trial; `state`, `cause`, `ok` set those of
+        the latter."""
+        state, cause, ok = (
+            values.pop("state", "evaluated"),
+            values.pop("cause", None),
+            values.pop("ok", True),
+        )
         with self.builder() as build:
             if "code" in values:
                 values["kernels"] = [
-                    (build.kernel(code), f"k{n}.o", "-O3") for n, code in enumerate(values.pop("code"))
+                    (build.kernel(code), f"k{n}.o", "-O3")
+                    for n, code in enumerate(values.pop("code"))
                 ]
             if "workload" in values:
                 values["workload"] = build.kernel(values["workload"])
@@ -63,10 +93,14 @@ class Scene:
             job = build.job(session, config, solver_id, state=state)
             build.trial(job, 0, time_ms, cause=cause)
             build.step(job, "compile", 5.0, 4.0, worker="compile@host-1")
-            build.step(job, "eval", 3.0, 2.0, f"MI210 #{session}", worker=f"eval@host-{session}", ok=ok)
+            build.step(
+                job, "eval", 3.0, 2.0, f"MI210 #{session}", worker=f"eval@host-{session}", ok=ok
+            )
             return build.winner(session, config, solver_id, time_ms, job, **values)
 
-    def build(self, version: int, session: int | None = None, base: int | None = None, **options: Any) -> BuildReport:
+    def build(
+        self, version: int, session: int | None = None, base: int | None = None, **options: Any
+    ) -> BuildReport:
         """Build a version."""
         options = {"overwrite": False} | options
         return build(self.engine, version=version, session_id=session, base_version=base, **options)
@@ -109,7 +143,10 @@ class Scene:
 
     def times(self, version: int, library: str = "miopen") -> dict[tuple[str, int, str], float]:
         """(arch, config id, solver) -> time of the version."""
-        return {(row.arch, row.config_id, row.solver): row.time_ms for row in self.entries(version, library)}
+        return {
+            (row.arch, row.config_id, row.solver): row.time_ms
+            for row in self.entries(version, library)
+        }
 
     def kernels(self, entry_id: int) -> list[tuple[bytes, str, str]]:
         """Code, name and args of an entry's kernels."""
@@ -139,7 +176,10 @@ class Scene:
     def everything(self) -> list[Any]:
         """All rows of the golden tables."""
         tables = (models.Golden, models.GoldenEntry, models.GoldenKernel)
-        return [self.rows(sa.select(table.__table__).order_by(*table.__table__.primary_key)) for table in tables]
+        return [
+            self.rows(sa.select(table.__table__).order_by(*table.__table__.primary_key))
+            for table in tables
+        ]
 
     def network(self, name: str, weights: Mapping[str, int]) -> None:
         """A model with these layers."""
@@ -147,5 +187,9 @@ class Scene:
             model = build.insert(models.Model, name=name, version="1")
             framework = build.insert(models.Framework, name=f"for {name}", version="2")
             for driver, weight in weights.items():
-                keys = {"model_id": model, "framework_id": framework, "config_id": build.config(driver)}
+                keys = {
+                    "model_id": model,
+                    "framework_id": framework,
+                    "config_id": build.config(driver),
+                }
                 build.insert(models.ModelConfig, **keys, gpu_count=1, weight=weight)

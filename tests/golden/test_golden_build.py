@@ -32,27 +32,54 @@ def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene
         }
     )
     report = scene.build(1, session)
-    assert (report.library, report.new, report.entries, report.from_session) == ("miopen", True, 2, 2)
+    assert (report.library, report.new, report.entries, report.from_session) == (
+        "miopen",
+        True,
+        2,
+        2,
+    )
     assert (report.from_base, report.replaced, report.imported, report.kernels) == (0, 0, 0, 2)
     asm, gemm = scene.entries(1)
-    assert (asm.arch, asm.num_cu, asm.config_id, asm.solver) == ("gfx90a", 104, scene.config_id(A), ASM)
+    assert (asm.arch, asm.num_cu, asm.config_id, asm.solver) == (
+        "gfx90a",
+        104,
+        scene.config_id(A),
+        ASM,
+    )
     assert (asm.time_ms, asm.params, asm.workspace_bytes) == (0.25, "0,2,7", 2**40)
     assert (asm.algorithm, asm.problem_key) == ("miopenConvolutionFwdAlgoDirect", "64-1-F")
-    assert (asm.session_id, asm.worker, asm.device) == (session, f"eval@host-{session}", f"MI210 #{session}")
-    assert asm.measured_at == START + timedelta(days=1, seconds=9)  # a trial, 5 s of compiling, 3 s of measuring
+    assert (asm.session_id, asm.worker, asm.device) == (
+        session,
+        f"eval@host-{session}",
+        f"MI210 #{session}",
+    )
+    # a trial, 5 s of compiling, 3 s of measuring
+    assert asm.measured_at == START + timedelta(days=1, seconds=9)
     assert asm.source is None
-    assert scene.kernels(asm.id) == [(b"\x7fELF one", "k0.o", "-O3"), (b"\x7fELF two", "k1.o", "-O3")]
-    assert scene.rows(sa.select(models.Kernel.blob).where(models.Kernel.digest == asm.workload)) == [(b"problem",)]
+    assert scene.kernels(asm.id) == [
+        (b"\x7fELF one", "k0.o", "-O3"),
+        (b"\x7fELF two", "k1.o", "-O3"),
+    ]
+    assert scene.rows(
+        sa.select(models.Kernel.blob).where(models.Kernel.digest == asm.workload)
+    ) == [(b"problem",)]
     assert (gemm.time_ms, gemm.workload, scene.kernels(gemm.id)) == (0.5, None, [])
     (golden,) = scene.rows(sa.select(models.Golden.__table__))
-    assert (golden.version, golden.state, golden.base_version, golden.promoted_at) == (1, "draft", None, None)
+    assert (golden.version, golden.state, golden.base_version, golden.promoted_at) == (
+        1,
+        "draft",
+        None,
+        None,
+    )
 
 
 def test_a_baseline_is_released_only_where_it_is_the_only_one(scene: Scene) -> None:
     session = scene.session({(A, ASM): 3.0, (A, "Untuned"): 1.0, (B, "Untuned"): 2.0})
     with scene.builder() as build:
         build.connection.execute(
-            sa.update(models.Solver).where(models.Solver.name == "Untuned").values(algorithm=BASELINE)
+            sa.update(models.Solver)
+            .where(models.Solver.name == "Untuned")
+            .values(algorithm=BASELINE)
         )
     assert scene.build(1, session).entries == 2
     assert {(entry.config_id, entry.solver) for entry in scene.entries(1)} == {
@@ -76,12 +103,21 @@ def test_base_and_session_take_the_sessions_numbers_faster_or_slower(scene: Scen
     }
     assert (report.entries, report.from_base, report.from_session, report.replaced) == (5, 2, 3, 2)
     assert "3 from session 2, 2 from version 1, 2 replaced" in str(report)
-    assert {row.session_id for row in scene.entries(2) if row.time_ms in (0.5, 30.0, 5.0)} == {newer}
+    assert {row.session_id for row in scene.entries(2) if row.time_ms in (0.5, 30.0, 5.0)} == {
+        newer
+    }
     assert scene.everything()[1][: len(before)] == before  # the base is as it was
 
 
-def test_a_result_replaces_the_bases_though_its_key_and_algorithm_changed_and_brings_its_kernels(scene: Scene) -> None:
-    old = {"time_ms": 1.0, "problem_key": "old", "algorithm": "Direct", "code": [b"old 0", b"old 1"]}
+def test_a_result_replaces_the_bases_though_its_key_and_algorithm_changed_and_brings_its_kernels(
+    scene: Scene,
+) -> None:
+    old = {
+        "time_ms": 1.0,
+        "problem_key": "old",
+        "algorithm": "Direct",
+        "code": [b"old 0", b"old 1"],
+    }
     new = {"time_ms": 1.0, "problem_key": "new", "algorithm": "Winograd", "code": [b"new"]}
     scene.build(1, scene.session({(A, ASM): old, (B, ASM): old}))
     session = scene.session({(A, ASM): new})
@@ -131,7 +167,11 @@ def test_overwriting_a_draft_with_a_base_keeps_what_neither_replaces(scene: Scen
     scene.build(2, scene.session({(A, ASM): 10.0, (C, ASM): 30.0}), base=1)
     report = scene.build(2, scene.session({(B, ASM): 200.0}), base=1, overwrite=True)
     a, b, c = map(scene.config_id, (A, B, C))
-    assert scene.times(2) == {("gfx90a", a, ASM): 1.0, ("gfx90a", b, ASM): 200.0, ("gfx90a", c, ASM): 30.0}
+    assert scene.times(2) == {
+        ("gfx90a", a, ASM): 1.0,
+        ("gfx90a", b, ASM): 200.0,
+        ("gfx90a", c, ASM): 30.0,
+    }
     assert (report.from_base, report.from_session, report.entries) == (1, 1, 3)
 
 
@@ -181,7 +221,10 @@ def test_a_base_must_be_there_be_another_and_be_older(scene: Scene) -> None:
     scene.build(6, base=5)
     with pytest.raises(BadInput, match="built on the newer version 6"):
         scene.build(5, session, base=6, overwrite=True)
-    assert scene.rows(sa.select(models.Golden.version).order_by(models.Golden.version)) == [(5,), (6,)]
+    assert scene.rows(sa.select(models.Golden.version).order_by(models.Golden.version)) == [
+        (5,),
+        (6,),
+    ]
 
 
 def test_what_was_promoted_or_withdrawn_never_changes(scene: Scene) -> None:
@@ -210,14 +253,18 @@ def test_params_are_never_cut(scene: Scene, length: int) -> None:
 
 
 @pytest.mark.parametrize("time_ms", [-1.0, 5e-324, 1e-7, 1e8, 1e308, math.inf])
-def test_what_no_run_can_have_taken_is_left_out_with_a_sentence(scene: Scene, time_ms: float) -> None:
+def test_what_no_run_can_have_taken_is_left_out_with_a_sentence(
+    scene: Scene, time_ms: float
+) -> None:
     """Older versions took in such times; nothing could be released of their sessions."""
     if time_ms == math.inf and scene.engine.dialect.name != "sqlite":
         return  # MySQL has no infinity
     session = scene.session({(A, ASM): time_ms, (A, GEMM): 1.0})
     report = scene.build(1, session)
     assert (report.entries, report.left_out) == (1, 1)
-    assert "1 result left out, for no run can have taken less than 1 ns or more than a day" in str(report)
+    assert "1 result left out, for no run can have taken less than 1 ns or more than a day" in str(
+        report
+    )
     assert [row.solver for row in scene.entries(1)] == [GEMM]
     with pytest.raises(BadInput, match="has no results"):
         scene.build(2, scene.session({(A, ASM): time_ms}), base=1)
@@ -226,7 +273,9 @@ def test_what_no_run_can_have_taken_is_left_out_with_a_sentence(scene: Scene, ti
 @pytest.mark.parametrize("time_ms", [0.0, None])
 def test_what_is_no_time_is_refused(scene: Scene, time_ms: float | None) -> None:
     session = scene.session({(A, ASM): time_ms, (A, GEMM): 1.0})
-    with pytest.raises(NotReleasable, match=rf"Some of the 2 results .* 1 have no time.*such as {ASM} for "):
+    with pytest.raises(
+        NotReleasable, match=rf"Some of the 2 results .* 1 have no time.*such as {ASM} for "
+    ):
         scene.build(1, session)
     assert scene.everything() == [[], [], []]
 
@@ -241,7 +290,9 @@ def test_what_is_no_time_is_refused(scene: Scene, time_ms: float | None) -> None
         ({"source": "gfx90a68.db sha256:1f"}, "were imported", "--allow-imported"),
     ],
 )
-def test_what_nobody_verified_is_refused(scene: Scene, spoilt: dict[str, str], said: str, todo: str) -> None:
+def test_what_nobody_verified_is_refused(
+    scene: Scene, spoilt: dict[str, str], said: str, todo: str
+) -> None:
     session = scene.session({(A, ASM): {"time_ms": 1.0, **spoilt}, (B, ASM): 2.0})
     with pytest.raises(NotReleasable, match=f"1 .*{said}") as refusal:
         scene.build(1, session)
@@ -252,7 +303,9 @@ def test_what_nobody_verified_is_refused(scene: Scene, spoilt: dict[str, str], s
 @pytest.mark.parametrize("unknown", ["library_version", "toolchain"])
 def test_results_of_an_unknown_environment_are_refused(scene: Scene, unknown: str) -> None:
     session = scene.session({(A, ASM): 1.0, (B, ASM): 2.0}, **{unknown: ""})
-    with pytest.raises(NotReleasable, match="2 come from an environment without library version or toolchain"):
+    with pytest.raises(
+        NotReleasable, match="2 come from an environment without library version or toolchain"
+    ):
         scene.build(1, session, allow_imported=True)
 
 
@@ -262,16 +315,23 @@ def test_results_from_nowhere_are_refused_and_imported_ones_only_on_demand(scene
     scene.execute(sa.update(models.FindDb).where(row).values(job_id=None))
     with pytest.raises(NotReleasable, match="1 have neither a job nor a file"):
         scene.build(1, session, allow_imported=True)
-    scene.execute(sa.update(models.FindDb).where(row).values(source="gfx90a68.HIP.fdb.txt sha256:1f"))
+    scene.execute(
+        sa.update(models.FindDb).where(row).values(source="gfx90a68.HIP.fdb.txt sha256:1f")
+    )
     with pytest.raises(NotReleasable, match="1 were imported"):
         scene.build(1, session)
     report = scene.build(1, session, allow_imported=True)
     assert report.imported == 1
     imported, measured = scene.entries(1)
-    assert (imported.source, imported.worker, imported.device) == ("gfx90a68.HIP.fdb.txt sha256:1f", "", "")
+    assert (imported.source, imported.worker, imported.device) == (
+        "gfx90a68.HIP.fdb.txt sha256:1f",
+        "",
+        "",
+    )
     assert imported.measured_at is None
     assert (measured.source, measured.worker) == (None, f"eval@host-{session}")
-    scene.execute(sa.update(models.FindDb).where(row).values(time_ms=None))  # as an imported perf db
+    # as an imported perf db
+    scene.execute(sa.update(models.FindDb).where(row).values(time_ms=None))
     with pytest.raises(NotReleasable, match="1 have no time"):
         scene.build(2, session, base=1, allow_imported=True)
 
@@ -280,14 +340,19 @@ def test_noisy_results_are_released_only_on_demand_and_stay_marked(scene: Scene)
     session = scene.session({(A, ASM): 1.0, (B, ASM): 2.0})
     row = models.FindDb.config_id == scene.config_id(A)
     scene.execute(sa.update(models.FindDb).where(row).values(noisy=True, clock="cpu"))
-    with pytest.raises(NotReleasable, match="1 were measured on a device that was not quiet") as refusal:
+    with pytest.raises(
+        NotReleasable, match="1 were measured on a device that was not quiet"
+    ) as refusal:
         scene.build(1, session)
     assert "--allow-noisy" in refusal.value.hint
     assert scene.everything() == [[], [], []]
     scene.build(1, session, allow_noisy=True)
     scene.build(2, None, base=1)
     for version in (1, 2):
-        assert [(entry.noisy, entry.clock) for entry in scene.entries(version)] == [(True, "cpu"), (False, "")]
+        assert [(entry.noisy, entry.clock) for entry in scene.entries(version)] == [
+            (True, "cpu"),
+            (False, ""),
+        ]
 
 
 def test_the_latest_good_attempt_at_the_device_step_counts(scene: Scene) -> None:
@@ -295,7 +360,16 @@ def test_the_latest_good_attempt_at_the_device_step_counts(scene: Scene) -> None
     (job,) = scene.rows(sa.select(models.Job.id))[0]
     with scene.builder() as build:
         for attempt, ok in ((2, True), (3, False)):
-            build.step(job, "eval", 1.0, 1.0, f"card {attempt}", worker=f"w{attempt}", attempt=attempt, ok=ok)
+            build.step(
+                job,
+                "eval",
+                1.0,
+                1.0,
+                f"card {attempt}",
+                worker=f"w{attempt}",
+                attempt=attempt,
+                ok=ok,
+            )
         build.step(job, "compile", 1.0, 1.0, attempt=4, worker="compile@host-9")
     scene.build(1, session)
     (entry,) = scene.entries(1)
@@ -317,7 +391,10 @@ def test_batch_norm_and_a_kind_of_its_own(scene: Scene) -> None:
 
 
 def test_libraries_do_not_mix_and_number_their_versions_themselves(scene: Scene) -> None:
-    miopen, tvm = scene.session({(A, ASM): 1.0}), scene.session({(A, "TvmConvIm2col"): 2.0}, library="tvm")
+    miopen, tvm = (
+        scene.session({(A, ASM): 1.0}),
+        scene.session({(A, "TvmConvIm2col"): 2.0}, library="tvm"),
+    )
     scene.build(1, miopen)
     with pytest.raises(BadInput, match="one of miopen: libraries do not mix, and this one is tvm"):
         scene.build(2, tvm, base=1)
@@ -344,7 +421,9 @@ def test_two_results_for_one_layer_and_solver_are_refused(scene: Scene) -> None:
     session = scene.session({(A, ASM): 1.0})
     row = dict(scene.rows(sa.select(models.FindDb.__table__))[0]._mapping)
     scene.execute(sa.text("ALTER TABLE find_db ADD INDEX other (session_id)"))
-    scene.execute(sa.text("ALTER TABLE find_db DROP INDEX uq_find_db_session_id_config_id_solver_id"))
+    scene.execute(
+        sa.text("ALTER TABLE find_db DROP INDEX uq_find_db_session_id_config_id_solver_id")
+    )
     scene.execute(sa.insert(models.FindDb).values(**(row | {"id": row["id"] + 1, "time_ms": 2.0})))
     with pytest.raises(NotReleasable, match=f"2 results for one layer and solver .*{ASM}"):
         scene.build(1, session)

@@ -39,7 +39,11 @@ NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("--golden_v", 3, "--session_id", 2), 2, "most likely --base_golden_v 2"),
     (("--golden_v", 2, "--session_id", 2), 2, "add --overwrite"),
     (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 7), 3, "no golden version 7"),
-    (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 2, "-C", "gem"), 2, "did you mean gemm?"),
+    (
+        ("--golden_v", 3, "--session_id", 2, "--base_golden_v", 2, "-C", "gem"),
+        2,
+        "did you mean gemm?",
+    ),
 )
 
 
@@ -48,9 +52,13 @@ TypeIn = Callable[..., Ended]
 
 @pytest.fixture
 def type_in(
-    scene: Scene, tuna_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scene: Scene,
+    tuna_home: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> TypeIn:
-    """`type_in("build", 1, ...)` is `tuna golden build 1 ...`; `type_in("--golden_v", 1, ...)` is update_golden.py."""
+    """`type_in("build", 1, ...)` is `tuna golden build 1 ...`; `type_in("--golden_v", 1, ...)` is
+    update_golden.py."""
     monkeypatch.setenv("TUNA_DB_URL", scene.engine.url.render_as_string(hide_password=False))
     get_settings.cache_clear()
 
@@ -68,7 +76,8 @@ def type_in(
 
 @pytest.fixture
 def two(scene: Scene) -> Scene:
-    """Sessions 1 and 2: the second has A faster by half, B slower by a tenth; C is new, D is in neither."""
+    """Sessions 1 and 2: the second has A faster by half, B slower by a tenth; C is new, D is in
+    neither."""
     scene.network("Resnet50", {A: 3, B: 1})
     scene.session({(A, ASM): {"time_ms": 1.0, "code": [b"old"]}, (B, ASM): 1.0})
     scene.session({(A, ASM): 0.5, (B, ASM): 1.1, (C, GEMM): 3.0})
@@ -78,7 +87,11 @@ def two(scene: Scene) -> Scene:
 @pytest.fixture
 def built(two: Scene, type_in: TypeIn) -> TypeIn:
     """Version 1 of session 1, promoted; version 2 of session 2 on it, a draft."""
-    for words in (("build", 1, "--session-id", 1), ("promote", 1), ("build", 2, "--session-id", 2, "--base", 1)):
+    for words in (
+        ("build", 1, "--session-id", 1),
+        ("promote", 1),
+        ("build", 2, "--session-id", 2, "--base", 1),
+    ):
         assert type_in(*words).code == 0
     return type_in
 
@@ -86,17 +99,25 @@ def built(two: Scene, type_in: TypeIn) -> TypeIn:
 def test_a_release_from_its_build_to_its_rollback(two: Scene, type_in: TypeIn) -> None:
     ended = type_in("build", 1, "--session-id", 1)
     assert ended.code == 0
-    assert ended.out == (
-        "golden version 1 of miopen built: 2 entries with 1 kernel (2 from session 1, 0 replaced, 0 imported)\n"
+    assert (
+        ended.out
+        == "golden version 1 of miopen built: 2 entries with 1 kernel (2 from session 1, 0"
+        " replaced, 0 imported)\n"
     )
     assert "next: `tuna golden report 1`, then `tuna golden promote 1`" in ended.err
     assert type_in("promote", 1).out == "golden version 1 of miopen is promoted\n"
     assert type_in("build", 2, "--session-id", 2, "--base", 1).code == 0
     ended = type_in("promote", 2, "--max-regression", "10%", "--min-gain", "0.3")
-    assert ended == (0, "golden version 2 of miopen is promoted (against version 1: 1 faster, 1 slower)\n", "")
+    assert ended == (
+        0,
+        "golden version 2 of miopen is promoted (against version 1: 1 faster, 1 slower)\n",
+        "",
+    )
     ended = type_in("rollback", "miopen")
     assert ended == (0, "golden version 2 of miopen is withdrawn; version 1 is current again\n", "")
-    assert type_in("rollback", "miopen").out.endswith("version 1 of miopen is withdrawn; no version is current\n")
+    assert type_in("rollback", "miopen").out.endswith(
+        "version 1 of miopen is withdrawn; no version is current\n"
+    )
     assert type_in("rollback", "miopen").code == 2
 
 
@@ -109,10 +130,17 @@ def test_the_list_marks_the_current_version(built: TypeIn, two: Scene) -> None:
         ["tvm", "1", "draft", "-"],
     ]
     first, second, other = json.loads(built("list", "--json").out)
-    assert (first["current"], first["state"], first["base_version"], first["entries"]) == (True, "promoted", None, 2)
+    assert (first["current"], first["state"], first["base_version"], first["entries"]) == (
+        True,
+        "promoted",
+        None,
+        2,
+    )
     assert (second["current"], second["promoted_at"], second["base_version"]) == (False, None, 1)
     assert (other["library"], other["current"]) == ("tvm", False)
-    assert [one["library"] for one in json.loads(built("list", "--library", "tvm", "--json").out)] == ["tvm"]
+    assert [
+        one["library"] for one in json.loads(built("list", "--library", "tvm", "--json").out)
+    ] == ["tvm"]
 
 
 def _lines(ended: Ended) -> list[str]:
@@ -129,18 +157,26 @@ def test_an_empty_list_says_how_to_begin(type_in: TypeIn) -> None:
 def test_a_report_by_model_with_a_gate(built: TypeIn) -> None:
     lines = _lines(built("report", 2))
     assert lines[0] == "golden version 2 of miopen against version 1"
-    assert any(line.startswith("Resnet50 1 ") and "4 -> 2.6 ms (-35.00 %)" in line for line in lines)
+    assert any(
+        line.startswith("Resnet50 1 ") and "4 -> 2.6 ms (-35.00 %)" in line for line in lines
+    )
     assert built("report", 2, "--max-regression", "10%", "--min-gain", "35%").code == 0
     ended = built("report", 2, "--max-regression", "5%", "--min-gain", "0.5")
     assert ended.code == 1
-    assert ended.out.startswith("golden version 2 of miopen against version 1\n")  # the report is printed nevertheless
+    # the report is printed nevertheless
+    assert ended.out.startswith("golden version 2 of miopen against version 1\n")
     assert ended.err.count("violated: ") == 2
-    assert "violated: the total weighted time shrinks by 35 % instead of shrinking by 50 %" in ended.err
+    assert (
+        "violated: the total weighted time shrinks by 35 % instead of shrinking by 50 %"
+        in ended.err
+    )
     assert _lines(built("report", 2, "--against", 2))[0].endswith("against version 2")
 
 
 @pytest.mark.parametrize("words", [("report", 2), ("report", 1, "--session-id", 2)])
-def test_a_report_for_programs_has_the_violations_too(built: TypeIn, words: tuple[object, ...]) -> None:
+def test_a_report_for_programs_has_the_violations_too(
+    built: TypeIn, words: tuple[object, ...]
+) -> None:
     ended = built(*words, "--json", "--max-regression", 0)
     assert ended.code == 1
     found = json.loads(ended.out)
@@ -153,10 +189,14 @@ def test_a_report_for_programs_has_the_violations_too(built: TypeIn, words: tupl
     assert found["gains"][0]["after"]["session_id"] == 2
 
 
-def test_a_session_is_held_against_a_version_and_nothing_is_built(two: Scene, type_in: TypeIn) -> None:
+def test_a_session_is_held_against_a_version_and_nothing_is_built(
+    two: Scene, type_in: TypeIn
+) -> None:
     type_in("build", 1, "--session-id", 1)
     before = two.everything()
-    lines = _lines(type_in("report", 1, "--session-id", 2, "--max-regression", "10%", "--min-gain", "35%"))
+    lines = _lines(
+        type_in("report", 1, "--session-id", 2, "--max-regression", "10%", "--min-gain", "35%")
+    )
     assert lines[0] == "session 2 of miopen against version 1"
     ended = type_in("report", 1, "--session-id", 2, "--max-regression", "5%")
     assert ended.code == 1
@@ -172,7 +212,10 @@ def test_a_session_is_held_against_a_version_and_nothing_is_built(two: Scene, ty
 def test_a_promotion_that_the_gate_refuses_says_where_to_look(built: TypeIn, two: Scene) -> None:
     ended = built("promote", 2, "--max-regression", "5%")
     assert (ended.code, ended.out) == (1, "")
-    assert "Error: The golden version 2 of miopen is not promoted: 1 layer is more than 5 % slower" in ended.err
+    assert (
+        "Error: The golden version 2 of miopen is not promoted: 1 layer is more than 5 % slower"
+        in ended.err
+    )
     assert "look at: `tuna golden report 2 --against 1`" in ended.err
     assert two.states() == {1: "promoted", 2: "draft"}
     ended = built("promote", 1)
@@ -187,8 +230,16 @@ def test_an_entry_is_explained_for_people_and_programs(built: TypeIn, two: Scene
     assert ended.out.startswith(f"#{asm.id} in version 2: ")
     assert "replaced that of version 1" in ended.out
     (found,) = json.loads(built("explain", 2, f"#{asm.id}", "--json").out)
-    assert (found["entry"]["id"], found["entry"]["time_ms"], found["base"]["time_ms"]) == (asm.id, 0.5, 1.0)
-    assert (found["base_version"], len(found["base"]["kernels"]), found["entry"]["kernels"]) == (1, 1, [])
+    assert (found["entry"]["id"], found["entry"]["time_ms"], found["base"]["time_ms"]) == (
+        asm.id,
+        0.5,
+        1.0,
+    )
+    assert (found["base_version"], len(found["base"]["kernels"]), found["entry"]["kernels"]) == (
+        1,
+        1,
+        [],
+    )
     assert "kernels" in found["changes"]
     assert built("explain", 2, A, "--solver", GEMM).code == 3
     ended = built("explain", 2, "nonsense")
@@ -211,17 +262,22 @@ def test_the_seeds_way_builds_overwrites_and_grows_versions(two: Scene, type_in:
     assert (ended.code, ended.out.split(":")[0]) == (0, "golden version 0 of miopen built")
     ended = type_in("--session_id", 2, "--golden_v", 1, "--base_golden_v", 0)  # 0 counts as given
     assert "3 entries with 0 kernels (3 from session 2, 2 replaced, 0 imported)" in ended.out
-    assert sorted(two.times(1).values()) == [0.5, 1.1, 3.0]  # the session's numbers, the slower one too
+    # the session's numbers, the slower one too
+    assert sorted(two.times(1).values()) == [0.5, 1.1, 3.0]
     ended = type_in("--session_id", 1, "--golden_v", 1, "--overwrite")
     assert "golden version 1 of miopen overwritten: 3 entries" in ended.out
     assert sorted(two.times(1).values()) == [1.0, 1.0, 3.0]
     ended = type_in("--session_id", 2, "--golden_v", 1, "--base_golden_v", 0, "--overwrite")
-    assert "3 entries with 0 kernels (3 from session 2, 3 replaced, 0 imported)" in ended.out, "each is counted once"
+    assert "3 entries with 0 kernels (3 from session 2, 3 replaced, 0 imported)" in ended.out, (
+        "each is counted once"
+    )
     assert type_in("--golden_v", 2, "--base_golden_v", 1).code == 0
     assert two.states() == {0: "draft", 1: "draft", 2: "draft"}
 
 
-def test_the_seeds_way_takes_a_kind_and_imported_results_on_demand(two: Scene, type_in: TypeIn) -> None:
+def test_the_seeds_way_takes_a_kind_and_imported_results_on_demand(
+    two: Scene, type_in: TypeIn
+) -> None:
     two.result(1, C, ASM, 2.0, source="gfx90a68.db sha256:1f")
     ended = type_in("--session_id", 1, "--golden_v", 1)
     assert (ended.code, ended.out) == (2, "")
@@ -236,8 +292,14 @@ def test_the_seeds_way_takes_a_kind_and_imported_results_on_demand(two: Scene, t
 
 def test_the_options_are_in_the_help(type_in: TypeIn) -> None:
     for words, options in (
-        (("--help",), ("--session_id", "--golden_v", "--base_golden_v", "--overwrite", "--config_type")),
-        (("report", "--help"), ("--session-id", "--against", "--max-regression", "--min-gain", "--json")),
+        (
+            ("--help",),
+            ("--session_id", "--golden_v", "--base_golden_v", "--overwrite", "--config_type"),
+        ),
+        (
+            ("report", "--help"),
+            ("--session-id", "--against", "--max-regression", "--min-gain", "--json"),
+        ),
     ):
         ended = type_in(*words)
         assert ended.code == 0

@@ -1,4 +1,5 @@
-"""Comparison of a version or a session with a version: faster, slower, new and missing layers; the promotion gate."""
+"""Comparison of a version or a session with a version: faster, slower, new and missing layers; the
+promotion gate."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def _two(scene: Scene) -> PromotionReport:
 def _grown(scene: Scene, before: dict[str, float], after: dict[str, float]) -> PromotionReport:
     """Version 2 with other times for the layers of version 1."""
     scene.build(1, scene.session({(driver, ASM): time_ms for driver, time_ms in before.items()}))
-    scene.build(2, scene.session({(driver, ASM): time_ms for driver, time_ms in after.items()}), base=1)
+    scene.build(
+        2, scene.session({(driver, ASM): time_ms for driver, time_ms in after.items()}), base=1
+    )
     return scene.report(2)
 
 
@@ -36,18 +39,28 @@ def _numbers(tally: Tally) -> tuple[int, ...]:
     return (tally.faster, tally.slower, tally.equal, tally.new, tally.missing)
 
 
-def test_each_model_has_its_faster_slower_new_and_missing_layers_and_its_weighted_time(scene: Scene) -> None:
+def test_each_model_has_its_faster_slower_new_and_missing_layers_and_its_weighted_time(
+    scene: Scene,
+) -> None:
     scene.network("Resnet50", {A: 3, B: 1, C: 2})
     scene.network("Bert", {A: 1, D: 5})
     found = _two(scene)
-    assert (found.library, found.version, found.against, found.session_id, found.left_out) == ("miopen", 2, 1, None, 0)
+    assert (found.library, found.version, found.against, found.session_id, found.left_out) == (
+        "miopen",
+        2,
+        1,
+        None,
+        0,
+    )
     bert, resnet = found.models
     assert (bert.name, _numbers(bert)) == ("Bert 1", (1, 0, 0, 1, 0))
     assert (resnet.name, _numbers(resnet)) == ("Resnet50 1", (1, 1, 0, 0, 1))
-    assert (bert.before_ms, bert.after_ms) == (1.0, 0.25)  # the fastest solver of A, before and after
+    # the fastest solver of A, before and after
+    assert (bert.before_ms, bert.after_ms) == (1.0, 0.25)
     assert (resnet.before_ms, resnet.after_ms) == (3 * 1.0 + 2.0, 3 * 0.25 + 2.5)
     assert _numbers(found.total) == (1, 1, 0, 1, 1)  # a layer of two models counts once,
-    assert (found.total.before_ms, found.total.after_ms) == (4 * 1.0 + 2.0, 4 * 0.25 + 2.5)  # with both weights
+    # with both weights
+    assert (found.total.before_ms, found.total.after_ms) == (4 * 1.0 + 2.0, 4 * 0.25 + 2.5)
     assert found.total.ratio == pytest.approx(3.5 / 6)
 
 
@@ -63,7 +76,10 @@ def test_a_network_of_several_frameworks_counts_once_with_the_largest_weight(sce
     scene.network("Resnet50", {A: 3})
     (model,) = scene.rows(sa.select(models.Model.id))
     with scene.builder() as build:
-        keys = {"model_id": model.id, "framework_id": build.insert(models.Framework, name="other", version="1")}
+        keys = {
+            "model_id": model.id,
+            "framework_id": build.insert(models.Framework, name="other", version="1"),
+        }
         build.insert(models.ModelConfig, **keys, config_id=build.config(A), gpu_count=8, weight=4)
     assert _grown(scene, {A: 1.0}, {A: 2.0}).models[0].after_ms == 4 * 2.0
 
@@ -103,19 +119,27 @@ def test_a_layer_on_another_device_is_another_layer(scene: Scene) -> None:
     assert _numbers(scene.report(2).total) == (0, 0, 1, 1, 0)
 
 
-def test_the_worst_come_first_and_all_of_them_count(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_come_first_and_all_of_them_count(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compare, "_MAX_ITEMS", 1)
     monkeypatch.setattr(entries, "_IDS_PER_QUERY", 1)
     found = _grown(scene, {A: 1.0, B: 1.0, C: 1.0, D: 1.0}, {A: 1.1, B: 1.5, C: 0.9, D: 0.5})
     assert found.slower_ratios == (1.5, 1.1)
     assert ([c.ratio for c in found.regressions], [c.ratio for c in found.gains]) == ([1.5], [0.5])
-    assert "2 layers are more than 5 % slower, the worst by 50 %" in check_gate(found, 0.05, None)[0]
+    assert (
+        "2 layers are more than 5 % slower, the worst by 50 %" in check_gate(found, 0.05, None)[0]
+    )
 
 
 def test_without_a_base_everything_is_new(scene: Scene) -> None:
     scene.build(1, scene.session(OLD))
     found = scene.report(1)
-    assert (found.against, _numbers(found.total), found.total.ratio) == (None, (0, 0, 0, 3, 0), None)
+    assert (found.against, _numbers(found.total), found.total.ratio) == (
+        None,
+        (0, 0, 0, 3, 0),
+        None,
+    )
     assert "against nothing: it has no base" in found.lines()[0]
     assert check_gate(found, 0.0, None) == []
     assert "no layer to measure a gain on" in check_gate(found, None, 0.0)[0]
@@ -154,7 +178,9 @@ def test_the_total_time_must_shrink_by_the_gain_asked_for(scene: Scene) -> None:
     assert "shrinks by 10 % instead of shrinking by 20 %" in check_gate(found, None, 0.2)[0]
     assert check_gate(scene.report(1, 1), None, 0.0) == []
     (entry,) = [entry for entry in scene.entries(2) if entry.time_ms == 0.9]
-    scene.execute(sa.update(models.GoldenEntry).where(models.GoldenEntry.id == entry.id).values(time_ms=1.1))
+    scene.execute(
+        sa.update(models.GoldenEntry).where(models.GoldenEntry.id == entry.id).values(time_ms=1.1)
+    )
     assert "grows by 10 % instead" in check_gate(scene.report(2), None, 0.0)[0]
 
 
@@ -172,19 +198,29 @@ def test_a_session_is_compared_as_the_version_that_would_be_built_of_it(scene: S
     session = scene.session(NEW)
     found = scene.report_session(session, 1)
     assert scene.everything() == before
-    assert (found.library, found.version, found.session_id, found.against) == ("miopen", None, session, 1)
+    assert (found.library, found.version, found.session_id, found.against) == (
+        "miopen",
+        None,
+        session,
+        1,
+    )
     assert found.lines()[0] == f"session {session} of miopen against version 1"
     with scene.builder() as other:  # a version of the session alone, beside version 1
         other.insert(models.Golden, library="miopen", version=2, state="draft")
     build(scene.engine, version=2, session_id=session, base_version=None, overwrite=True)
     version = scene.report(2, 1)
-    assert (found.total, found.models, found.solver_changes) == (version.total, version.models, version.solver_changes)
+    assert (found.total, found.models, found.solver_changes) == (
+        version.total,
+        version.models,
+        version.solver_changes,
+    )
     assert found.slower_ratios == version.slower_ratios
     assert check_gate(found, 0.1, 0.5) == check_gate(version, 0.1, 0.5)
     ours, theirs = found.regressions[0].after, version.regressions[0].after
     assert (ours.version, theirs.version) == (None, 2)
     assert ours.origin == theirs.origin
-    assert f"after  {ours.solver} [" in "\n".join(found.lines())  # no number: only golden entries have one
+    # no number: only golden entries have one
+    assert f"after  {ours.solver} [" in "\n".join(found.lines())
     assert {**ours.as_json(), "id": 0, "version": 0} == {**theirs.as_json(), "id": 0, "version": 0}
 
 
@@ -194,7 +230,13 @@ def test_a_session_is_compared_on_its_own_device_only(scene: Scene) -> None:
     assert _numbers(scene.report_session(session, 1).total) == (0, 0, 0, 1, 0)
     scene.build(2, session, base=1)
     assert _numbers(scene.report_session(session, 2).total) == (0, 0, 1, 0, 0)
-    assert _numbers(scene.report_session(scene.session({(A, ASM): 1.0}, num_cu=110), 2).total) == (0, 0, 0, 1, 0)
+    assert _numbers(scene.report_session(scene.session({(A, ASM): 1.0}, num_cu=110), 2).total) == (
+        0,
+        0,
+        0,
+        1,
+        0,
+    )
 
 
 def test_what_could_not_become_golden_is_left_out_of_a_session_and_counted(scene: Scene) -> None:
@@ -202,12 +244,17 @@ def test_what_could_not_become_golden_is_left_out_of_a_session_and_counted(scene
     session = scene.session(
         {
             (A, ASM): {"time_ms": 0.1, "state": "errored"},
-            (B, ASM): {"time_ms": 1.0, "source": "gfx90a68.db sha256:1f"},  # imported, which a report may compare
+            # imported, which a report may compare
+            (B, ASM): {"time_ms": 1.0, "source": "gfx90a68.db sha256:1f"},
             (C, ASM): 0.0,
         }
     )
     found = scene.report_session(session, 1)
-    assert (_numbers(found.total), found.left_out, found.as_json()["left_out"]) == ((1, 0, 0, 0, 2), 2, 2)
+    assert (_numbers(found.total), found.left_out, found.as_json()["left_out"]) == (
+        (1, 0, 0, 0, 2),
+        2,
+        2,
+    )
     assert found.lines()[1] == "left out: 2 results of the session that cannot become golden"
 
 

@@ -13,8 +13,20 @@ from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
 
-OLD = {"time_ms": 1.0, "params": "4,4", "algorithm": "Direct", "workspace_bytes": 64, "code": [b"old"]}
-NEW = {"time_ms": 0.5, "params": "8,8", "algorithm": "Direct", "workspace_bytes": 64, "code": [b"new 0", b"new 1"]}
+OLD = {
+    "time_ms": 1.0,
+    "params": "4,4",
+    "algorithm": "Direct",
+    "workspace_bytes": 64,
+    "code": [b"old"],
+}
+NEW = {
+    "time_ms": 0.5,
+    "params": "8,8",
+    "algorithm": "Direct",
+    "workspace_bytes": 64,
+    "code": [b"new 0", b"new 1"],
+}
 
 
 def _digest(data: bytes) -> str:
@@ -34,8 +46,18 @@ def test_an_entry_by_its_number_tells_all_of_its_origin(two: Scene) -> None:
     for key in (str(asm.id), f"#{asm.id}"):
         (found,) = two.explain(2, key)
         entry = found.entry
-        assert (entry.id, entry.version, entry.solver, entry.time_ms, entry.params) == (asm.id, 2, ASM, 0.5, "8,8")
-        assert (entry.session_id, entry.reason, entry.library_version) == (2, "effort 2", "3.3.0-abc")
+        assert (entry.id, entry.version, entry.solver, entry.time_ms, entry.params) == (
+            asm.id,
+            2,
+            ASM,
+            0.5,
+            "8,8",
+        )
+        assert (entry.session_id, entry.reason, entry.library_version) == (
+            2,
+            "effort 2",
+            "3.3.0-abc",
+        )
         assert (entry.worker, entry.device, entry.source) == ("eval@host-2", "MI210 #2", None)
         assert entry.toolchain
         assert found.kernels == (_digest(b"new 0"), _digest(b"new 1"))
@@ -45,12 +67,25 @@ def test_the_bases_entry_is_beside_the_one_that_replaced_it(two: Scene) -> None:
     (found,) = two.explain(2, A, solver=ASM)
     assert found.base is not None
     old = two.entries(1)[0]
-    assert (found.base.id, found.base.version, found.base.session_id, found.base.time_ms) == (old.id, 1, 1, 1.0)
+    assert (found.base.id, found.base.version, found.base.session_id, found.base.time_ms) == (
+        old.id,
+        1,
+        1,
+        1.0,
+    )
     assert found.base_kernels == (_digest(b"old"),)
     assert found.changes == ("time_ms", "params", "session_id", "kernels")
-    assert found.verdict == f"replaced that of version 1 (#{old.id}): time_ms, params, session_id, kernels"
+    assert (
+        found.verdict
+        == f"replaced that of version 1 (#{old.id}): time_ms, params, session_id, kernels"
+    )
     text = "\n".join(found.lines())
-    for part in ("0.5 ms, workspace 64 bytes, Direct", "before: 1 ms", f"before: {ASM} [4,4]", _digest(b"old")):
+    for part in (
+        "0.5 ms, workspace 64 bytes, Direct",
+        "before: 1 ms",
+        f"before: {ASM} [4,4]",
+        _digest(b"old"),
+    ):
         assert part in text
     assert "measured 2026-03-04 09:30:09 UTC by eval@host-2 on MI210 #2" in text
 
@@ -60,23 +95,37 @@ def test_an_entry_that_a_search_found_says_which_rule_ended_it(two: Scene) -> No
     (asm,) = two.explain(2, A, solver=ASM)
     assert (asm.search_ended, asm.as_json()["search_ended"]) == ("", "")
     assert "ended" not in "\n".join(asm.lines())
-    result = sa.select(models.FindDb).where(models.FindDb.session_id == 2, models.FindDb.time_ms == 0.5)
+    result = sa.select(models.FindDb).where(
+        models.FindDb.session_id == 2, models.FindDb.time_ms == 0.5
+    )
     with two.engine.begin() as connection:
         row = connection.execute(result).one()
         same = {name: getattr(row, name) for name in ("session_id", "config_id", "solver_id")}
-        facts = {"steps": "search,compile,eval", "step": "eval", "state": "evaluated", "reason": "", "options": {}}
+        facts = {
+            "steps": "search,compile,eval",
+            "step": "eval",
+            "state": "evaluated",
+            "reason": "",
+            "options": {},
+        }
         first = {**same, **facts, "stopped": "all trials are done"}
         connection.execute(sa.insert(models.Job).values(first))
-        later = connection.execute(sa.insert(models.Job).values(**same, **facts, round=1)).inserted_primary_key
+        later = connection.execute(
+            sa.insert(models.Job).values(**same, **facts, round=1)
+        ).inserted_primary_key
         assert later is not None
-        connection.execute(sa.update(models.FindDb).where(models.FindDb.id == row.id).values(job_id=later[0]))
+        connection.execute(
+            sa.update(models.FindDb).where(models.FindDb.id == row.id).values(job_id=later[0])
+        )
     (asm,) = two.explain(2, A, solver=ASM)
     assert "  its search ended: all trials are done" in asm.lines()
     assert asm.as_json()["search_ended"] == "all trials are done"
     (gemm_,) = two.explain(2, str(gemm.id))
     assert gemm_.search_ended == ""
     with two.engine.begin() as connection:
-        connection.execute(sa.update(models.FindDb).where(models.FindDb.id == row.id).values(time_ms=0.4))
+        connection.execute(
+            sa.update(models.FindDb).where(models.FindDb.id == row.id).values(time_ms=0.4)
+        )
     (asm,) = two.explain(2, A, solver=ASM)
     assert asm.search_ended == "", "the session has another result now"
 
@@ -102,7 +151,9 @@ def test_a_layer_goes_by_config_key_problem_key_label_and_driver_command(two: Sc
         assert [one.entry.solver for one in two.explain(2, key)] == [ASM, GEMM], key
 
 
-def test_the_key_of_a_layer_counts_before_one_that_a_worker_told_an_older_version(scene: Scene) -> None:
+def test_the_key_of_a_layer_counts_before_one_that_a_worker_told_an_older_version(
+    scene: Scene,
+) -> None:
     """It is the key of a layer that has none: a transposed convolution."""
     transposed = A.replace("-F 1", "-m trans -F 1")
     told = {"time_ms": 1.0, "problem_key": "64-1-F"}
@@ -123,7 +174,9 @@ def test_entries_come_by_device_and_then_fastest_first(scene: Scene) -> None:
 
 def test_an_imported_entry_names_its_file(scene: Scene) -> None:
     source = "gfx90a68.HIP.fdb.txt sha256:1f"
-    scene.build(1, scene.session({(A, ASM): {"time_ms": 1.0, "source": source}}), allow_imported=True)
+    scene.build(
+        1, scene.session({(A, ASM): {"time_ms": 1.0, "source": source}}), allow_imported=True
+    )
     (found,) = scene.explain(1, A)
     assert found.entry.origin.endswith(f"imported from {source}")
     assert found.as_json()["entry"]["measured_at"] is None

@@ -107,14 +107,18 @@ def test_a_build_that_is_killed_leaves_nothing(
     session = _versions(scene)
     before = scene.everything()
     url = scene.engine.url.render_as_string(hide_password=False)
-    ended = subprocess.run([sys.executable, "-c", _KILLED, url, str(session), str(die_at)], capture_output=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED, url, str(session), str(die_at)], capture_output=True
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     eventually(lambda: scene.everything() == before, 10.0)
     assert scene.build(2, session, base=1).entries == 4
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_of_two_who_build_a_version_at_once_one_wins_and_the_other_is_told(scene: Scene, first: bool) -> None:
+def test_of_two_who_build_a_version_at_once_one_wins_and_the_other_is_told(
+    scene: Scene, first: bool
+) -> None:
     session = _versions(scene)
     version, base = (2, 1) if not first else (1, None)
     if first:
@@ -154,14 +158,17 @@ def test_who_comes_while_the_first_version_is_being_built_is_told_so(scene: Scen
     def other() -> None:
         began.wait(30)
         try:
-            Scene(make_engine(scene.engine.url.render_as_string(hide_password=False))).build(1, session)
+            Scene(make_engine(scene.engine.url.render_as_string(hide_password=False))).build(
+                1, session
+            )
         except Exception as error:
             told.append(error)
 
     def hold(number: int, _: str) -> None:
         if number == 1:
             began.set()
-            time.sleep(0.5)  # on MySQL the other transaction now waits for the unique key, on SQLite for the lock
+            # on MySQL the other transaction now waits for the unique key, on SQLite for the lock
+            time.sleep(0.5)
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -180,7 +187,9 @@ def test_a_promotion_waits_for_an_overwrite_and_judges_what_it_made(scene: Scene
 
     def promoter() -> None:
         began.wait(30)
-        reports.append(promote(make_engine(scene.engine.url.render_as_string(hide_password=False)), 2))
+        reports.append(
+            promote(make_engine(scene.engine.url.render_as_string(hide_password=False)), 2)
+        )
 
     def hold(number: int, _: str) -> None:
         if number == 1:
@@ -246,9 +255,14 @@ def _many(scene: Scene) -> int:
             trial_number, updated_at) SELECT session_id, config_id, solver_id, id, 1 + id % 97, 0,
             '256,128,128,32,Default,32,32,2,2,8,8,8,1,1,BlkGemmPipelineScheduler: Intrawave', '', 0, '2026-03-02'
             FROM job WHERE id >= 1000""",
-        f"INSERT INTO find_db_kernel SELECT id, 0, '{kernel}', 'k.o', '' FROM find_db WHERE params != ''",
+        (
+            f"INSERT INTO find_db_kernel SELECT id, 0, '{kernel}', 'k.o', '' FROM find_db WHERE"
+            " params != ''"
+        ),
     ):
-        scene.execute(sa.text(statement.replace(":", "\\:") if "Intrawave" in statement else statement))
+        scene.execute(
+            sa.text(statement.replace(":", "\\:") if "Intrawave" in statement else statement)
+        )
     return session
 
 

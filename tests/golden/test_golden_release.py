@@ -37,7 +37,9 @@ def test_a_promoted_version_is_current_and_says_when(scene: Scene) -> None:
     report = promote(scene.engine, 1)
     assert (report.against, report.total.new) == (None, 1)
     assert (_current(scene), scene.states()) == (1, {1: "promoted", 2: "draft", 3: "draft"})
-    (promoted_at,) = scene.rows(sa.select(models.Golden.promoted_at).where(models.Golden.version == 1))[0]
+    (promoted_at,) = scene.rows(
+        sa.select(models.Golden.promoted_at).where(models.Golden.version == 1)
+    )[0]
     assert before <= promoted_at <= utc_now()
     promote(scene.engine, 3)
     assert (_current(scene), scene.states()) == (3, {1: "promoted", 2: "draft", 3: "promoted"})
@@ -77,7 +79,9 @@ def test_what_was_promoted_never_changes(scene: Scene, withdraw: bool) -> None:
     before = scene.everything()
     newer = scene.session({(A, ASM): 0.5})
     state = "withdrawn" if withdraw else "promoted"
-    with pytest.raises(GoldenFrozen, match=f"version 1 of miopen is {state} and never changes") as refusal:
+    with pytest.raises(
+        GoldenFrozen, match=f"version 1 of miopen is {state} and never changes"
+    ) as refusal:
         scene.build(1, newer, overwrite=True)
     assert refusal.value.hint == "build a new version on it"
     with pytest.raises(GoldenFrozen, match=f"is {state} already"):
@@ -110,7 +114,10 @@ def test_a_draft_that_fails_the_gate_stays_a_draft(scene: Scene) -> None:
         promote(scene.engine, 2, max_regression=0.1)
     assert no.value.hint == "look at: `tuna golden report 2 --against 1`"
     assert no.value.exit_code == 1
-    with pytest.raises(GateViolated, match=r"slower, the worst by 20 %: .*; the total weighted time shrinks by 15 %"):
+    with pytest.raises(
+        GateViolated,
+        match=r"slower, the worst by 20 %: .*; the total weighted time shrinks by 15 %",
+    ):
         promote(scene.engine, 2, max_regression=0.1, min_gain=0.5)
     assert scene.everything() == before
     report = promote(scene.engine, 2, max_regression=0.2, min_gain=0.15)
@@ -124,7 +131,8 @@ def test_the_gate_compares_with_what_is_current_and_not_with_the_base(scene: Sce
     with pytest.raises(GateViolated, match=r"slower, the worst by 4\.938 %"):
         promote(scene.engine, 4, max_regression=0.0)
     rollback(scene.engine, "miopen")
-    assert promote(scene.engine, 4, max_regression=0.0, min_gain=0.15).against == 1  # nothing is current: the base
+    # nothing is current: the base
+    assert promote(scene.engine, 4, max_regression=0.0, min_gain=0.15).against == 1
     rollback(scene.engine, "miopen")
 
 
@@ -140,7 +148,9 @@ def test_a_version_that_lost_layers_is_held_back(scene: Scene) -> None:
 def test_each_library_has_a_current_version_of_its_own(scene: Scene) -> None:
     scene.build(1, scene.session({(A, ASM): 1.0}))
     scene.build(1, scene.session({(A, "TvmConvIm2col"): 2.0}, library="tvm"))
-    with pytest.raises(BadInput, match="Several libraries have a golden version 1: miopen, tvm") as refusal:
+    with pytest.raises(
+        BadInput, match="Several libraries have a golden version 1: miopen, tvm"
+    ) as refusal:
         promote(scene.engine, 1)
     assert refusal.value.hint == "choose one with --library"
     assert promote(scene.engine, 1, library="tvm").against is None
@@ -183,7 +193,9 @@ def test_of_two_who_promote_a_version_one_does_and_the_other_is_told(scene: Scen
 def test_noisy_results_are_released_on_demand_and_simulated_ones_never(scene: Scene) -> None:
     session = scene.session({(A, ASM): {"time_ms": 1.0, "noisy": True}, (B, ASM): 2.0})
     scene.build(1, session, allow_noisy=True)
-    with pytest.raises(NotReleasable, match="1 of its results were measured on a device that was not quiet") as refusal:
+    with pytest.raises(
+        NotReleasable, match="1 of its results were measured on a device that was not quiet"
+    ) as refusal:
         promote(scene.engine, 1)
     assert "--allow-noisy" in refusal.value.hint
     with scene.builder() as build:

@@ -23,7 +23,9 @@ def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
 
 
 @pytest.fixture()
-def processes(engine: sa.Engine, tuna_home: Path, tuna_forks: ForkServer | None) -> Iterator[Processes]:
+def processes(
+    engine: sa.Engine, tuna_home: Path, tuna_forks: ForkServer | None
+) -> Iterator[Processes]:
     made = Processes(tuna_home, tuna_forks)
     yield made
     made.kill_all()

@@ -26,9 +26,12 @@ class Processes:
         self._all: list[psutil.Process] = []
 
     def start(self, *words: str, forked: bool = True) -> psutil.Popen:
-        """Start `python -m WORDS`; unless `forked`, its command line and variables can be read in /proc."""
+        """Start `python -m WORDS`; unless `forked`, its command line and variables can be read in
+        /proc."""
         with forking(self._server if forked else None), open(self._home / "log", "ab") as log:
-            process = psutil.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True)
+            process = psutil.Popen(
+                [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
+            )
         self._all.append(process)
         return process
 
@@ -37,7 +40,16 @@ class Processes:
 
     def worker(self, queue: str) -> psutil.Popen:
         return self.start(
-            "celery", "-A", "tuna.celery_app", "worker", "-Q", queue, "-c", "1", "-n", f"{os.urandom(4).hex()}@x"
+            "celery",
+            "-A",
+            "tuna.celery_app",
+            "worker",
+            "-Q",
+            queue,
+            "-c",
+            "1",
+            "-n",
+            f"{os.urandom(4).hex()}@x",
         )
 
     def kill(self, process: psutil.Popen) -> None:
@@ -55,17 +67,20 @@ class Processes:
 
 
 def below(process: psutil.Process) -> list[psutil.Process]:
-    """What it started, without the embedded Redis and its guard, which stay as long as another process uses them."""
+    """What it started, without the embedded Redis and its guard, which stay as long as another
+    process uses them."""
     found = []
     for one in process.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, though nobody may have reaped it yet
+        # it has ended, though nobody may have reaped it yet
+        with contextlib.suppress(psutil.NoSuchProcess):
             if not any("redis-server" in word for word in one.cmdline()):
                 found.append(one)
     return found
 
 
 def stop_redis() -> None:
-    """Wait for the end of the embedded Redis, which ends with its last user: a killed one takes its time."""
+    """Wait for the end of the embedded Redis, which ends with its last user: a killed one takes its
+    time."""
     settings = get_settings()
     release_services(settings)
     wait_until(lambda: not listens(str(socket_path(settings.run_dir))), 20, "end of Redis")

@@ -1,4 +1,5 @@
-"""Boards with TVM's own tracker and servers: on loopback, where one is killed, and emulated, by the commands of docs/boards.md."""
+"""Boards with TVM's own tracker and servers: on loopback, where one is killed, and emulated, by the
+commands of docs/boards.md."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ pytestmark = [pytest.mark.drill(only=True), pytest.mark.timeout(900)]
 
 
 class Shell:
-    """Programs that a person would start in terminals, with one TUNA_HOME; their groups are killed at the end."""
+    """Programs that a person would start in terminals, with one TUNA_HOME; their groups are killed
+    at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log"
@@ -34,12 +36,22 @@ class Shell:
         self.folder = folder
         bin_folder = Path(sys.executable).parent
         path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-        self.env = {**os.environ, "PATH": path, "TUNA_HOME": str(folder / "home"), "TVM_NUM_THREADS": "1"}
+        self.env = {
+            **os.environ,
+            "PATH": path,
+            "TUNA_HOME": str(folder / "home"),
+            "TVM_NUM_THREADS": "1",
+        }
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         with open(self._log, "ab") as log:
             made = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+                cwd=self.folder,
+                start_new_session=True,
             )
         return self.adopt(made)
 
@@ -85,7 +97,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    need(find_spec("tvm") and find_spec("tornado") and find_spec("cloudpickle"), "TVM's RPC (the extra rpc)")
+    need(
+        find_spec("tvm") and find_spec("tornado") and find_spec("cloudpickle"),
+        "TVM's RPC (the extra rpc)",
+    )
     made = Shell(tmp_path)
     yield made
     made.close()
@@ -103,18 +118,35 @@ def test_a_killed_board_loses_nothing_and_is_used_again(shell: Shell) -> None:
     shell.server(tracker, second)
     where = ["--tvm-tracker", f"127.0.0.1:{tracker}", "--device-key", "loopback"]
     layers = shell.folder / "layers.txt"
-    layers.write_text("".join(f"MIOpenDriver gemm -m {n} -n {n} -k {n}\n" for n in range(32, 32 * 17, 32)))
+    layers.write_text(
+        "".join(f"MIOpenDriver gemm -m {n} -n {n} -k {n}\n" for n in range(32, 32 * 17, 32))
+    )
     shell.run("tuna", "init-session", "tvm", "-l", "two boards", *where)
     shell.run("tuna", "import", str(layers), "-t", "mine")
     shell.run("tuna", "update-solvers", "tvm")
     shell.run("tuna", "applicability", "--session-id", "1")
-    shell.run("tuna", "load-jobs", "--session-id", "1", "-t", "mine", "-s", "TvmGemmTile", "--candidates", "4")
+    shell.run(
+        "tuna",
+        "load-jobs",
+        "--session-id",
+        "1",
+        "-t",
+        "mine",
+        "-s",
+        "TvmGemmTile",
+        "--candidates",
+        "4",
+    )
     shell.start("tuna", "worker", "compile")
     on_boards = shell.start("tuna", "worker", "eval", *where, "-c", "2")
     enqueue = shell.start("tuna", "enqueue", "--session-id", "1")
 
     def on(port: int) -> list[dict[str, object]]:
-        return [one for one in workers(shell) if str(port) in str(one["device"]) and one["state"] == "busy"]
+        return [
+            one
+            for one in workers(shell)
+            if str(port) in str(one["device"]) and one["state"] == "busy"
+        ]
 
     wait_until(lambda: on(first) and on(second), 120, "both boards measure")
     end(doomed)
@@ -126,7 +158,9 @@ def test_a_killed_board_loses_nothing_and_is_used_again(shell: Shell) -> None:
     assert enqueue.wait(400) == 0
     (session,) = json.loads(shell.run("tuna", "status", "--json"))
     assert set(session["jobs"]) == {"evaluated"}, session
-    wait_until(lambda: all(one["state"] == "idle" for one in workers(shell)), 120, "both workers are back")
+    wait_until(
+        lambda: all(one["state"] == "idle" for one in workers(shell)), 120, "both workers are back"
+    )
     started = time.monotonic()
     on_boards.send_signal(signal.SIGTERM)
     on_boards.wait(30)
@@ -147,7 +181,9 @@ def wait_for_aside(shell: Shell) -> dict[str, object]:
 def pasted(port: int) -> Sequence[str]:
     """The blocks of commands, with another port for the tracker."""
     return [
-        block.replace("--port 9190", f"--port {port} --port-end {port + 1}").replace("9190", str(port))
+        block.replace("--port 9190", f"--port {port} --port-end {port + 1}").replace(
+            "9190", str(port)
+        )
         for block in re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     ]
 
@@ -159,7 +195,10 @@ def test_a_newcomer_tunes_a_layer_on_the_emulated_board(shell: Shell) -> None:
     _, tracker, board, session = pasted(port)
     shell.start("bash", "-ec", tracker)
     wait_until(lambda: listens(("127.0.0.1", port)), 60, "the tracker")
-    where = board.strip().replace("scripts/board", str(ROOT / "scripts" / "board")) + f" --port {board_port}"
+    where = (
+        board.strip().replace("scripts/board", str(ROOT / "scripts" / "board"))
+        + f" --port {board_port}"
+    )
     shell.env["TUNA_BOARDS"] = os.environ.get("TUNA_BOARDS") or str(ROOT / "build")
     shell.start("bash", "-ec", f"exec {where}")
     wait_until(lambda: listens(("127.0.0.1", board_port)), 400, "the emulated board")
@@ -169,12 +208,23 @@ def test_a_newcomer_tunes_a_layer_on_the_emulated_board(shell: Shell) -> None:
     assert "conv 1x16x14x14" in printed
     assert "gemm 32x32x32" in printed
     artifacts = [
-        path.read_bytes() for path in (shell.folder / "home" / "artifacts").glob("??/*") if "." not in path.name
+        path.read_bytes()
+        for path in (shell.folder / "home" / "artifacts").glob("??/*")
+        if "." not in path.name
     ]
     built = [code for code in artifacts if code[:4] == b"\x7fELF"]
     assert built
     assert {code[18:20] for code in built} == {b"\xb7\x00"}, "e_machine 183: AArch64"
-    export = [str(shutil.which("tuna", path=shell.env["PATH"])), "export", "--session-id", "1", "--form", "tvm"]
-    refused = subprocess.run(export, env=shell.env, cwd=shell.folder, capture_output=True, text=True)
+    export = [
+        str(shutil.which("tuna", path=shell.env["PATH"])),
+        "export",
+        "--session-id",
+        "1",
+        "--form",
+        "tvm",
+    ]
+    refused = subprocess.run(
+        export, env=shell.env, cwd=shell.folder, capture_output=True, text=True
+    )
     assert refused.returncode == 2
     assert "qemu-aarch64 emulates" in refused.stderr

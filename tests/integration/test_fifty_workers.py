@@ -1,6 +1,8 @@
-"""Fifty workers that joined by token, one of them put out in the middle, one stranger, one that may not, one forgery.
+"""Fifty workers that joined by token, one of them put out in the middle, one stranger, one that may
+not, one forgery.
 
-The workers are threads that take messages from their queues as Celery does, each with a Redis user of its own.
+The workers are threads that take messages from their queues as Celery does, each with a Redis user
+of its own.
 """
 
 from __future__ import annotations
@@ -56,16 +58,28 @@ class Worker(threading.Thread):
     blocked = threading.Event()  #: the victim has a chunk in hand
     go_on = threading.Event()
 
-    def __init__(self, line: str, role: str, number: int, home: Path, *, victim: bool = False) -> None:
+    def __init__(
+        self, line: str, role: str, number: int, home: Path, *, victim: bool = False
+    ) -> None:
         super().__init__(daemon=True)
-        self._line, self._role, self._number, self._home, self.victim = line, role, number, home, victim
+        self._line, self._role, self._number, self._home, self.victim = (
+            line,
+            role,
+            number,
+            home,
+            victim,
+        )
         self.told: dict[str, str] = {}
         self.outcomes: list[str] = []
         self.in_hand: tuple[int, ...] = ()
         self.stop = threading.Event()
 
     def enter(self) -> None:
-        facts = {"toolchains": (HOME.toolchain,)} if self._role == "compile" else {"environments": (HOME.key,)}
+        facts = (
+            {"toolchains": (HOME.toolchain,)}
+            if self._role == "compile"
+            else {"environments": (HOME.key,)}
+        )
         self.told = join(self._line, self._role, Facts(host=f"h{self._number}", pid=1, **facts), 30)
 
     @property
@@ -117,7 +131,9 @@ class Worker(threading.Thread):
         )
 
 
-def _run(self: NoopLibrary, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+def _run(
+    self: NoopLibrary, step: Step, items: Sequence[WorkItem], context: RunContext
+) -> Iterator[StepResult]:
     """Build makes an artifact, measure wants it."""
     me = threading.current_thread()
     if isinstance(me, Worker) and me.victim:
@@ -132,7 +148,10 @@ def _run(self: NoopLibrary, step: Step, items: Sequence[WorkItem], context: RunC
             context.artifacts.get(item.candidates[0].artifact or "")
         except KeyError as error:
             yield result_of(
-                item, ok=False, cause=Cause.ARTIFACT_LOST, output_tail=f"artifact {error} is gone or damaged"
+                item,
+                ok=False,
+                cause=Cause.ARTIFACT_LOST,
+                output_tail=f"artifact {error} is gone or damaged",
             )
             continue
         yield result_of(item, ok=True, trials=(Trial(index=0, time_ms=1.0, times_ms=(1.0,)),))
@@ -145,8 +164,12 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.timeout(60)
-def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: object) -> None:
-    monkeypatch.setattr(NoopLibrary, "steps", (Step("build", Resource.CPU, 4), Step("measure", Resource.DEVICE, 4)))
+def test_fifty_workers_by_token(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: object
+) -> None:
+    monkeypatch.setattr(
+        NoopLibrary, "steps", (Step("build", Resource.CPU, 4), Step("measure", Resource.DEVICE, 4))
+    )
     monkeypatch.setattr(NoopLibrary, "run", _run)
     assert callable(eventually)
     own = with_password(url, ADMIN)
@@ -159,7 +182,9 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
         namespace = sessions.namespace(connection)
         environment = sessions.get(connection, session_id).environment
     work = SessionWork(session_id, namespace, environment, get_library("noop"))
-    gate = Gate(engine, admin, namespace, settings.lease_s, Leases(admin, namespace, settings.lease_s).evict)
+    gate = Gate(
+        engine, admin, namespace, settings.lease_s, Leases(admin, namespace, settings.lease_s).evict
+    )
     coordinator = Coordinator(engine, admin, Celery("t", broker=own), settings, [work])
     total = LAYERS * 10
     done = lambda: states(engine).get("evaluated", 0) == total  # noqa: E731
@@ -169,12 +194,20 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
 
     roles = ["compile"] * COMPILERS + ["eval"] * DEVICES
     workers = [
-        Worker(gate.create_token(role, 60, url).full(), role, number, tmp_path, victim=number == COMPILERS)
+        Worker(
+            gate.create_token(role, 60, url).full(),
+            role,
+            number,
+            tmp_path,
+            victim=number == COMPILERS,
+        )
         for number, role in enumerate(roles)
     ]
     outsider = gate.create_token("eval", 60, url).full()
     with ThreadPoolExecutor(len(workers) + 1) as pool:
-        elsewhere = pool.submit(join, outsider, "eval", Facts(host="x", pid=1, environments=("f" * 16,)), 30)
+        elsewhere = pool.submit(
+            join, outsider, "eval", Facts(host="x", pid=1, environments=("f" * 16,)), 30
+        )
         list(pool.map(Worker.enter, workers))
     with pytest.raises(BadInput, match="no session is for its environment"):
         elsewhere.result()
@@ -185,18 +218,28 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
 
     for worker in compilers:
         worker.start()
-    built = lambda: states(engine).get("compiled", 0) + states(engine).get("eval_queued", 0) == total  # noqa: E731
+
+    def built() -> bool:
+        counts = states(engine)
+        return counts.get("compiled", 0) + counts.get("eval_queued", 0) == total
+
     eventually(built, 30)
     victim.start()
     assert Worker.blocked.wait(10)
-    eventually(lambda: states(engine).get("evaluating", 0) > 0, 10)  # else the victim's chunk counts as not begun
+    # else the victim's chunk counts as not begun
+    eventually(lambda: states(engine).get("evaluating", 0) > 0, 10)
     forged = next(job for job in range(1, total + 1) if job not in victim.in_hand)
     signatures = list(admin.keys(f"tuna:{{{namespace}}}:artifact:{_digest(engine, forged)}.*"))
     assert len(signatures) == 1
     admin.set(signatures[0], "0" * 64)
     with writing(engine) as connection:
         assert store.set_state(connection, victim.member, "revoked")
-    eventually(lambda: f"tuna-{namespace}-{victim.member}" not in {_text(name) for name in admin.acl_users()}, 10)
+    eventually(
+        lambda: (
+            f"tuna-{namespace}-{victim.member}" not in {_text(name) for name in admin.acl_users()}
+        ),
+        10,
+    )
     Worker.go_on.set()
     for worker in devices:
         worker.start()
@@ -225,19 +268,29 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     redone = {row.job_id for row in rows if row.ok and row.step == "measure"}
     assert set(victim.in_hand) <= redone
     lost = [row.job_id for row in rows if row.cause == "worker_lost"]
-    assert lost in ([min(victim.in_hand)], []), "charged, if its report that it began came before the revocation"
+    assert lost in ([min(victim.in_hand)], []), (
+        "charged, if its report that it began came before the revocation"
+    )
     refused = [row for row in rows if row.cause == "artifact_lost"]
     assert [row.job_id for row in refused] == [forged]
-    assert "is gone or damaged" in refused[0].output_tail, "what has no valid signature is not dealt"
+    assert "is gone or damaged" in refused[0].output_tail, (
+        "what has no valid signature is not dealt"
+    )
     assert {member.state for member in known if member.name != victim.member} == {"active"}
     assert len(known) == COMPILERS + DEVICES, "the one from elsewhere is no member"
-    shown = {status.name.rpartition(":")[0] for status in HeartbeatBoard(admin, namespace, 10).live()}
+    shown = {
+        status.name.rpartition(":")[0] for status in HeartbeatBoard(admin, namespace, 10).live()
+    }
     assert shown <= {worker.member for worker in workers} - {victim.member}
 
 
 def _digest(engine: sa.Engine, job: int) -> str:
     with reading(engine) as connection:
-        return str(connection.execute(sa.select(models.Trial.artifact).where(models.Trial.job_id == job)).scalar_one())
+        return str(
+            connection.execute(
+                sa.select(models.Trial.artifact).where(models.Trial.job_id == job)
+            ).scalar_one()
+        )
 
 
 def _text(name: bytes | str) -> str:

@@ -1,4 +1,5 @@
-"""Celery workers that joined by token: they can do all they need with their own Redis user, and nothing once revoked."""
+"""Celery workers that joined by token: they can do all they need with their own Redis user, and
+nothing once revoked."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     monkeypatch: pytest.MonkeyPatch,
     knows_machine: Callable[[Path], None],
 ) -> None:
-    make_jobs(engine, 2, options={"sleep_s": 0.4})  # on a busy machine a revocation takes its time too
+    # on a busy machine a revocation takes its time too
+    make_jobs(engine, 2, options={"sleep_s": 0.4})
     processes.coordinator()
     admin: redis.Redis = redis.Redis.from_url(os.environ["TUNA_BROKER_URL"])
 
@@ -66,7 +68,9 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     victim = joined("eval")
     eventually(lambda: states(engine).get("evaluated", 0) > 0, 60)
     with reading(engine) as connection:
-        member = next(worker.name for worker in members.members(connection) if worker.role == "eval")
+        member = next(
+            worker.name for worker in members.members(connection) if worker.role == "eval"
+        )
     assert any(member in user for user in admin.acl_users())
     assert type_in("tuna", "workers", "revoke", member).code == 0
     done = {job for job, step, _ in accepted(engine) if step == "measure"}
@@ -91,10 +95,14 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
         worker.send_signal(signal.SIGTERM)
     assert [worker.wait(30) for worker in (compiler, heir)] == [0, 0]
     assert not any(member in user for user in admin.acl_users())
-    assert not [key for key in admin.scan_iter() if member.encode() in key], "nor has a coordinator written any again"
+    assert not [key for key in admin.scan_iter() if member.encode() in key], (
+        "nor has a coordinator written any again"
+    )
     log = (tmp_path / "home" / "log").read_text()
     assert "worker revoked" in log
     assert "Exception in thread" not in log
     records = re.split(r"^(?=\d{4}-\d\d-\d\dT)", log, flags=re.MULTILINE)
-    assert all("Couldn't ack" in record for record in records if "Traceback" in record), "Celery's own, and no other"
+    assert all("Couldn't ack" in record for record in records if "Traceback" in record), (
+        "Celery's own, and no other"
+    )
     assert ADMIN not in log

@@ -1,4 +1,5 @@
-"""The seed's master and client as programs: killed, started again with the trace file, with and without the database."""
+"""The seed's master and client as programs: killed, started again with the trace file, with and
+without the database."""
 
 from __future__ import annotations
 
@@ -35,15 +36,24 @@ class Programs:
         text = printed_file(seed()).replace("18871", str(self.port)).replace("3000", "2")
         target = next(line for line in text.splitlines() if "target:" in line)
         (shell.folder / "tune_rpc.yaml").write_text(text.replace(target, "  target: lvm"))
-        rows = "".join(f"  - MIOpenDriver gemm -m {32 * number} -n 32 -k 32\n" for number in range(1, LAYERS + 1))
+        rows = "".join(
+            f"  - MIOpenDriver gemm -m {32 * number} -n 32 -k 32\n"
+            for number in range(1, LAYERS + 1)
+        )
         (shell.folder / "workloads.yaml").write_text(f"workload:\n{rows}")
 
     def master(self) -> subprocess.Popen[bytes]:
-        (line,) = [words for words in printed_commands(seed()) if "--trace-file=<trace_file_path>" in words]
-        return self._start("master", *(word.replace("<trace_file_path>", str(self.trace)) for word in line))
+        (line,) = [
+            words for words in printed_commands(seed()) if "--trace-file=<trace_file_path>" in words
+        ]
+        return self._start(
+            "master", *(word.replace("<trace_file_path>", str(self.trace)) for word in line)
+        )
 
     def client(self) -> subprocess.Popen[bytes]:
-        lines = [line for line in seed().splitlines() if line.startswith("python3 -m lorien rpc-client")]
+        lines = [
+            line for line in seed().splitlines() if line.startswith("python3 -m lorien rpc-client")
+        ]
         words = shlex.split(lines[0])[3:]
         words[words.index("--server") + 1] = f"127.0.0.1:{self.port}"
         words[words.index("--target") + 1] = "llvm"
@@ -56,9 +66,17 @@ class Programs:
         """By layer and solver, how often the trace says that the job has ended."""
         if not self.trace.exists():
             return Counter()
-        lines = [line for line in self.trace.read_bytes().splitlines(keepends=True)[1:] if line.endswith(b"\n")]
+        lines = [
+            line
+            for line in self.trace.read_bytes().splitlines(keepends=True)[1:]
+            if line.endswith(b"\n")
+        ]
         found = [json.loads(line) for line in lines]
-        return Counter((one["job"]["key"], one["job"]["solver"]) for one in found if one["state"] == "evaluated")
+        return Counter(
+            (one["job"]["key"], one["job"]["solver"])
+            for one in found
+            if one["state"] == "evaluated"
+        )
 
     def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self._shell.folder / f"{name}.log", "ab") as log:
@@ -97,7 +115,11 @@ def test_each_job_is_done_once_whatever_is_killed(shell: Shell) -> None:
     shutil.rmtree(home)
     home.mkdir(mode=0o700)
     master = programs.master()
-    wait_until(lambda: "restored from the trace file" in programs.log("master"), 100, "the session is restored")
+    wait_until(
+        lambda: "restored from the trace file" in programs.log("master"),
+        100,
+        "the session is restored",
+    )
     client = programs.client()
     assert master.wait(400) == 0, programs.log("master")[-3000:]
     end(client)

@@ -1,4 +1,5 @@
-"""kill -9 of a command in its first seconds leaves nothing behind; one of the private Redis alone stops nothing."""
+"""kill -9 of a command in its first seconds leaves nothing behind; one of the private Redis alone
+stops nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def of_home(home: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            named = process.environ().get("TUNA_HOME") == str(home) or Path(process.cwd()).is_relative_to(home)
+            named = process.environ().get("TUNA_HOME") == str(home) or Path(
+                process.cwd()
+            ).is_relative_to(home)
             if named and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
                 found.append(process)
     return found
@@ -85,7 +88,10 @@ def test_commands_that_are_killed_in_their_first_seconds_leave_no_process(
     (tmp_path / "layers.txt").write_text(LAYERS)
     if command == "run":
         make_jobs(engine, 500, options={"trials": 1, "sleep_s": 0.02})
-    words = {"run": ("run", "--session-id", "1"), "tune": ("tune", str(tmp_path / "layers.txt"), "-t", "t")}[command]
+    words = {
+        "run": ("run", "--session-id", "1"),
+        "tune": ("tune", str(tmp_path / "layers.txt"), "-t", "t"),
+    }[command]
     left, seen, took_s = [], [], []
     for number in range(30):
         killed = processes.start("tuna", *words, forked=False)
@@ -106,7 +112,10 @@ def test_commands_that_are_killed_in_their_first_seconds_leave_no_process(
         took_s.append(round(time.monotonic() - began_at, 2))
         left.append(alive)
     with capsys.disabled():
-        print(f"\n{command}: processes at the kill {seen}, seconds until none was left {took_s}, after 2 s {left}")
+        print(
+            f"\n{command}: processes at the kill {seen}, seconds until none was left {took_s},"
+            f" after 2 s {left}"
+        )
     assert not any(left)
 
 

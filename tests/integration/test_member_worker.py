@@ -1,4 +1,5 @@
-"""A member reaches its own keys with a few commands, no script among them: Celery's worker, its chunks, its artifacts."""
+"""A member reaches its own keys with a few commands, no script among them: Celery's worker, its
+chunks, its artifacts."""
 
 from __future__ import annotations
 
@@ -44,15 +45,23 @@ def url() -> Iterator[str]:
 def admin(url: str) -> redis.Redis:
     """The owner of a Redis with a member's user."""
     client = emptied(url)
-    rules = [*(f"~{key}" for key in keys.all_keys("n", NAME)), "-@all", *(f"+{name}" for name in keys.COMMANDS.split())]
-    client.execute_command("ACL SETUSER", "member", "reset", "on", ">secret", "resetchannels", *rules)
+    rules = [
+        *(f"~{key}" for key in keys.all_keys("n", NAME)),
+        "-@all",
+        *(f"+{name}" for name in keys.COMMANDS.split()),
+    ]
+    client.execute_command(
+        "ACL SETUSER", "member", "reset", "on", ">secret", "resetchannels", *rules
+    )
     client.set(PREFIX + "public", SIGNER.verifier.to_json())
     client.execute_command("ACL LOG", "RESET")
     return client
 
 
 @pytest.fixture()
-def settings(admin: redis.Redis, url: str, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(
+    admin: redis.Redis, url: str, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
     """The settings of the member."""
     monkeypatch.setenv("TUNA_BROKER_URL", url.replace("redis://", "redis://member:secret@"))
     monkeypatch.setenv("TUNA_NAMESPACE", "n")
@@ -77,19 +86,35 @@ def processes(settings: Settings, tuna_home: Path, tuna_forks: object) -> Iterat
 
 def deal(admin: redis.Redis, number: int) -> Chunk:
     """Mark a chunk as dealt."""
-    item = WorkItem(job_id=number, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={})
-    facts = {"library": "noop", "step": item.step, "environment": HOME.machine_key, "toolchain": HOME.toolchain}
+    item = WorkItem(
+        job_id=number,
+        attempt=1,
+        session_id=1,
+        library="noop",
+        step="measure",
+        solver="Noop1",
+        config={},
+    )
+    facts = {
+        "library": "noop",
+        "step": item.step,
+        "environment": HOME.machine_key,
+        "toolchain": HOME.toolchain,
+    }
     chunk = Chunk(id=f"c{number}", namespace="n", items=(item,), **facts)
     admin.hset(PREFIX + "dealt", chunk.id, "")
     return chunk
 
 
 def reports(admin: redis.Redis) -> list[Report]:
-    return [Report.model_validate_json(fields[b"r"]) for _, fields in admin.xrange(PREFIX + "reports")]
+    return [
+        Report.model_validate_json(fields[b"r"]) for _, fields in admin.xrange(PREFIX + "reports")
+    ]
 
 
 def refusals(admin: redis.Redis) -> list[str]:
-    """What Redis refused the member: a command, or a key. That redis-py may not say its version does no harm."""
+    """What Redis refused the member: a command, or a key. That redis-py may not say its version
+    does no harm."""
     found = {f"{entry['reason']}: {entry['object']}" for entry in admin.acl_log()}
     return sorted(found - {"command: client", "command: client|setinfo"})
 
@@ -106,10 +131,16 @@ def test_a_worker_of_celery_needs_its_own_keys_and_no_script(
         app = make_celery(settings)
         for number in (1, 2):
             message = task_message(deal(admin, number))
-            app.send_task("tuna.run_chunk", kwargs=message, queue=keys.WORK, producer=producer, priority=3)
-    eventually(lambda: [report.kind for report in reports(admin)].count(ReportKind.FINISHED) == 2, 30)
+            app.send_task(
+                "tuna.run_chunk", kwargs=message, queue=keys.WORK, producer=producer, priority=3
+            )
+    eventually(
+        lambda: [report.kind for report in reports(admin)].count(ReportKind.FINISHED) == 2, 30
+    )
     assert [(one.kind, one.chunk) for one in reports(admin)] == [
-        (kind, chunk) for chunk in ("c1", "c2") for kind in (ReportKind.STARTED, ReportKind.FINISHED)
+        (kind, chunk)
+        for chunk in ("c1", "c2")
+        for kind in (ReportKind.STARTED, ReportKind.FINISHED)
     ]
     assert {one.worker.partition(":")[0] for one in reports(admin)} == {NAME}
     (text,) = admin.hvals(PREFIX + "heartbeats")
@@ -142,15 +173,25 @@ def test_a_chunk_is_taken_once_reported_and_withdrawn(
     assert not leases.report("c1", "t", "late")
     assert not leases.finish("c1", "t", "late")
     assert not leases.return_chunk("c1", "late")
-    assert [fields[b"r"] for _, fields in admin.xrange(PREFIX + "reports")] == [b"one", b"one", b"three"]
+    assert [fields[b"r"] for _, fields in admin.xrange(PREFIX + "reports")] == [
+        b"one",
+        b"one",
+        b"three",
+    ]
     assert refusals(admin) == []
 
 
-def test_an_end_is_reported_once(admin: redis.Redis, settings: Settings, client: redis.Redis) -> None:
+def test_an_end_is_reported_once(
+    admin: redis.Redis, settings: Settings, client: redis.Redis
+) -> None:
     leases = leases_of(client, settings, "n")
     for number in (1, 2, 3):
         deal(admin, number)
-        assert leases.take(f"c{number}", "t", Report(kind=ReportKind.STARTED, chunk="c", worker="w").to_json().decode())
+        assert leases.take(
+            f"c{number}",
+            "t",
+            Report(kind=ReportKind.STARTED, chunk="c", worker="w").to_json().decode(),
+        )
     end = Report(kind=ReportKind.FINISHED, chunk="c1", worker="w").to_json().decode()
     assert leases.finish("c1", "t", end)
     assert not leases.return_chunk("c1", end)
@@ -166,7 +207,8 @@ def test_an_end_is_reported_once(admin: redis.Redis, settings: Settings, client:
 def test_a_chunk_that_is_given_up_is_reported_as_soon_as_redis_listens(
     admin: redis.Redis, settings: Settings, client: redis.Redis
 ) -> None:
-    """A coordinator holds the lease while this process has a heartbeat: it cannot expire by itself."""
+    """A coordinator holds the lease while this process has a heartbeat: it cannot expire by
+    itself."""
     member = Member(client, settings)
     for number in (1, 2, 3):
         deal(admin, number)
@@ -190,7 +232,8 @@ def test_a_chunk_that_is_given_up_is_reported_as_soon_as_redis_listens(
 def test_the_chunk_of_a_process_that_died_while_redis_was_away_is_reported_when_it_is_back(
     admin: redis.Redis, settings: Settings, client: redis.Redis, eventually: Callable[..., None]
 ) -> None:
-    """A coordinator held its lease, since the worker's other processes had heartbeats, until the chunk's time limit."""
+    """A coordinator held its lease, since the worker's other processes had heartbeats, until the
+    chunk's time limit."""
     worker = Worker(make_celery(settings), settings)
     chunk = deal(admin, 1)
     assert leases_of(client, settings, "n").take(
@@ -207,7 +250,8 @@ def test_the_chunk_of_a_process_that_died_while_redis_was_away_is_reported_when_
 def test_a_job_that_failed_here_is_done_without_a_look_at_other_workers(
     admin: redis.Redis, settings: Settings, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """A coordinator, which sees them all, would not have dealt it; the server would note that they were asked for."""
+    """A coordinator, which sees them all, would not have dealt it; the server would note that they
+    were asked for."""
     member = Member(client, settings)
     chunk = deal(admin, 1)
     items = tuple(item.model_copy(update={"avoid": NAME}) for item in chunk.items)
@@ -216,12 +260,16 @@ def test_a_job_that_failed_here_is_done_without_a_look_at_other_workers(
     assert refusals(admin) == []
 
 
-def test_artifacts_lie_beside_their_chunk(admin: redis.Redis, settings: Settings, client: redis.Redis) -> None:
+def test_artifacts_lie_beside_their_chunk(
+    admin: redis.Redis, settings: Settings, client: redis.Redis
+) -> None:
     member = Member(client, settings)
     member.store.keys = artifact_keys(client, settings, "n")
     store = member.artifacts("c1")
     digest = store.put(b"code")
-    assert admin.hgetall(PREFIX + "artifacts") == {f"c1/{digest}".encode(): b"code"}, "a member does not sign"
+    assert admin.hgetall(PREFIX + "artifacts") == {f"c1/{digest}".encode(): b"code"}, (
+        "a member does not sign"
+    )
     with pytest.raises(ArtifactRefused):
         store.get(digest)
     admin.hset(PREFIX + "artifacts", f"c1/{digest}.{SIGNER.ids[0]}", SIGNER.sign(digest))
@@ -242,8 +290,11 @@ def test_own_workers_have_the_leases_of_all(admin: redis.Redis, tuna_home: Path,
         assert isinstance(leases_of(admin, Settings(home=tuna_home, **own), "n"), Leases)
 
 
-def test_what_a_worker_did_not_finish_is_not_put_back(admin: redis.Redis, settings: Settings) -> None:
-    """A coordinator deals its chunk again. Kombu would do so under a lock that a script releases, and from keys of its own."""
+def test_what_a_worker_did_not_finish_is_not_put_back(
+    admin: redis.Redis, settings: Settings
+) -> None:
+    """A coordinator deals its chunk again. Kombu would do so under a lock that a script releases,
+    and from keys of its own."""
     app = make_celery(settings)
     app.select_queues([keys.WORK])
     app.send_task("tuna.run_chunk", kwargs=task_message(deal(admin, 1)), queue=keys.WORK)
@@ -258,5 +309,8 @@ def test_what_a_worker_did_not_finish_is_not_put_back(admin: redis.Redis, settin
         consumer.channel.close()
         assert queue_depth(connection, keys.WORK) == 0
     bindings = {key.encode() for key in keys.all_keys("n", NAME) if "binding" in key}
-    assert set(admin.keys("*")) - bindings == {f"{PREFIX}dealt".encode(), f"{PREFIX}public".encode()}
+    assert set(admin.keys("*")) - bindings == {
+        f"{PREFIX}dealt".encode(),
+        f"{PREFIX}public".encode(),
+    }
     assert refusals(admin) == []

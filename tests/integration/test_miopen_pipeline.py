@@ -26,7 +26,9 @@ from tuna.settings import get_settings
 
 Eventually = Callable[[Callable[[], object], float], None]
 JOBS, VICTIMS = (
-    (60, ["compile", "eval", "coordinator"]) if DRILLS == 1 else (2000, [*2 * ["compile", "eval"], "coordinator"])
+    (60, ["compile", "eval", "coordinator"])
+    if DRILLS == 1
+    else (2000, [*2 * ["compile", "eval"], "coordinator"])
 )
 FIND = ["miopen_find_compile", "miopen_find_eval"]
 
@@ -34,7 +36,10 @@ FIND = ["miopen_find_compile", "miopen_find_eval"]
 def layers(count: int) -> Iterator[str]:
     """Distinct convolutions, forward and backward."""
     for number in range(count):
-        shape = f"-n {1 + number % 16} -c {16 * (1 + number % 7)} -H {7 + number} -W 14 -k 32 -y 3 -x 3 -p 1 -q 1"
+        shape = (
+            f"-n {1 + number % 16} -c {16 * (1 + number % 7)} -H {7 + number} -W 14 -k 32 -y 3 -x 3"
+            " -p 1 -q 1"
+        )
         yield f"MIOpenDriver conv {shape} -F {1 + number % 2}"
 
 
@@ -79,9 +84,14 @@ def test_jobs_survive_kills_of_everything(
         processes.kill(running[victim])
         if victim != "coordinator":
             psutil.wait_procs(children, timeout=10)
-            assert not [child for child in children if child.is_running()], "fin outlived its worker"
-        running[victim] = processes.coordinator() if victim == "coordinator" else processes.worker(victim)
-    redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()  # costs the work in flight alone
+            assert not [child for child in children if child.is_running()], (
+                "fin outlived its worker"
+            )
+        running[victim] = (
+            processes.coordinator() if victim == "coordinator" else processes.worker(victim)
+        )
+    # costs the work in flight alone
+    redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()
     eventually(lambda: set(states(engine)) <= {"evaluated", "errored"}, 240)
     assert running["coordinator"].wait(30) == 0
     _check(engine, total)
@@ -93,12 +103,19 @@ def _check(engine: sa.Engine, total: int) -> None:
     assert len(accepted(engine)) == 2 * total
     assert {count for *_, count in accepted(engine)} == {1}
     with reading(engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar_one() == total
-        built = sa.select(sa.func.count()).select_from(Trial).where(Trial.artifact.is_not(None), Trial.cause.is_(None))
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar_one() == total
+        )
+        built = (
+            sa.select(sa.func.count())
+            .select_from(Trial)
+            .where(Trial.artifact.is_not(None), Trial.cause.is_(None))
+        )
         assert connection.execute(built).scalar_one() == total
         causes = set(connection.execute(sa.select(StepResult.cause).distinct()).scalars())
         assert causes <= {None, "worker_lost"}
-        # A time says which problem, solver and params it was measured for: no result is another job's.
+        # A time says which problem, solver and params it was measured for: no result is another
+        # job's.
         pairs = connection.execute(
             sa.select(FindDb.time_ms, FindDb.params, Config.driver, Solver.name)
             .join(Config, Config.id == FindDb.config_id)
@@ -108,8 +125,16 @@ def _check(engine: sa.Engine, total: int) -> None:
         for row in pairs:
             assert row.time_ms == time_of(row.driver, row.name, row.params)
         without = (
-            sa.select(sa.func.count()).select_from(FindDb).outerjoin(FindDbKernel).where(FindDbKernel.number.is_(None))
+            sa.select(sa.func.count())
+            .select_from(FindDb)
+            .outerjoin(FindDbKernel)
+            .where(FindDbKernel.number.is_(None))
         )
-        gemm = sa.select(sa.func.count()).select_from(FindDb).where(FindDb.algorithm.endswith("GEMM"))
+        gemm = (
+            sa.select(sa.func.count()).select_from(FindDb).where(FindDb.algorithm.endswith("GEMM"))
+        )
         assert connection.execute(without).scalar_one() <= connection.execute(gemm).scalar_one()
-        assert json.dumps(connection.execute(sa.select(Job.cause).distinct()).scalars().all()) == "[null]"
+        assert (
+            json.dumps(connection.execute(sa.select(Job.cause).distinct()).scalars().all())
+            == "[null]"
+        )

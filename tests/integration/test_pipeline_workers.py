@@ -22,7 +22,9 @@ from tuna.testing.servers import rabbitmq_server, redis_server
 Eventually = Callable[[Callable[[], object], float], None]
 
 
-def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engine, processes: Processes) -> None:
+def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(
+    engine: sa.Engine, processes: Processes
+) -> None:
     make_jobs(engine, 20, options={"trials": 1})
     assert processes.start("tuna", "run", "--session-id", "1").wait(90) == 0
     assert states(engine) == {"evaluated": 200}
@@ -41,7 +43,9 @@ def test_a_job_that_kills_its_worker_errs_alone(
     assert processes.start("tuna", "run", "--session-id", "1").wait(90) == 1
     assert states(engine) == {"compiled": 9, "errored": 1}
     with engine.connect() as connection:
-        assert set(connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()) == {"worker_lost"}
+        assert set(
+            connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()
+        ) == {"worker_lost"}
 
 
 @pytest.mark.drill(only=True)  # otherwise test_miopen_pipeline.py and tests/faults show it
@@ -53,12 +57,19 @@ def test_what_is_killed_in_the_middle_is_made_good(
     running = {name: processes.worker(name) for name in ("compile", "eval")}
     running["coordinator"] = processes.coordinator()
     begun = "evaluated" if victim == "eval" else "compiled"
-    eventually(lambda: any(state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"), 60)
+    eventually(
+        lambda: any(
+            state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"
+        ),
+        60,
+    )
     children = below(running[victim])
     processes.kill(running[victim])
     if victim != "coordinator":
         psutil.wait_procs(children, timeout=10)
-        assert not [child for child in children if child.is_running()], "a pool process outlived its worker"
+        assert not [child for child in children if child.is_running()], (
+            "a pool process outlived its worker"
+        )
     again = processes.coordinator() if victim == "coordinator" else processes.worker(victim)
     eventually(lambda: states(engine) == {"evaluated": 120}, 90)
     assert len(accepted(engine)) == 240
@@ -75,7 +86,9 @@ def test_a_wiped_redis_costs_only_the_work_in_flight(
     for name in ("compile", "eval"):
         processes.worker(name)
     processes.coordinator()
-    eventually(lambda: states(engine).get("compiled", 0) + states(engine).get("evaluated", 0) > 0, 60)
+    eventually(
+        lambda: states(engine).get("compiled", 0) + states(engine).get("evaluated", 0) > 0, 60
+    )
     redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()
     eventually(lambda: states(engine) == {"evaluated": 120}, 90)
     assert {count for *_, count in accepted(engine)} == {1}
@@ -90,7 +103,10 @@ def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
     tmp_path: Path,
 ) -> None:
     needed_program("rabbitmq-server")
-    with redis_server(host="127.0.0.73") as url, rabbitmq_server("127.0.0.74", 6379, "tuna", "user", "password"):
+    with (
+        redis_server(host="127.0.0.73") as url,
+        rabbitmq_server("127.0.0.74", 6379, "tuna", "user", "password"),
+    ):
         monkeypatch.setenv("TUNA_BROKER_URL", "amqp://user:password@127.0.0.74:6379/tuna")
         monkeypatch.setenv("TUNA_REDIS_URL", url)
         get_settings.cache_clear()
@@ -117,5 +133,7 @@ def test_another_environments_work_is_left_for_those_who_have_it(
     processes.coordinator()
     eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
     client = redis.Redis.from_url(embedded_redis.url(get_settings().run_dir))
-    eventually(lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30)
+    eventually(
+        lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30
+    )
     assert states(engine) == {"eval_queued": 10}

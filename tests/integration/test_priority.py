@@ -32,12 +32,21 @@ def test_the_first_job_of_an_urgent_session_is_taken_within_two_seconds(
     def begun(session_id: int) -> int:
         waiting = Job.state.in_(["new", "compile_queued"])
         with reading(engine) as connection:
-            query = sa.select(sa.func.count()).select_from(Job).where(Job.session_id == session_id, ~waiting)
+            query = (
+                sa.select(sa.func.count())
+                .select_from(Job)
+                .where(Job.session_id == session_id, ~waiting)
+            )
             return connection.execute(query).scalar_one()
 
     wait_until(lambda: begun(1) > 500, 60, "work on the long queue")
     names = [column.name for column in Job.__table__.c if column.name not in ("id", "session_id")]
-    new = {"step": sa.literal("build"), "state": sa.literal("new"), "attempt": sa.literal(0), "chunk": sa.null()}
+    new = {
+        "step": sa.literal("build"),
+        "state": sa.literal("new"),
+        "attempt": sa.literal(0),
+        "chunk": sa.null(),
+    }
     columns = [new.get(name, Job.__table__.c[name]) for name in [*names]]
     with writing(engine) as connection:
         rows = sa.select(sa.literal(urgent), *columns).where(Job.id <= 10)

@@ -1,4 +1,5 @@
-"""Masters and clients over the network, as programs of their own: two at once, a master that is killed, clients that end."""
+"""Masters and clients over the network, as programs of their own: two at once, a master that is
+killed, clients that end."""
 
 from __future__ import annotations
 
@@ -49,9 +50,14 @@ class Programs:
 
     def master(self, port: int, target: str, label: str, layers: int) -> subprocess.Popen[bytes]:
         (self._shell.folder / f"{label}.txt").write_text(
-            "".join(f"MIOpenDriver gemm -m {32 * number} -n 32 -k 32\n" for number in range(1, layers + 1))
+            "".join(
+                f"MIOpenDriver gemm -m {32 * number} -n 32 -k 32\n"
+                for number in range(1, layers + 1)
+            )
         )
-        return self._start(label, sys.executable, "-c", MASTER, str(port), target, label, str(layers))
+        return self._start(
+            label, sys.executable, "-c", MASTER, str(port), target, label, str(layers)
+        )
 
     def client(self, port: int, target: str, name: str) -> subprocess.Popen[bytes]:
         where = ("--server", f"127.0.0.1:{port}", "--target", target)
@@ -64,7 +70,12 @@ class Programs:
     def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with open(self._shell.folder / f"{name}.log", "ab") as log:
             made = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._shell.env, cwd=self._shell.folder, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                env=self._shell.env,
+                cwd=self._shell.folder,
+                start_new_session=True,
             )
         return self._shell.adopt(made)
 
@@ -80,7 +91,9 @@ def _stop(client: subprocess.Popen[bytes]) -> None:
     assert alive == []
 
 
-def test_two_masters_of_one_home_have_a_port_each_and_their_clients_end_at_once(shell: Shell) -> None:
+def test_two_masters_of_one_home_have_a_port_each_and_their_clients_end_at_once(
+    shell: Shell,
+) -> None:
     programs, one, other = Programs(shell), free_port(), free_port()
     targets = {one: "llvm", other: "llvm -num-cores=1"}
     first = programs.master(one, targets[one], "one", 2)
@@ -93,7 +106,9 @@ def test_two_masters_of_one_home_have_a_port_each_and_their_clients_end_at_once(
         assert "ended {'evaluated': 2}" in programs.log(name)
         assert "workers 1" in programs.log(name)
     for port, client in zip(targets, clients, strict=True):
-        said = [line for line in programs.log(f"client-{port}").splitlines() if line.startswith("INFO")]
+        said = [
+            line for line in programs.log(f"client-{port}").splitlines() if line.startswith("INFO")
+        ]
         assert said[0] == f"INFO RPCClient: Connecting to server 127.0.0.1:{port}"
         assert said[3:7] == [
             "INFO RPCClient: LocalRunner",
@@ -109,7 +124,9 @@ def test_a_killed_master_comes_back_and_its_clients_go_on(shell: Shell) -> None:
     doomed = programs.master(port, "llvm", "one", 6)
     wait_until(lambda: "workers 0" in programs.log("one"), 60, "the master serves")
     client = programs.client(port, "llvm", "client")
-    wait_until(lambda: programs.log("client").count("Tuning workload") >= 2, 200, "the client works")
+    wait_until(
+        lambda: programs.log("client").count("Tuning workload") >= 2, 200, "the client works"
+    )
     end(doomed)
     time.sleep(3)
     assert client.poll() is None

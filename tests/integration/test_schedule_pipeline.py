@@ -1,4 +1,5 @@
-"""The benchmark of schedules: its searches take the same course through the real pipeline and through the simulator."""
+"""The benchmark of schedules: its searches take the same course through the real pipeline and
+through the simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from tuna.simulation import jobs
 Order = dict[tuple[int, str], list[int]]
 
 
-def in_simulation(durations: schedule_pipeline.Durations, look_ahead: int, monkeypatch: pytest.MonkeyPatch) -> Order:
+def in_simulation(
+    durations: schedule_pipeline.Durations, look_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> Order:
     order: Order = defaultdict(list)
     end = jobs.Job.end
 
@@ -29,10 +32,14 @@ def in_simulation(durations: schedule_pipeline.Durations, look_ahead: int, monke
     return order
 
 
-def test_every_round_passes_the_stages_in_the_order_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_passes_the_stages_in_the_order_of_the_simulator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rounds, look_ahead, scale = 3, 1, 2000
     durations = drawn(2, rounds, scale, seed=0)
-    stages = schedule_pipeline.run(durations, "fair", scale=scale, look_ahead=look_ahead, late=False)
+    stages = schedule_pipeline.run(
+        durations, "fair", scale=scale, look_ahead=look_ahead, late=False
+    )
     order: Order = defaultdict(list)
     for one in stages:
         order[one.search, one.step].append(one.round)
@@ -40,6 +47,8 @@ def test_every_round_passes_the_stages_in_the_order_of_the_simulator(monkeypatch
     assert order == in_simulation(durations, look_ahead, monkeypatch)
     ended = {(one.search, one.round, one.step): one for one in stages}
     for (search, number, stage), one in ended.items():
-        assert one.ended_s - one.started_s >= durations[search][number][STAGES.index(stage)] - 0.01, "it slept"
+        assert (
+            one.ended_s - one.started_s >= durations[search][number][STAGES.index(stage)] - 0.01
+        ), "it slept"
         if stage != STAGES[0]:
             assert one.started_s >= ended[search, number, STAGES[STAGES.index(stage) - 1]].ended_s

@@ -1,7 +1,9 @@
-"""Every command line that the seed document prints runs as printed, in order, against the double of fin.
+"""Every command line that the seed document prints runs as printed, in order, against the double of
+fin.
 
-What stands in angle brackets is filled in; `../utils/recurrent_cfgs/resnet50.txt` is a list of one layer. Each script is
-a program of its own when it is first typed, and a call within this process or a fork after that, which start sooner.
+What stands in angle brackets is filled in; `../utils/recurrent_cfgs/resnet50.txt` is a list of one
+layer. Each script is a program of its own when it is first typed, and a call within this process or
+a fork after that, which start sooner.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _LIMIT_S = 120.0
 
 
 def printed_commands(text: str) -> list[str]:
-    """The command lines of the document, a line that goes on with options joined to the one before."""
+    """The command lines of the document, a line that goes on with options joined to the one
+    before."""
     found: list[str] = []
     for raw in text.splitlines():
         line = raw.strip().removesuffix("</p>")
@@ -90,7 +93,8 @@ class Terminals:
         return process
 
     def run(self, line: str, **env: str) -> str:
-        """Type a command line, wait for its end, which must be a good one; returns what an export printed."""
+        """Type a command line, wait for its end, which must be a good one; returns what an export
+        printed."""
         script, *words = shlex.split(line)
         name = script.removeprefix("./").removesuffix(".py")
         # Celery keeps the first broker of a process, so that what executes is always a process.
@@ -103,7 +107,9 @@ class Terminals:
         assert process.returncode == 0, f"{line}: {self.log()}"
         return (output or b"").decode()
 
-    def work_off(self, coordinator: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]) -> None:
+    def work_off(
+        self, coordinator: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]
+    ) -> None:
         """Wait for the coordinator; then ask the worker to leave. Both must end well."""
         assert coordinator.wait(_LIMIT_S) == 0, self.log()
         assert worker.poll() is None, self.log()
@@ -138,11 +144,19 @@ def terminals(
     tuna_forks: ForkServer | None,
     seen: set[str],
 ) -> Iterator[Terminals]:
-    """A checkout beside `utils/recurrent_cfgs`, a ROCm with the double of fin, a TUNA_HOME without a database."""
+    """A checkout beside `utils/recurrent_cfgs`, a ROCm with the double of fin, a TUNA_HOME without
+    a database."""
     knows_machine(empty_home)
     checkout = tmp_path / "MITuna"
     checkout.mkdir()
-    for name in ("go_fish.py", "load_job.py", "export_db.py", "update_golden.py", "tuna", "example"):
+    for name in (
+        "go_fish.py",
+        "load_job.py",
+        "export_db.py",
+        "update_golden.py",
+        "tuna",
+        "example",
+    ):
         (checkout / name).symlink_to(ROOT / name)
     (tmp_path / "utils" / "recurrent_cfgs").mkdir(parents=True)
     lines = (ROOT / "tuna/data/resnet50_b1.txt").read_text().splitlines()
@@ -182,11 +196,18 @@ def test_tuning_miopen_as_printed(terminals: Terminals, tmp_path: Path) -> None:
     assert work == enqueue.removesuffix(" --enqueue_only")
     terminals.work_off(terminals.start(enqueue), terminals.start(work))
     (enqueue,) = [line for line in commands if "miopen_perf_eval --enqueue_only" in line]
-    # "This command is similar to the previous": the document prints the worker's only for the compile step.
-    terminals.work_off(terminals.start(enqueue), terminals.start(enqueue.removesuffix(" --enqueue_only")))
+    # "This command is similar to the previous": the document prints the worker's only for the
+    # compile step.
+    terminals.work_off(
+        terminals.start(enqueue), terminals.start(enqueue.removesuffix(" --enqueue_only"))
+    )
     (export,) = [line for line in commands if "export_db.py" in line]
     assert export.endswith("-p")
-    for flag, name in (("-p", "gfx90878.db"), ("-f", "gfx90878.HIP.fdb.txt"), ("-k", "gfx90878.kdb")):
+    for flag, name in (
+        ("-p", "gfx90878.db"),
+        ("-f", "gfx90878.HIP.fdb.txt"),
+        ("-k", "gfx90878.kdb"),
+    ):
         path = terminals.run(export.removesuffix("-p") + flag).splitlines()[-1]
         assert Path(path).name == name
         assert (terminals.folder / path).stat().st_size > 0
@@ -197,14 +218,29 @@ def test_tuning_miopen_as_printed(terminals: Terminals, tmp_path: Path) -> None:
 def _manual_workers(terminals: Terminals, commands: list[str], tmp_path: Path) -> None:
     """The two celery lines with their variables, one with Redis as broker, one with RabbitMQ."""
     compile_lines = between(commands, "CELERY_BROKER_URL=redis", "-Q <q_name>")
-    eval_lines = commands[commands.index(compile_lines[-1]) + 1 : commands.index(compile_lines[-1]) + 5]
+    eval_lines = commands[
+        commands.index(compile_lines[-1]) + 1 : commands.index(compile_lines[-1]) + 5
+    ]
     assert eval_lines[-1].endswith("-c 1")
-    fill = {"<logfile>": str(tmp_path / "celery.log"), "<unique_worker_name>": "worker1@here", "<GPUID>": "0"}
+    fill = {
+        "<logfile>": str(tmp_path / "celery.log"),
+        "<unique_worker_name>": "worker1@here",
+        "<GPUID>": "0",
+    }
     fill |= {"<user><password>": "user:password"}
-    terminals.run("./load_job.py --session_id 1 -t resnet50 --fin_steps miopen_find_compile,miopen_find_eval -l reason")
+    terminals.run(
+        "./load_job.py --session_id 1 -t resnet50 --fin_steps miopen_find_compile,miopen_find_eval"
+        " -l reason"
+    )
     needed_program("rabbitmq-server")
-    with redis_server(host=REDIS, port=6379), rabbitmq_server(RABBITMQ, 6379, "14", "user", "password"):
-        for step, queue, lines in (("compile", "compile", compile_lines), ("eval", "eval", eval_lines)):
+    with (
+        redis_server(host=REDIS, port=6379),
+        rabbitmq_server(RABBITMQ, 6379, "14", "user", "password"),
+    ):
+        for step, queue, lines in (
+            ("compile", "compile", compile_lines),
+            ("eval", "eval", eval_lines),
+        ):
             variables: dict[str, str] = {}
             for raw in lines:
                 line = raw
@@ -217,13 +253,19 @@ def _manual_workers(terminals: Terminals, commands: list[str], tmp_path: Path) -
                     name, _, value = line.removeprefix("export ").partition("=")
                     variables[name] = value
                 elif line.startswith("celery"):
-                    go = f"./go_fish.py miopen --session_id 1 --fin_steps miopen_find_{step} --enqueue_only"
-                    terminals.work_off(terminals.start(go, **variables), terminals.start(line, **variables))
+                    go = (
+                        "./go_fish.py miopen --session_id 1 --fin_steps"
+                        f" miopen_find_{step} --enqueue_only"
+                    )
+                    terminals.work_off(
+                        terminals.start(go, **variables), terminals.start(line, **variables)
+                    )
 
 
 def _golden(terminals: Terminals, commands: list[str]) -> None:
     (line,) = [line for line in commands if "update_golden.py" in line]
-    terminals.run("./update_golden.py --session_id 1 --golden_v 1")  # the version that <old_ver> stands for
+    # the version that <old_ver> stands for
+    terminals.run("./update_golden.py --session_id 1 --golden_v 1")
     for mark, value in ((r"\<id\>", "1"), (r"\<new_ver\>", "2"), (r"\<old_ver\>", "1")):
         line = line.replace(mark, value)
     terminals.run(line)

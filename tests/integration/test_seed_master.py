@@ -1,4 +1,5 @@
-"""The master of the seed's tutorial on RPC workers: its file, command lines and console lines as printed."""
+"""The master of the seed's tutorial on RPC workers: its file, command lines and console lines as
+printed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tuna.cli.rpc_master import bar_line
 from tuna.errors import BadInput
 
 pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
-GEMMS = "workload:\n" + "".join(f"  - MIOpenDriver gemm -m 32 -n 32 -k {16 + k}\n" for k in range(100))
+GEMMS = "workload:\n" + "".join(
+    f"  - MIOpenDriver gemm -m 32 -n 32 -k {16 + k}\n" for k in range(100)
+)
 
 
 def seed() -> str:
@@ -34,7 +37,11 @@ def printed_file(text: str) -> str:
 
 def printed_commands(text: str) -> list[list[str]]:
     """The words of the command lines of masters, without `python3 -m lorien`."""
-    return [shlex.split(line)[3:] for line in text.splitlines() if line.startswith("python3 -m lorien tune ")]
+    return [
+        shlex.split(line)[3:]
+        for line in text.splitlines()
+        if line.startswith("python3 -m lorien tune ")
+    ]
 
 
 def printed_lines(text: str) -> list[str]:
@@ -55,7 +62,9 @@ def free_port() -> str:
 
 
 @pytest.fixture
-def typed(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], tuple[int, list[str], list[str]]]:
+def typed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[[list[str]], tuple[int, list[str], list[str]]]:
     """A command line of `lorien` in this process: its exit code, lines on stdout and on stderr."""
 
     def run(words: list[str]) -> tuple[int, list[str], list[str]]:
@@ -76,9 +85,12 @@ def test_the_document_prints_what_we_think() -> None:
 
 
 def test_a_master_as_printed(
-    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: Callable[..., tuple[int, list[str], list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its file as it stands, but for the port; its lines, with our values; no worker, so that nothing is waited for."""
+    """Its file as it stands, but for the port; its lines, with our values; no worker, so that
+    nothing is waited for."""
     needed_program("aarch64-linux-gnu-g++")
     port = free_port()
 
@@ -92,14 +104,21 @@ def test_a_master_as_printed(
     code, out, err = typed(first)
     assert code == 1, "no workload has a result"
     *lines, bar = printed_lines(seed())
-    ours = {"18871": port, "s3://tuned-logs/topi-llvm": "tuned-logs/llvm_-mtriple=aarch64-linux-gnu"}
+    ours = {
+        "18871": port,
+        "s3://tuned-logs/topi-llvm": "tuned-logs/llvm_-mtriple=aarch64-linux-gnu",
+    }
     for mark, value in ours.items():
         lines = [line.replace(mark, value) for line in lines]
     assert out == lines
     target, counts = bar.split(" on 0 ")
     assert target.startswith("llvm ")
     pattern = re.escape(counts).replace(r"\ ", " ").replace("00:02", r"\d\d:\d\d")
-    assert [line for line in err if re.fullmatch(f"llvm -mtriple=aarch64-linux-gnu on 0 {pattern}", line)], err
+    assert [
+        line
+        for line in err
+        if re.fullmatch(f"llvm -mtriple=aarch64-linux-gnu on 0 {pattern}", line)
+    ], err
     assert any("no result to commit" in line for line in err)
     (trace,) = tmp_path.glob("lorien-tune-*.trace")
     jobs = trace.read_text().splitlines()
@@ -115,13 +134,25 @@ def test_a_master_as_printed(
         (["tune", "@tune_rpc.yaml"], "There is no workload"),
         (["tune", "@tune_rpc.yaml", "--tuner", "gridsearch"], "There is no gridsearch"),
         (["tune", "@tune_rpc.yaml", "--local", "llvm"], "tunes on this machine alone"),
-        (["tune", "--rpc", "{target: llvm, port: 1", "--workload", "MIOpenDriver gemm -m 1 -n 1 -k 1"], "is no YAML"),
+        (
+            [
+                "tune",
+                "--rpc",
+                "{target: llvm, port: 1",
+                "--workload",
+                "MIOpenDriver gemm -m 1 -n 1 -k 1",
+            ],
+            "is no YAML",
+        ),
         (["generate"], "No such command 'generate'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_a_master_refuses(
-    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, words: list[str], said: str
+    typed: Callable[..., tuple[int, list[str], list[str]]],
+    tmp_path: Path,
+    words: list[str],
+    said: str,
 ) -> None:
     (tmp_path / "tune_rpc.yaml").write_text(printed_file(seed()))
     code, out, err = typed(words)
@@ -130,7 +161,9 @@ def test_what_a_master_refuses(
     assert list(tmp_path.glob("lorien-tune-*")) == []
 
 
-@pytest.mark.parametrize(("tuner", "search"), [("random", "random"), ("xgb", "search"), ("ga", "search")])
+@pytest.mark.parametrize(
+    ("tuner", "search"), [("random", "random"), ("xgb", "search"), ("ga", "search")]
+)
 def test_options_become_the_options_of_jobs(
     typed: Callable[..., tuple[int, list[str], list[str]]],
     tmp_path: Path,
@@ -148,7 +181,15 @@ def test_options_become_the_options_of_jobs(
     (tmp_path / "tune_rpc.yaml").write_text(printed_file(seed()))
     (tmp_path / "workloads.yaml").write_text(GEMMS)
     typed(
-        ["tune", "@tune_rpc.yaml", "@workloads.yaml", "-t", tuner, "--workload", "MIOpenDriver gemm -m 32 -n 32 -k 16"]
+        [
+            "tune",
+            "@tune_rpc.yaml",
+            "@workloads.yaml",
+            "-t",
+            tuner,
+            "--workload",
+            "MIOpenDriver gemm -m 32 -n 32 -k 16",
+        ]
     )
     (plan,) = plans
     assert plan.options == {"candidates": 3000, "search": search}
@@ -177,10 +218,17 @@ def test_the_bar(done: int, total: int, here: int, seconds: float, line: str) ->
 
 
 def test_the_lines_go_into_a_file_too(
-    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: Callable[..., tuple[int, list[str], list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(api.Master, "run", lambda master, on_counts: on_counts(master.counts()))
-    words = ["--rpc", f"{{target: llvm, port: {free_port()}}}", "--workload", "MIOpenDriver gemm -m 8 -n 8 -k 8"]
+    words = [
+        "--rpc",
+        f"{{target: llvm, port: {free_port()}}}",
+        "--workload",
+        "MIOpenDriver gemm -m 8 -n 8 -k 8",
+    ]
     (tmp_path / "log.yaml").write_text("log-run: true\n")
     code, out, _ = typed(["tune", *words, "@log.yaml"])
     assert code == 1
@@ -189,7 +237,9 @@ def test_the_lines_go_into_a_file_too(
     assert out[0] == "INFO Master: Loaded 1 workloads"
 
 
-def test_a_port_in_use_leaves_nothing(typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path) -> None:
+def test_a_port_in_use_leaves_nothing(
+    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path
+) -> None:
     words = ["--trace-file", "t", "--workload", "MIOpenDriver gemm -m 8 -n 8 -k 8"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         rpc = f"{{target: llvm, port: {server.getsockname()[1]}}}"

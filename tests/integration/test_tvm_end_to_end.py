@@ -1,4 +1,5 @@
-"""The main job, small: real layers, real TVM, real Celery workers, from driver commands to a database that TVM loads."""
+"""The main job, small: real layers, real TVM, real Celery workers, from driver commands to a
+database that TVM loads."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LAYERS = """\
 ./bin/MIOpenDriver gemm -m 32 -n 48 -k 16
 """
 CANDIDATES = DRILLS
-#: The tile for each layer, and each untuned; the stride leaves out Winograd, which test_tvm_families.py measures.
+#: The tile for each layer, and each untuned; the stride leaves out Winograd, which
+#: test_tvm_families.py measures.
 JOBS = 2 + 2
 TRIALS = 2 * CANDIDATES + 2
 
@@ -67,7 +69,9 @@ def test_layers_are_tuned_exported_and_used_by_plain_tvm(
     assert set(status["jobs"]) == {"evaluated"}
     assert status["failures"] == []
     with sqlite3.connect(home / "tuna.sqlite") as connection:
-        trials = connection.execute("SELECT count(*), count(time_ms), max(max_error) FROM trial").fetchone()
+        trials = connection.execute(
+            "SELECT count(*), count(time_ms), max(max_error) FROM trial"
+        ).fetchone()
         finals = connection.execute("SELECT count(*) FROM job WHERE steps = 'finals'").fetchone()[0]
     assert status["jobs"]["evaluated"] - finals == JOBS  # finals are only where solvers come close
     assert trials[:2] == (TRIALS, TRIALS)
@@ -75,9 +79,14 @@ def test_layers_are_tuned_exported_and_used_by_plain_tvm(
 
     before = (home / "tuna.sqlite").stat().st_mtime_ns
     good("tuna", "run", "--session-id", "1")
-    assert (home / "tuna.sqlite").stat().st_mtime_ns == before, "a second run measured something again"
+    assert (home / "tuna.sqlite").stat().st_mtime_ns == before, (
+        "a second run measured something again"
+    )
 
-    paths = [Path(good("export_db", "--session_id", "1", flag).splitlines()[-1]) for flag in ("-p", "-f", "-k")]
+    paths = [
+        Path(good("export_db", "--session_id", "1", flag).splitlines()[-1])
+        for flag in ("-p", "-f", "-k")
+    ]
     assert [path.suffixes[-1] for path in paths] == [".db", ".txt", ".kdb"]
     folder = Path(good("export_db", "--session_id", "1", "--tvm_db").splitlines()[-1])
     # The folder above is what `tuna tune -o` is given.

@@ -105,7 +105,11 @@ def test_what_does_not_is_given_back_and_costs_no_attempt(
 
 
 def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charged(
-    engine: sa.Engine, processes: Processes, eventually: Eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    processes: Processes,
+    eventually: Eventually,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_jobs(engine, 1, steps="build")
     coordinator = processes.coordinator()
@@ -122,7 +126,9 @@ def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charg
     assert _failures(engine) == 0
 
 
-def test_the_second_interrupt_ends_at_once(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
+def test_the_second_interrupt_ends_at_once(
+    engine: sa.Engine, processes: Processes, eventually: Eventually
+) -> None:
     make_jobs(engine, 1, steps="build", options={"sleep_s": 100})
     processes.coordinator()
     worker = processes.start("tuna", "worker", "compile")
@@ -162,15 +168,23 @@ def test_each_device_has_a_worker_that_sees_no_other(
     (tmp_path / "modules" / "pynvml.py").write_text(_PYNVML)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     worker = processes.start("tuna", "worker", "eval", "--devices", "all", forked=False)
-    eventually(lambda: len(_workers(worker)) == 2 and all(w.children() for w in _workers(worker)), 60)
+    eventually(
+        lambda: len(_workers(worker)) == 2 and all(w.children() for w in _workers(worker)), 60
+    )
     variables = [process.environ() for process in _workers(worker)]
-    assert {found["CUDA_VISIBLE_DEVICES"] for found in variables} == {"GPU-00000000", "GPU-00000001"}
+    assert {found["CUDA_VISIBLE_DEVICES"] for found in variables} == {
+        "GPU-00000000",
+        "GPU-00000001",
+    }
     assert len({found["TUNA_EVAL_CPUS"] for found in variables}) == 2
     names = {process.cmdline()[process.cmdline().index("-n") + 1] for process in _workers(worker)}
     assert len(names) == 2
     victim = _workers(worker)[0]
     victim.kill()
-    eventually(lambda: victim.pid not in {w.pid for w in _workers(worker)} and len(_workers(worker)) == 2, 20)
+    eventually(
+        lambda: victim.pid not in {w.pid for w in _workers(worker)} and len(_workers(worker)) == 2,
+        20,
+    )
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(20) == 0
 
@@ -182,7 +196,10 @@ def test_a_worker_refuses_a_session_of_another_environment(
     with writing(engine) as connection:
         connection.execute(sa.text("UPDATE environment SET arch = 'gfx942', num_cu = 304"))
     assert processes.start("tuna", "worker", "eval", "--session-id", "1").wait(30) == 2
-    assert "architecture gfx942, here none; compute units 304, here 0" in (tuna_home / "log").read_text()
+    assert (
+        "architecture gfx942, here none; compute units 304, here 0"
+        in (tuna_home / "log").read_text()
+    )
 
 
 def test_a_failing_hook_keeps_the_worker_from_starting(
@@ -190,4 +207,7 @@ def test_a_failing_hook_keeps_the_worker_from_starting(
 ) -> None:
     monkeypatch.setenv("TUNA_BEFORE_WORKER", "sh -c 'echo the card is too hot; exit 3'")
     assert processes.start("tuna", "worker", "compile").wait(20) == 5
-    assert "TUNA_BEFORE_WORKER failed with exit code 3. the card is too hot" in (tuna_home / "log").read_text()
+    assert (
+        "TUNA_BEFORE_WORKER failed with exit code 3. the card is too hot"
+        in (tuna_home / "log").read_text()
+    )

@@ -39,7 +39,9 @@ class Board:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [sys.executable, "-c", _SERVER, str(self.port), emulator]
-        self.process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "TVM_NUM_THREADS": "1"})
+        self.process = subprocess.Popen(
+            command, start_new_session=True, env={**os.environ, "TVM_NUM_THREADS": "1"}
+        )
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -56,7 +58,8 @@ class Board:
 
 
 class Tracker:
-    """Gives every client the board at one port; without a port it says nothing after its greeting."""
+    """Gives every client the board at one port; without a port it says nothing after its
+    greeting."""
 
     def __init__(self, port: int | None) -> None:
         self.port = port
@@ -77,7 +80,10 @@ class Tracker:
             client.sendall(client.recv(4))
             asked = json.loads(client.recv(4096)[4:])
             if asked[0] == _SUMMARY:
-                self._say(client, {"queue_info": {"pi": {"free": self.free, "pending": 0}}, "server_info": []})
+                self._say(
+                    client,
+                    {"queue_info": {"pi": {"free": self.free, "pending": 0}}, "server_info": []},
+                )
             elif self.port is not None:
                 self.given += 1
                 self._say(client, ["127.0.0.1", self.port, "board"])

@@ -1,4 +1,5 @@
-"""A TVM library with a home, an artifact store and a scratch folder of its own; skipped where TVM is not installed."""
+"""A TVM library with a home, an artifact store and a scratch folder of its own; skipped where TVM
+is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tuna.settings import get_settings
 def tvm_here() -> None:
     """Skip without TVM at home, fail without it in CI."""
     if find_spec("tvm") is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("TVM is not installed: pip install '.[tvm]'")
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
+            "TVM is not installed: pip install '.[tvm]'"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +35,9 @@ def xgboost_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path], None]) -> Iterator[Path]:
+def home(
+    tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path], None]
+) -> Iterator[Path]:
     """A TUNA_HOME that is thrown away."""
     folder = tmp_path_factory.mktemp("home")
     knows_machine(folder)
@@ -44,14 +49,18 @@ def home(tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path
 
 
 @pytest.fixture(scope="module")
-def new_bench(tvm_here: None, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Bench]]:
+def new_bench(
+    tvm_here: None, home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Bench]]:
     """Makes benches that share one artifact store, each with processes of its own."""
     made: list[Bench] = []
     store = Artifacts((home / "artifacts").as_uri(), home / "cache")
 
     def make() -> Bench:
         library = TvmLibrary()
-        context = RunContext(artifacts=store, scratch=tmp_path_factory.mktemp("scratch"), cpus=eval_cpus())
+        context = RunContext(
+            artifacts=store, scratch=tmp_path_factory.mktemp("scratch"), cpus=eval_cpus()
+        )
         made.append(Bench(library, context, library.environment().target))
         return made[-1]
 

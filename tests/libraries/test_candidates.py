@@ -1,4 +1,5 @@
-"""What `CandidateLibrary` does for every library: candidates that crash, hang or lie are failed trials, the rest is measured."""
+"""What `CandidateLibrary` does for every library: candidates that crash, hang or lie are failed
+trials, the rest is measured."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class ToyLibrary(CandidateLibrary):
     def solvers(self) -> Sequence[Solver]:
         return [Solver("Toy", self.kinds, "GEMM")]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         return ((config, ["Toy"]) for config in configs)
 
 
@@ -62,9 +65,17 @@ class Toys:
         self.library, self.context = ToyLibrary(), run_context(folder)
 
     def compile(self, *params: str, **options: Any) -> tuple[WorkItem, StepResult]:
-        asked = {"params": ",".join(params), "candidates": len(params), "measure_timeout_s": 4, "build_timeout_s": 4}
+        asked = {
+            "params": ",".join(params),
+            "candidates": len(params),
+            "measure_timeout_s": 4,
+            "build_timeout_s": 4,
+        }
         options = {**asked, **options}
-        config, item = GemmConfig(2, 2, 2).to_json(), {"job_id": 1, "attempt": 1, "session_id": 1, "library": "toy"}
+        config, item = (
+            GemmConfig(2, 2, 2).to_json(),
+            {"job_id": 1, "attempt": 1, "session_id": 1, "library": "toy"},
+        )
         made = WorkItem(step="compile", solver="Toy", config=config, options=options, **item)
         return made, self._run(made, self.context)
 
@@ -78,7 +89,13 @@ class Toys:
         item, built = self.compile(*params)
         facts = {"solver": "Toy", "seed": 0, "options": item.options, "time_ms": 0.001}
         rivals = tuple(
-            Rival(index=70 + trial.index, number=trial.index, params=trial.params, artifact=trial.artifact, **facts)
+            Rival(
+                index=70 + trial.index,
+                number=trial.index,
+                params=trial.params,
+                artifact=trial.artifact,
+                **facts,
+            )
             for trial in built.trials
         )
         return self._run(item.model_copy(update={"step": FINALS, "rivals": rivals}), self.context)
@@ -110,7 +127,10 @@ def test_each_bad_candidate_has_its_cause_and_the_good_are_measured(toys: Toys) 
     assert [trial.max_error for trial in result.trials[5:8]] == [None, None, None]
     told = {trial.output_tail for trial in result.trials[5:8]}
     assert told == {"not all of the output was written, or it holds NaN or infinity"}
-    assert re.fullmatch(r"the largest error is \S+ of the largest value, more than \S+", result.trials[4].output_tail)
+    assert re.fullmatch(
+        r"the largest error is \S+ of the largest value, more than \S+",
+        result.trials[4].output_tail,
+    )
     assert result.ok
     assert result.device is not None
     assert result.device.name == "a toy"
@@ -123,8 +143,15 @@ def test_finals_measure_what_other_jobs_built(toys: Toys) -> None:
     assert [(trial.index, trial.params, trial.cause) for trial in result.trials] == [
         (70, "good", None), (71, "dies", Cause.RUN_ERROR), (72, "good", None),
     ]  # fmt: skip
-    assert [len(trial.times_ms) >= RIVAL_PROCESSES for trial in result.trials] == [True, False, True]
-    assert (result.ok, "Toy: the child ended" in result.output_tail.replace("\n", " ")) == (True, True)
+    assert [len(trial.times_ms) >= RIVAL_PROCESSES for trial in result.trials] == [
+        True,
+        False,
+        True,
+    ]
+    assert (result.ok, "Toy: the child ended" in result.output_tail.replace("\n", " ")) == (
+        True,
+        True,
+    )
     assert [path.name for path in toys.context.scratch.rglob("*") if path.is_file()] == []
 
 
@@ -132,7 +159,14 @@ def test_each_bad_build_has_its_cause_and_the_rest_is_built(toys: Toys) -> None:
     ways = ["build-raises", "good", "build-dies", "build-hangs", "build-writes-nothing", "good"]
     _, result = toys.compile(*ways)
     error = Cause.BUILD_ERROR
-    assert [trial.cause for trial in result.trials] == [error, None, error, Cause.BUILD_TIMEOUT, error, None]
+    assert [trial.cause for trial in result.trials] == [
+        error,
+        None,
+        error,
+        Cause.BUILD_TIMEOUT,
+        error,
+        None,
+    ]
     assert [trial.params for trial in result.trials] == ways
     assert "cc: no" in result.trials[0].output_tail
     assert "SIGSEGV" in result.trials[2].output_tail
@@ -160,7 +194,10 @@ def test_builds_are_on_the_core_that_they_borrow_and_restarted_children_too(
 
 
 def _built(toys: Toys, result: StepResult) -> list[str | None]:
-    return [toys.context.artifacts.get(one.artifact).decode() if one.artifact else None for one in result.trials]
+    return [
+        toys.context.artifacts.get(one.artifact).decode() if one.artifact else None
+        for one in result.trials
+    ]
 
 
 def test_a_job_fails_with_the_cause_of_its_candidates_or_for_want_of_them(toys: Toys) -> None:
@@ -187,7 +224,8 @@ def test_the_problem_is_described_where_the_builder_does(toys: Toys) -> None:
 def test_the_closest_are_measured_again_and_all_repeats_are_kept(toys: Toys) -> None:
     slow, first, second = toys.measure("slow", "good", "good").trials
     assert len(slow.times_ms) >= 3
-    assert max(len(trial.times_ms) for trial in (first, second)) >= 3 * 3  # in three processes, three times at least
+    # in three processes, three times at least
+    assert max(len(trial.times_ms) for trial in (first, second)) >= 3 * 3
     assert (slow.time_ms or 0) > 5 > (first.time_ms or 9)
 
 
@@ -202,7 +240,14 @@ def test_the_limit_of_a_job_grows_with_its_candidates() -> None:
     config = GemmConfig(2, 2, 2).to_json()
 
     def item(**options: Any) -> WorkItem:
-        facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "toy", "step": "compile", "solver": "Toy"}
+        facts = {
+            "job_id": 1,
+            "attempt": 1,
+            "session_id": 1,
+            "library": "toy",
+            "step": "compile",
+            "solver": "Toy",
+        }
         return WorkItem(config=config, options=options, **facts)
 
     assert library.time_limit_s(compile_, item()) == compile_.time_limit_s
@@ -210,7 +255,9 @@ def test_the_limit_of_a_job_grows_with_its_candidates() -> None:
     assert library.time_limit_s(eval_, item(candidates=1000, measure_timeout_s=60)) > 60_000
 
 
-@pytest.mark.parametrize("wrong", [{"candidates": 0}, {"candidates": 10_001}, {"build_timeout_s": 0}, {"other": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"candidates": 0}, {"candidates": 10_001}, {"build_timeout_s": 0}, {"other": 1}]
+)
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         CandidateOptions.model_validate(wrong)

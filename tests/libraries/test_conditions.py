@@ -10,7 +10,10 @@ from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.conditions import Condition, chosen, complete
 
-OFFERED = (Condition("caches", ("warm", "cold"), "whether ..."), Condition("layouts", ("layer", "native"), "how ..."))
+OFFERED = (
+    Condition("caches", ("warm", "cold"), "whether ..."),
+    Condition("layouts", ("layer", "native"), "how ..."),
+)
 MACHINE = Environment("toy", "1", "any", 1, "toy-1", flags={"a": "b"})
 
 

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
     """What workers that join say of themselves; the settings that they make end with the test."""
     found: list[Facts] = []
-    monkeypatch.setattr("tuna.membership.join.join", lambda line, role, facts: found.append(facts) or {})
+    monkeypatch.setattr(
+        "tuna.membership.join.join", lambda line, role, facts: found.append(facts) or {}
+    )
     monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
     for name in ("TRACKER", "DEVICE_KEY", "TARGET"):
         monkeypatch.setenv(f"TUNA_TVM_{name}", "")

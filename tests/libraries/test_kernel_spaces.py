@@ -1,4 +1,5 @@
-"""The spaces of the CPU kernels: made from the target, the same each time, and recorded as TVM's own traces."""
+"""The spaces of the CPU kernels: made from the target, the same each time, and recorded as TVM's
+own traces."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def layer_for(target: Any, config: Config, mode: Mode = Mode.NATIVE) -> Layer:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"mode": "trans"}, {"direction": "B", "mode": "trans"}, {"data_type": "FP16"}, THREE]
+    "changes",
+    [{"mode": "trans"}, {"direction": "B", "mode": "trans"}, {"data_type": "FP16"}, THREE],
 )
 def test_what_is_no_convolution_in_fp32_has_no_kernel(changes: dict[str, Any]) -> None:
     assert layer_of(conv(**changes), Mode.LAYER, target_of("avx2")) is None
@@ -77,7 +79,8 @@ def assembly(target: Any, module: Any) -> str:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_tile_fills_the_registers_of_its_target_and_is_not_spilled(name: str) -> None:
-    """A spilled sum is a vector that is stored on the stack; TVM itself stores one there when it calls for memory."""
+    """A spilled sum is a vector that is stored on the stack; TVM itself stores one there when it
+    calls for memory."""
     target = target_of(name)
     cpu = machine.from_target(target)
     vector_bytes, registers, pattern = WIDTHS[name]
@@ -108,18 +111,25 @@ def _targets_and_kinds() -> list[object]:
     """All pairs; each kind with one target, the targets in turn, in the short suite."""
     names, kinds = ["avx512", "avx2", "neon"], [*CROSS, "gemm"]
     return [
-        pytest.param(name, kind, marks=[] if at % len(names) == place else pytest.mark.drill(only=True))
+        pytest.param(
+            name, kind, marks=[] if at % len(names) == place else pytest.mark.drill(only=True)
+        )
         for at, kind in enumerate(kinds)
         for place, name in enumerate(names)
     ]
 
 
 @pytest.mark.parametrize(("name", "kind"), _targets_and_kinds())
-def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(name: str, kind: str) -> None:
-    """Cross-built and disassembled: multiply-adds of that width, and fewer values stored on the stack than those."""
+def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(
+    name: str, kind: str
+) -> None:
+    """Cross-built and disassembled: multiply-adds of that width, and fewer values stored on the
+    stack than those."""
     target = target_of(name)
     if kind == "gemm":
-        product = gemm.Product(GemmConfig(m=24, n=128, k=64), Mode.NATIVE, machine.from_target(target))
+        product = gemm.Product(
+            GemmConfig(m=24, n=128, k=64), Mode.NATIVE, machine.from_target(target)
+        )
         module = GEMM.candidate(product, 0).mod
     else:
         mode = Mode.LAYER if kind in ("pointwise", "backward_weights") else Mode.NATIVE
@@ -143,10 +153,15 @@ def test_caches_of_a_cpu_that_is_not_this_one_are_small() -> None:
 
 @pytest.mark.parametrize("changes", [{}, POINT, STRIDE], ids=["3x3", "1x1", "3x3/2"])
 @pytest.mark.parametrize("size", [7, 14, 28, 56])
-def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(size: int, changes: dict[str, Any]) -> None:
-    """Ten or twelve sums in two blocks: fewer wait for the multiply-adds before them, one block for its loads."""
+def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(
+    size: int, changes: dict[str, Any]
+) -> None:
+    """Ten or twelve sums in two blocks: fewer wait for the multiply-adds before them, one block for
+    its loads."""
     family = FAMILIES["direct"]
-    best = family.space(layer_for(target_of("avx2"), conv(**RESNET | {"in_h": size, "in_w": size}, **changes)))[0]
+    best = family.space(
+        layer_for(target_of("avx2"), conv(**RESNET | {"in_h": size, "in_w": size}, **changes))
+    )[0]
     assert best.blocks == 2
     assert 10 <= best.rows * best.columns * best.blocks <= 12
 
@@ -166,7 +181,9 @@ def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
 def test_the_ranking_begins_with_the_best_of_each_family() -> None:
     layer = layer_for(target_of("avx512"), conv(**RESNET))
     order = ranked(layer)
-    assert {(family.name, index) for family, index in order[:3]} == {(f"winograd{m}", 0) for m in (2, 4, 6)}
+    assert {(family.name, index) for family, index in order[:3]} == {
+        (f"winograd{m}", 0) for m in (2, 4, 6)
+    }
     assert {family.name for family, _ in order} == {"direct", "winograd2", "winograd4", "winograd6"}
     assert {family.name for family, _ in ranked(layer, [FAMILIES["direct"]])} == {"direct"}
 
@@ -186,8 +203,12 @@ def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
     workload = database.commit_workload(family.workload(layer))
     arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod)
-    database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, workload, [1e-3], target, arguments))
-    again = ms.database.JSONDatabase(work_dir=str(tmp_path)).query_schedule(family.workload(layer), target, "main")
+    database.commit_tuning_record(
+        ms.database.TuningRecord(schedule.trace, workload, [1e-3], target, arguments)
+    )
+    again = ms.database.JSONDatabase(work_dir=str(tmp_path)).query_schedule(
+        family.workload(layer), target, "main"
+    )
     assert again is not None
     assert structural_equal(again.mod, schedule.mod)
     (record,) = (tmp_path / "database_tuning_record.json").read_text().splitlines()
@@ -224,10 +245,16 @@ def test_the_transforms_compute_a_convolution_exactly(outputs: int) -> None:
     taps = [Fraction(2), Fraction(-3, 7), Fraction(11)]
 
     def times(matrix: Any, vector: list[Fraction]) -> list[Fraction]:
-        return [sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix]
+        return [
+            sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix
+        ]
 
-    products = [a * b for a, b in zip(times(found.filter, taps), times(found.input, data), strict=True)]
-    assert times(found.output, products) == [sum(data[i + j] * taps[j] for j in range(3)) for i in range(outputs)]
+    products = [
+        a * b for a, b in zip(times(found.filter, taps), times(found.input, data), strict=True)
+    ]
+    assert times(found.output, products) == [
+        sum(data[i + j] * taps[j] for j in range(3)) for i in range(outputs)
+    ]
 
 
 def test_there_are_points_for_tiles_of_six_at_most() -> None:
@@ -236,7 +263,9 @@ def test_there_are_points_for_tiles_of_six_at_most() -> None:
 
 
 def test_caches_are_read_as_linux_tells_them(tmp_path: Path) -> None:
-    for index, facts in enumerate((("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M"))):
+    for index, facts in enumerate(
+        (("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M"))
+    ):
         folder = tmp_path / f"index{index}"
         folder.mkdir()
         for name, value in zip(("level", "type", "size"), facts, strict=True):
@@ -262,4 +291,6 @@ def test_a_bare_layer_is_the_same_function_as_in_a_model() -> None:
     model = relax.transform.LegalizeOps()(builder.get())
     (function,) = (f for name, f in model.functions.items() if name.name_hint != "main")
     bare = workloads.make("TvmConvDirectNCHW", conv())["main"]
-    assert structural_equal(function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True), bare)
+    assert structural_equal(
+        function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True), bare
+    )

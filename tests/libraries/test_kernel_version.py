@@ -1,4 +1,5 @@
-"""What a record or an exported database relies on changes only together with the version of the kernels."""
+"""What a record or an exported database relies on changes only together with the version of the
+kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ CONVOLUTIONS = (
 )
 #: The version of the kernels, and of what it has the digest.
 KNOWN = (3, "e230f6b4afa56a08")
-#: Winograd's transforms have thirds, which other machines may round otherwise: times this, no value is half way between two digits.
+#: Winograd's transforms have thirds, which other machines may round otherwise: times this, no value
+#: is half way between two digits.
 _NO_TIES = 1.618
 
 
@@ -46,27 +48,40 @@ def facts() -> Iterator[object]:
             layer = Layer(sizes, mode, MACHINE)
             for family in FAMILIES.values():
                 if family.direction is sizes.direction and family.applies(sizes, mode):
-                    yield family.name, [point.to_json() for point in family.space(layer)], packed(family, config, sizes)
+                    yield (
+                        family.name,
+                        [point.to_json() for point in family.space(layer)],
+                        packed(family, config, sizes),
+                    )
     for mode in Mode:
         product = Product(GemmConfig(24, 40, 36), mode, MACHINE)
         b = np.arange(36 * 40, dtype=np.float32).reshape(36, 40)
-        yield "gemm", [point.to_json() for point in GEMM.space(product)], digest(GEMM.pack_weights(product, b))
+        yield (
+            "gemm",
+            [point.to_json() for point in GEMM.space(product)],
+            digest(GEMM.pack_weights(product, b)),
+        )
 
 
 def packed(family: object, config: ConvConfig, sizes: shape.ConvShape) -> str:
     if config.direction.value == "W":
         return ""
-    weights = np.arange(np.prod(config.weight_shape), dtype=np.float32).reshape(config.weight_shape) % 251
+    weights = (
+        np.arange(np.prod(config.weight_shape), dtype=np.float32).reshape(config.weight_shape) % 251
+    )
     answer = family.pack_weights(sizes, shape.forward_weights(config, weights))  # type: ignore[attr-defined]
     return digest(np.round(answer * _NO_TIES, 1))
 
 
 def digest(array: np.ndarray) -> str:
-    return hashlib.sha256(repr(array.shape).encode() + np.ascontiguousarray(array + 0.0).tobytes()).hexdigest()[:16]
+    return hashlib.sha256(
+        repr(array.shape).encode() + np.ascontiguousarray(array + 0.0).tobytes()
+    ).hexdigest()[:16]
 
 
 def test_points_and_packed_weights_change_only_with_the_version() -> None:
     found = hashlib.sha256(json.dumps(list(facts())).encode()).hexdigest()[:16]
     assert (kernels.VERSION, found) == KNOWN, (
-        "the order of a space or of packed weights has changed: raise tuna.libraries.tvm.kernels.VERSION, and write both here"
+        "the order of a space or of packed weights has changed: raise"
+        " tuna.libraries.tvm.kernels.VERSION, and write both here"
     )

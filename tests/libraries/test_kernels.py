@@ -1,4 +1,5 @@
-"""Every kernel of every family answers as NumPy does, whatever the layer, the layout, the vector width and the point."""
+"""Every kernel of every family answers as NumPy does, whatever the layer, the layout, the vector
+width and the point."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def runnable() -> list[Any]:
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> ConvConfig:
-    """Small layers: odd sizes, groups, dilation, stride, different padding down and across, both layouts."""
+    """Small layers: odd sizes, groups, dilation, stride, different padding down and across, both
+    layouts."""
     small, one_or_two = st.integers(1, 3), st.integers(1, 2)
     layout = draw(st.sampled_from(("NCHW", "NHWC")))
     height, width = draw(st.integers(1, 13)), draw(st.integers(1, 19))
@@ -89,35 +91,55 @@ def convolutions(draw: st.DrawFn) -> ConvConfig:
         **dict.fromkeys(("in_layout", "fil_layout", "out_layout"), layout),
     }
     if draw(st.booleans()):  # what Winograd takes
-        found |= dict.fromkeys(("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1)
+        found |= dict.fromkeys(
+            ("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1
+        )
     elif draw(st.integers(0, 3)) == 0:  # depthwise
-        found |= {"group_count": found["in_channels"], "out_channels": found["in_channels"] * draw(one_or_two)}
+        found |= {
+            "group_count": found["in_channels"],
+            "out_channels": found["in_channels"] * draw(one_or_two),
+        }
     config = from_json(found)
     assert isinstance(config, ConvConfig)
     return config
 
 
 def backward_data(config: ConvConfig, dy: Any, weights: Any) -> Any:
-    """dx in double precision from dy and the weights, all with the channels first: every product added where it came from."""
+    """dx in double precision from dy and the weights, all with the channels first: every product
+    added where it came from."""
     groups, (height, width) = config.group_count, config.output_size
     found = np.zeros(
-        (config.batchsize, config.in_channels, config.in_h + 2 * config.pad_h, config.in_w + 2 * config.pad_w)
+        (
+            config.batchsize,
+            config.in_channels,
+            config.in_h + 2 * config.pad_h,
+            config.in_w + 2 * config.pad_w,
+        )
     )
     ins, outs = config.in_channels // groups, config.out_channels // groups
     for group, y, x in itertools.product(range(groups), range(config.fil_h), range(config.fil_w)):
         rows, columns = y * config.dilation_h, x * config.dilation_w
         filters = weights[group * outs : (group + 1) * outs, :, y, x].astype(np.float64)
-        part = np.einsum("nkhw,kc->nchw", dy[:, group * outs : (group + 1) * outs].astype(np.float64), filters)
+        part = np.einsum(
+            "nkhw,kc->nchw", dy[:, group * outs : (group + 1) * outs].astype(np.float64), filters
+        )
         inside = found[
-            :, group * ins : (group + 1) * ins, rows :: config.conv_stride_h, columns :: config.conv_stride_w
+            :,
+            group * ins : (group + 1) * ins,
+            rows :: config.conv_stride_h,
+            columns :: config.conv_stride_w,
         ]
         inside[:, :, :height, :width] += part
-    inside = slice(config.pad_h, config.pad_h + config.in_h), slice(config.pad_w, config.pad_w + config.in_w)
+    inside = (
+        slice(config.pad_h, config.pad_h + config.in_h),
+        slice(config.pad_w, config.pad_w + config.in_w),
+    )
     return found[:, :, inside[0], inside[1]]
 
 
 def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
-    """dw in double precision from x and dy, all with the channels first: each tap's product over the pixels."""
+    """dw in double precision from x and dy, all with the channels first: each tap's product over
+    the pixels."""
     groups, (height, width) = config.group_count, config.output_size
     pads = (config.pad_h, config.pad_h), (config.pad_w, config.pad_w)
     padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *pads])
@@ -126,7 +148,9 @@ def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
     for group, r, s in itertools.product(range(groups), range(config.fil_h), range(config.fil_w)):
         rows, columns = r * config.dilation_h, s * config.dilation_w
         high, wide = config.conv_stride_h, config.conv_stride_w
-        part = padded[:, group * ins : (group + 1) * ins, rows::high, columns::wide][:, :, :height, :width]
+        part = padded[:, group * ins : (group + 1) * ins, rows::high, columns::wide][
+            :, :, :height, :width
+        ]
         answer = dy[:, group * outs : (group + 1) * outs].astype(np.float64)
         found[group * outs : (group + 1) * outs, :, r, s] = np.einsum("nkhw,nchw->kc", answer, part)
     return found
@@ -134,7 +158,9 @@ def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
 
 @TUNED
 @given(data=st.data(), config=convolutions(), target=st.sampled_from(runnable()))
-def test_backward_kernels_answer_as_the_definition(data: st.DataObject, config: ConvConfig, target: Any) -> None:
+def test_backward_kernels_answer_as_the_definition(
+    data: st.DataObject, config: ConvConfig, target: Any
+) -> None:
     direction = data.draw(st.sampled_from(("B", "W")), label="direction")
     config = from_json(config.to_json() | {"direction": direction})
     assert isinstance(config, ConvConfig)
@@ -153,12 +179,18 @@ def test_backward_kernels_answer_as_the_definition(data: st.DataObject, config: 
     first, plain = channels_first(dy, config.out_layout), channels_first(w, config.fil_layout)
     if direction == "W":
         expected = backward_weights(config, channels_first(x, config.in_layout), first)
-        arguments = [x, family.pack_weights(layer.shape, dy), np.full(config.weight_shape, np.nan, np.float32)]
+        arguments = [
+            x,
+            family.pack_weights(layer.shape, dy),
+            np.full(config.weight_shape, np.nan, np.float32),
+        ]
     else:
         expected = backward_data(config, first, plain)
         weights = family.pack_weights(layer.shape, shape.forward_weights(config, plain))
         native = layer.mode is Mode.NATIVE
-        blank = np.full(layer.shape.native_output() if native else config.input_shape, np.nan, np.float32)
+        blank = np.full(
+            layer.shape.native_output() if native else config.input_shape, np.nan, np.float32
+        )
         arguments = [block_input(layer.shape, dy) if native else dy, weights, blank]
     found = run(family.candidate(layer, index).mod, target, arguments)
     answer = unblock_output(layer.shape, found) if layer.mode is Mode.NATIVE else found
@@ -167,7 +199,8 @@ def test_backward_kernels_answer_as_the_definition(data: st.DataObject, config: 
 
 
 def run(module: Any, target: Any, arguments: list[Any]) -> Any:
-    """The last argument after a run; a run on NaN went before, so that the workspace was full of it."""
+    """The last argument after a run; a run on NaN went before, so that the workspace was full of
+    it."""
     built = tvm.tirx.build(module, target=target)
     built["main"](*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arguments))
     tensors = [tvm.runtime.tensor(array) for array in arguments]
@@ -178,10 +211,17 @@ def run(module: Any, target: Any, arguments: list[Any]) -> Any:
 #: In any order that a task may have.
 ADDED = ((), ("bias",), ("residual",), ("bias", "residual"))
 EPILOGUES = st.one_of(
-    st.tuples(st.sampled_from(ADDED), st.sampled_from(((), *((name,) for name in ACTIVATIONS)))).map(
-        lambda p: p[0] + p[1]
+    st.tuples(
+        st.sampled_from(ADDED), st.sampled_from(((), *((name,) for name in ACTIVATIONS)))
+    ).map(lambda p: p[0] + p[1]),
+    st.sampled_from(
+        [
+            ("bias", "silu", "residual"),
+            ("gelu", "to_fp16"),
+            ("residual", "to_fp16"),
+            ("bias", "to_bf16"),
+        ]
     ),
-    st.sampled_from([("bias", "silu", "residual"), ("gelu", "to_fp16"), ("residual", "to_fp16"), ("bias", "to_bf16")]),
 )
 
 
@@ -197,11 +237,18 @@ def test_a_convolution_answers_as_the_reference(
     families = [family.name for family in FAMILIES.values() if family.applies(layer.shape, mode)]
     if families:
         name = data.draw(st.sampled_from(families), label="family")
-        answers_as_the_reference(data, TaskConfig(core=config, layouts=mode, epilogue=epilogue), name, target)
+        answers_as_the_reference(
+            data, TaskConfig(core=config, layouts=mode, epilogue=epilogue), name, target
+        )
 
 
-def answers_as_the_reference(data: st.DataObject, task: TaskConfig, family: str, target: Any) -> None:
-    problem, expected = problems.with_family(task, family, Mode(task.layouts), target), reference.make(task)
+def answers_as_the_reference(
+    data: st.DataObject, task: TaskConfig, family: str, target: Any
+) -> None:
+    problem, expected = (
+        problems.with_family(task, family, Mode(task.layouts), target),
+        reference.make(task),
+    )
     assert problem is not None
     index = data.draw(st.integers(0, problem.count(1000) - 1), label="point")
     arguments = [*problem.inputs(*expected.inputs), problem.output(expected.blank())]
@@ -215,7 +262,8 @@ def answers_as_the_reference(data: st.DataObject, task: TaskConfig, family: str,
 
 @pytest.mark.parametrize(("name", "sign"), [("direct", "order"), ("winograd2", "buffer_dim_align")])
 def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, sign: str) -> None:
-    """Direct sums then lie in cache between blocks of input channels; Winograd lengthens a stride that shares sets of L1."""
+    """Direct sums then lie in cache between blocks of input channels; Winograd lengthens a stride
+    that shares sets of L1."""
     found = {
         "kind": "convolution",
         "batchsize": 1,
@@ -240,13 +288,25 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
         assert sign in str(candidate.mod)
     x, w = problem.inputs
     arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
-    answer = run(candidate.mod, target, [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)])
+    answer = run(
+        candidate.mod,
+        target,
+        [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)],
+    )
     assert problem.error(unblock_output(layer.shape, answer)) <= ROUNDING
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) -> None:
-    sizes = {"batchsize": 1, "in_channels": 16, "out_channels": 64, "in_h": 32, "in_w": 32, "fil_h": 3, "fil_w": 3}
+    sizes = {
+        "batchsize": 1,
+        "in_channels": 16,
+        "out_channels": 64,
+        "in_h": 32,
+        "in_w": 32,
+        "fil_h": 3,
+        "fil_w": 3,
+    }
     steps = {"conv_stride_h": 2, "conv_stride_w": 2, "pad_h": 1, "pad_w": 1}
     config = from_json({"kind": "convolution", **sizes, **steps})
     target = next(target for target in runnable() if int(target.attrs["num-cores"]) == cores)
@@ -257,10 +317,16 @@ def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) ->
     assert family.space(layer)[0].order == direct.ROWS_OUTSIDE
     candidate = family.candidate(layer, 0)
     loops = candidate.get_loops(candidate.get_sblock("sums_update"))
-    assert int(candidate.get(loops[3 if cores == 1 else 1]).extent) == 4, "rows, inside of the channels"
+    assert int(candidate.get(loops[3 if cores == 1 else 1]).extent) == 4, (
+        "rows, inside of the channels"
+    )
     x, w = problem.inputs
     arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
-    answer = run(candidate.mod, target, [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)])
+    answer = run(
+        candidate.mod,
+        target,
+        [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)],
+    )
     assert problem.error(unblock_output(layer.shape, answer)) <= ROUNDING
 
 
@@ -278,4 +344,6 @@ def test_a_product_answers_as_the_reference(data: st.DataObject, epilogue: tuple
     )
     target = data.draw(st.sampled_from(runnable()), label="target")
     mode = data.draw(st.sampled_from(Mode), label="mode")
-    answers_as_the_reference(data, TaskConfig(core=config, layouts=mode, epilogue=epilogue), GEMM.name, target)
+    answers_as_the_reference(
+        data, TaskConfig(core=config, layouts=mode, epilogue=epilogue), GEMM.name, target
+    )

@@ -35,11 +35,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("attribute", "name"), [("search", "search"), ("finals", "finals")])
-def test_a_library_whose_search_or_finals_have_another_name_is_refused(install: Any, attribute: str, name: str) -> None:
+def test_a_library_whose_search_or_finals_have_another_name_is_refused(
+    install: Any, attribute: str, name: str
+) -> None:
     """Its searches ended after their first round, without a word."""
     install(type("Other", (NoopLibrary,), {attribute: Step("propose", Resource.CPU)}))
     with pytest.raises(
-        LibraryMissing, match=f"library toy cannot be used: its step `{attribute}` is called 'propose'"
+        LibraryMissing,
+        match=f"library toy cannot be used: its step `{attribute}` is called 'propose'",
     ) as caught:
         registry.get_library("toy")
     assert caught.value.hint == f"its author has to call it '{name}'"

@@ -1,4 +1,5 @@
-"""What an item's candidates are measured in: fresh processes for finalists, and again after drift what could be the best."""
+"""What an item's candidates are measured in: fresh processes for finalists, and again after drift
+what could be the best."""
 
 from __future__ import annotations
 
@@ -10,14 +11,24 @@ from typing import Any
 import pytest
 
 from tuna.libraries.items import Trial
-from tuna.libraries.measurement import FINALISTS, RIVAL_PROCESSES, Calls, Contest, Limits, Measurement
+from tuna.libraries.measurement import (
+    FINALISTS,
+    RIVAL_PROCESSES,
+    Calls,
+    Contest,
+    Limits,
+    Measurement,
+)
 from tuna.sandbox.processes import ChildCrashed
 
 
 class Machine:
-    """Answers as the eval child does: each candidate has a time, and each process its own factor."""
+    """Answers as the eval child does: each candidate has a time, and each process its own
+    factor."""
 
-    def __init__(self, times_ms: Sequence[float], probes: Sequence[float] = (), **ways: Any) -> None:
+    def __init__(
+        self, times_ms: Sequence[float], probes: Sequence[float] = (), **ways: Any
+    ) -> None:
         self.times_ms, self.ways = times_ms, ways
         given = probes or (100.0,)
         self._probes = itertools.chain(given, itertools.repeat(given[-1]))
@@ -27,13 +38,22 @@ class Machine:
         self.processes = 0
 
     def timing(self, time_ms: float, clock: str = "wall") -> dict[str, Any]:
-        facts = {"times_ms": [time_ms] * 3, "time_ms": time_ms, "low_ms": time_ms * 0.99, "high_ms": time_ms * 1.01}
+        facts = {
+            "times_ms": [time_ms] * 3,
+            "time_ms": time_ms,
+            "low_ms": time_ms * 0.99,
+            "high_ms": time_ms * 1.01,
+        }
         return {**facts, "clock": clock, "noisy": clock == "cpu"}
 
     def time_ms(self, index: int) -> float:
         """The second time that it is measured, another one where that was given."""
         later_ms = self.ways.get("later_ms")
-        return float((later_ms if later_ms and self.measured_paths.count(index) > 1 else self.times_ms)[index])
+        return float(
+            (later_ms if later_ms and self.measured_paths.count(index) > 1 else self.times_ms)[
+                index
+            ]
+        )
 
     def here(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         self.calls.append(op)
@@ -46,7 +66,11 @@ class Machine:
             time_ms = self.time_ms(index)
             timing = self.timing(time_ms, self.ways.get("clock", "wall"))
             best_ms = arguments["best_ms"]
-            return {"error": 0.0, "timing": timing, "ended_early": best_ms is not None and time_ms > 3 * best_ms}
+            return {
+                "error": 0.0,
+                "timing": timing,
+                "ended_early": best_ms is not None and time_ms > 3 * best_ms,
+            }
         return {"arrays": []}
 
     def fresh(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -56,7 +80,11 @@ class Machine:
             raise ChildCrashed("the child ended with SIGSEGV", returncode=-11, tail="")
         factor = self.ways.get("placement", {})
         times_ms = [self.time_ms(index) * factor.get(index, 1.0) for index in indices]
-        clock = "cpu" if self.processes in self.ways.get("disturbed", ()) else self.ways.get("clock", "wall")
+        clock = (
+            "cpu"
+            if self.processes in self.ways.get("disturbed", ())
+            else self.ways.get("clock", "wall")
+        )
         return {"timings": [self.timing(time_ms, clock) for time_ms in times_ms]}
 
     def measured(self, highest: float = 0.0) -> Any:
@@ -65,11 +93,15 @@ class Machine:
         finalists = self.ways.get("finalists", FINALISTS)
         jobs = {index: {"config": {}} for index in paths}
         contest = Contest(jobs, Limits(1, 1), known_ms, finalists, self.ways.get("best_ms"))
-        return Measurement(Calls(self.here, self.here, self.fresh), contest, paths, Path("/inputs")).run(highest)
+        return Measurement(
+            Calls(self.here, self.here, self.fresh), contest, paths, Path("/inputs")
+        ).run(highest)
 
 
 def best(trials: Sequence[Trial]) -> int:
-    return min((trial for trial in trials if trial.time_ms), key=lambda trial: trial.time_ms or 0).index
+    return min(
+        (trial for trial in trials if trial.time_ms), key=lambda trial: trial.time_ms or 0
+    ).index
 
 
 def test_the_pick_is_by_the_median_over_processes() -> None:
@@ -102,7 +134,11 @@ def test_a_quick_look_measures_nothing_again() -> None:
 def test_a_finalist_that_crashes_in_a_fresh_process_fails_alone() -> None:
     machine = Machine([10.0, 10.5, 10.4], dies=0)
     found = machine.measured()
-    assert [trial.cause and trial.cause.value for trial in found.trials] == ["run_error", None, None]
+    assert [trial.cause and trial.cause.value for trial in found.trials] == [
+        "run_error",
+        None,
+        None,
+    ]
     assert best(found.trials) == 2
 
 
@@ -135,7 +171,9 @@ def test_what_cannot_be_the_best_keeps_its_time_after_drift() -> None:
 
 
 @pytest.mark.parametrize(("best_ms", "again"), [(8.0, []), (8.4, [0])])
-def test_after_drift_nothing_is_measured_again_that_an_earlier_round_beats(best_ms: float, again: list[int]) -> None:
+def test_after_drift_nothing_is_measured_again_that_an_earlier_round_beats(
+    best_ms: float, again: list[int]
+) -> None:
     machine = Machine([10.0, 11.9], probes=(100.0, 92.0, 100.0, 100.0), best_ms=best_ms)
     found = machine.measured()
     assert machine.measured_paths == [0, 1, *again]
@@ -149,7 +187,8 @@ def test_the_more_a_device_drifts_the_more_is_measured_again() -> None:
 
 
 def test_a_candidate_that_was_not_measured_again_does_not_win_for_that() -> None:
-    """The device became slower, steadily: what was close takes longer than what was not measured again."""
+    """The device became slower, steadily: what was close takes longer than what was not measured
+    again."""
     machine = Machine([10.0, 12.5], probes=(100.0, 92.0, 100.0, 100.0), later_ms=[13.0, 16.0])
     found = machine.measured()
     assert machine.measured_paths == [0, 1, 0]
@@ -163,7 +202,9 @@ def test_a_winner_by_cpu_time_is_noisy_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("disturbed", "noisy"), [((1,), False), ((1, 2), True)])
-def test_a_result_is_noisy_when_half_of_its_processes_were(disturbed: tuple[int, ...], noisy: bool) -> None:
+def test_a_result_is_noisy_when_half_of_its_processes_were(
+    disturbed: tuple[int, ...], noisy: bool
+) -> None:
     """The median of three lies between two times of quiet processes."""
     found = Machine([10.0, 10.5], disturbed=disturbed).measured()
     assert found.noisy is noisy

@@ -55,18 +55,28 @@ def items(step: str, solvers: Sequence[str], **facts: Any) -> list[WorkItem]:
     ]
 
 
-def compiled(context: RunContext, solvers: Sequence[str], kind: str = "find", **facts: Any) -> list[StepResult]:
+def compiled(
+    context: RunContext, solvers: Sequence[str], kind: str = "find", **facts: Any
+) -> list[StepResult]:
     library, step = MiopenLibrary(), f"miopen_{kind}_compile"
     return list(library.run(library.step(step), items(step, solvers, **facts), context))
 
 
 def measured(
-    context: RunContext, solvers: Sequence[str], made: Sequence[StepResult], kind: str = "find", **facts: Any
+    context: RunContext,
+    solvers: Sequence[str],
+    made: Sequence[StepResult],
+    kind: str = "find",
+    **facts: Any,
 ) -> list[StepResult]:
     library, step = MiopenLibrary(), f"miopen_{kind}_eval"
     work = [
         item.model_copy(
-            update={"candidates": tuple(Candidate(index=t.index, artifact=t.artifact) for t in result.trials)}
+            update={
+                "candidates": tuple(
+                    Candidate(index=t.index, artifact=t.artifact) for t in result.trials
+                )
+            }
         )
         for item, result in zip(items(step, solvers, **facts), made, strict=True)
     ]
@@ -91,7 +101,11 @@ def test_both_steps_of_a_few_solvers(rocm: Rocm, context: RunContext) -> None:
 def test_a_solver_that_kills_fin_loses_nothing_but_itself(rocm: Rocm, context: RunContext) -> None:
     rocm(options={"crash_solvers": [TUNABLE]})
     made = compiled(context, [TUNABLE, FIXED, WINOGRAD])
-    assert [(result.ok, result.cause) for result in made] == [(False, Cause.BUILD_ERROR), (True, None), (True, None)]
+    assert [(result.ok, result.cause) for result in made] == [
+        (False, Cause.BUILD_ERROR),
+        (True, None),
+        (True, None),
+    ]
     assert "no answer" in made[0].output_tail
 
 
@@ -147,8 +161,12 @@ def test_each_lie_about_a_measurement_is_a_recorded_cause(
     assert good.ok
 
 
-@pytest.mark.parametrize("lie", ["bad_md5", "bad_size", "ruined_blob", "unknown_solver", "no_reason"])
-def test_each_lie_about_a_build_is_a_recorded_cause(rocm: Rocm, context: RunContext, lie: str) -> None:
+@pytest.mark.parametrize(
+    "lie", ["bad_md5", "bad_size", "ruined_blob", "unknown_solver", "no_reason"]
+)
+def test_each_lie_about_a_build_is_a_recorded_cause(
+    rocm: Rocm, context: RunContext, lie: str
+) -> None:
     rocm(options={"lies": {TUNABLE: lie}})
     bad, good = compiled(context, [TUNABLE, FIXED])
     assert (bad.ok, bad.cause, bad.trials[0].artifact) == (False, Cause.BUILD_ERROR, None)
@@ -156,14 +174,20 @@ def test_each_lie_about_a_build_is_a_recorded_cause(rocm: Rocm, context: RunCont
     assert good.ok
 
 
-@pytest.mark.parametrize(("option", "cause"), [("truncate_output", Cause.INFRA), ("empty_output", Cause.BUILD_ERROR)])
-def test_output_that_is_torn_or_empty(rocm: Rocm, context: RunContext, option: str, cause: Cause) -> None:
+@pytest.mark.parametrize(
+    ("option", "cause"), [("truncate_output", Cause.INFRA), ("empty_output", Cause.BUILD_ERROR)]
+)
+def test_output_that_is_torn_or_empty(
+    rocm: Rocm, context: RunContext, option: str, cause: Cause
+) -> None:
     rocm(options={option: True})
     made = compiled(context, [TUNABLE, FIXED])
     assert {result.cause for result in made} == {cause}
 
 
-def test_a_solver_that_cannot_run_the_layer_is_not_applicable(rocm: Rocm, context: RunContext) -> None:
+def test_a_solver_that_cannot_run_the_layer_is_not_applicable(
+    rocm: Rocm, context: RunContext
+) -> None:
     rocm()
     (result,) = compiled(context, ["ConvAsm1x1U"])
     assert result.cause is Cause.NOT_APPLICABLE
@@ -177,7 +201,9 @@ def test_each_tunable_solver_is_tuned_in_a_call_of_its_own(rocm: Rocm, context: 
     assert all(result.trials[0].params for result in found)
 
 
-def test_the_kernels_of_tuned_params_come_from_a_build_with_them(rocm: Rocm, context: RunContext) -> None:
+def test_the_kernels_of_tuned_params_come_from_a_build_with_them(
+    rocm: Rocm, context: RunContext
+) -> None:
     rocm()
     built = compiled(context, [TUNABLE], "perf")
     (tuned,) = measured(context, [TUNABLE], built, "perf")
@@ -197,7 +223,9 @@ def test_the_kernels_of_tuned_params_come_from_a_build_with_them(rocm: Rocm, con
 def test_a_lost_artifact_sends_the_job_back(rocm: Rocm, context: RunContext) -> None:
     rocm()
     made = compiled(context, [TUNABLE, FIXED])
-    made[0] = made[0].model_copy(update={"trials": (made[0].trials[0].model_copy(update={"artifact": "0" * 64}),)})
+    made[0] = made[0].model_copy(
+        update={"trials": (made[0].trials[0].model_copy(update={"artifact": "0" * 64}),)}
+    )
     lost, good = sorted(measured(context, [TUNABLE, FIXED], made), key=lambda result: result.job_id)
     assert lost.cause is Cause.ARTIFACT_LOST
     assert good.ok
@@ -219,13 +247,19 @@ def test_secrets_of_the_environment_are_neither_passed_on_nor_kept(
 def test_applicability_survives_a_layer_that_kills_fin(rocm: Rocm, context: RunContext) -> None:
     rocm(options={"crash_configs": ["-17-1x1-"]})
     layers = [layer(FORWARD.replace("-n 16", f"-n {batch}")) for batch in range(1, 40)]
-    found = dict(MiopenLibrary().applicable(layers, environment.from_options({"arch": "gfx908", "num_cu": "120"})))
+    found = dict(
+        MiopenLibrary().applicable(
+            layers, environment.from_options({"arch": "gfx908", "num_cu": "120"})
+        )
+    )
     assert list(found) == layers
     assert [config.batchsize for config, solvers in found.items() if solvers is None] == [17]
     assert all(found[config] for config in layers if config.batchsize != 17)
 
 
-def test_the_environment_of_a_machine_with_two_gpus(rocm: Rocm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_machine_with_two_gpus(
+    rocm: Rocm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rocm(arch="gfx90a", num_cu=104, gpus=2)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     there = MiopenLibrary().environment()
@@ -271,7 +305,9 @@ def test_half_an_environment_by_hand_is_refused(rocm: Rocm, facts: dict[str, str
         MiopenLibrary().environment_by_hand(facts)
 
 
-def test_without_fin_the_error_names_where_it_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fin_the_error_names_where_it_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TUNA_FIN", raising=False)
     monkeypatch.setenv("TUNA_ROCM_PATH", "/opt/rocm")
     get_settings.cache_clear()
@@ -282,7 +318,8 @@ def test_without_fin_the_error_names_where_it_should_be(tmp_path: Path, monkeypa
 
 
 def test_rdna_counts_work_group_processors() -> None:
-    """F5: gfx11 and gfx12 too, whose databases would have had names that MIOpen does not look for."""
+    """F5: gfx11 and gfx12 too, whose databases would have had names that MIOpen does not look
+    for."""
     agents = [("gfx1030", 72), ("gfx90a", 104), ("gfx1100", 96), ("gfx1151", 40), ("gfx1201", 64)]
     text = "".join(
         f"Agent {number}\n  Name:  {arch}\n  Device Type:  GPU\n  Compute Unit:  {count}\n"

@@ -33,10 +33,17 @@ def recorded(pattern: str) -> list[Path]:
 def config_of(found: dict[str, Any]) -> ConvConfig:
     """The config in a recorded request."""
     fields = {
-        name: value for name, value in found.items() if name not in ("cmd", "wei_layout", "id", "valid", "driver")
+        name: value
+        for name, value in found.items()
+        if name not in ("cmd", "wei_layout", "id", "valid", "driver")
     }
     config = from_json(
-        {"kind": "convolution", "data_type": _TYPES[found["cmd"]], "fil_layout": found["wei_layout"], **fields}
+        {
+            "kind": "convolution",
+            "data_type": _TYPES[found["cmd"]],
+            "fil_layout": found["wei_layout"],
+            **fields,
+        }
     )
     assert isinstance(config, ConvConfig)
     return config
@@ -60,7 +67,9 @@ def test_a_config_is_put_as_in_the_recorded_requests() -> None:
 
 def test_a_whole_request_is_what_mituna_sends() -> None:
     (job,) = json.loads(shared_data("fin", "fin_input_find_compile-1.json").read_text())
-    ours = request.job("miopen_find_compile", config_of(job["config"]), "gfx908", 120, job["solvers"])
+    ours = request.job(
+        "miopen_find_compile", config_of(job["config"]), "gfx908", 120, job["solvers"]
+    )
     for part in ("steps", "arch", "num_cu", "direction", "dynamic_only", "solvers"):
         assert ours[part] == job[part], part
     assert {name: job["config"][name] for name in ours["config"]} == ours["config"]
@@ -68,7 +77,9 @@ def test_a_whole_request_is_what_mituna_sends() -> None:
 
 def test_an_eval_request_brings_what_was_compiled() -> None:
     (job,) = json.loads(shared_data("fin", "fin_input_find_eval.json").read_text())
-    ours = request.job("miopen_find_eval", config_of(job["config"]), "gfx906", 60, job["solvers"], ["made"])
+    ours = request.job(
+        "miopen_find_eval", config_of(job["config"]), "gfx906", 60, job["solvers"], ["made"]
+    )
     assert ours["steps"] == ["alloc_buf", "fill_buf", "miopen_find_eval"]
     assert ours["miopen_find_compile_result"] == ["made"]
     assert ours["arch"] == job["arch"]
@@ -98,7 +109,9 @@ def test_our_key_of_a_problem_is_fins() -> None:
 def test_an_answer_about_another_problem_is_refused() -> None:
     job, answer = next(exchanges())
     with pytest.raises(Failure) as failure:
-        answers.check_problem({**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"]))
+        answers.check_problem(
+            {**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"])
+        )
     assert failure.value.cause is Cause.INFRA
 
 
@@ -178,7 +191,9 @@ def test_the_url_alphabet_and_dots_for_padding_are_read(real_kernel: dict[str, A
         {"comp_options": None},
     ],
 )
-def test_a_kernel_that_is_not_what_it_says_is_refused(real_kernel: dict[str, Any], change: dict[str, Any]) -> None:
+def test_a_kernel_that_is_not_what_it_says_is_refused(
+    real_kernel: dict[str, Any], change: dict[str, Any]
+) -> None:
     with pytest.raises(BadKernel):
         kernels.decode({**real_kernel, **change})
 
@@ -247,7 +262,12 @@ def test_what_is_no_measurement_has_a_cause(change: dict[str, Any], cause: Cause
 def test_a_missing_reason_or_result_is_a_failure() -> None:
     entry = copy.deepcopy(GOOD)
     del entry["reason"]
-    for answer in (eval_answer(entry), {}, {"miopen_find_eval_result": None}, {"miopen_find_eval_result": ["A"]}):
+    for answer in (
+        eval_answer(entry),
+        {},
+        {"miopen_find_eval_result": None},
+        {"miopen_find_eval_result": ["A"]},
+    ):
         with pytest.raises(Failure):
             answers.measured(answer, STEP, "A")
 
@@ -264,7 +284,9 @@ def test_the_old_and_the_new_real_eval_answers_are_read() -> None:
 
 
 def test_a_layer_that_mituna_writes_has_its_documented_request() -> None:
-    (config,) = parse_line("MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 1")
+    (config,) = parse_line(
+        "MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 1"
+    )
     fields = request.config_fields(config)  # type: ignore[arg-type]
     assert fields["conv_stride_d"] == 0
     assert fields["dilation_d"] == 0
@@ -273,16 +295,36 @@ def test_a_layer_that_mituna_writes_has_its_documented_request() -> None:
 
 
 def test_batch_norm_is_put_with_the_names_that_fin_reads() -> None:
-    (config,) = parse_line("MIOpenDriver bnormfp16 -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1")
+    (config,) = parse_line(
+        "MIOpenDriver bnormfp16 -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1"
+    )
     fields = request.config_fields(config)  # type: ignore[arg-type]
-    expected = {"cmd": "bnormfp16", "batchsize": 32, "in_channels": 64, "in_h": 54, "in_w": 54, "in_d": 1, "mode": 1}
-    expected |= {"save": 1, "run": 1, "forw": 1, "back": 0, "direction": "F", "in_layout": "NCHW", "out_layout": "NCHW"}
+    expected = {
+        "cmd": "bnormfp16",
+        "batchsize": 32,
+        "in_channels": 64,
+        "in_h": 54,
+        "in_w": 54,
+        "in_d": 1,
+        "mode": 1,
+    }
+    expected |= {
+        "save": 1,
+        "run": 1,
+        "forw": 1,
+        "back": 0,
+        "direction": "F",
+        "in_layout": "NCHW",
+        "out_layout": "NCHW",
+    }
     assert {name: fields[name] for name in expected} == expected
     (job,) = request.applicability([config], "gfx908", 120)  # type: ignore[list-item]
     assert job["direction"] == 1
 
 
-@pytest.mark.parametrize(("flags", "direction"), [("--forw 1", 1), ("--forw 2", 2), ("--forw 0 --back 1", 4)])
+@pytest.mark.parametrize(
+    ("flags", "direction"), [("--forw 1", 1), ("--forw 2", 2), ("--forw 0 --back 1", 4)]
+)
 def test_the_directions_of_batch_norm(flags: str, direction: int) -> None:
     (config,) = parse_line(f"MIOpenDriver bnorm {flags}")
     assert request.applicability([config], "gfx908", 120)[0]["direction"] == direction  # type: ignore[list-item]
@@ -296,13 +338,19 @@ def test_the_doubles_params_have_the_forms_of_those_that_miopen_ships() -> None:
     device = fin_problem.Device("gfx942", 304, "")
     compared = set()
     for flag in (1, 2, 4):
-        (asked_for,) = parse_line(f"MIOpenDriver conv -n 16 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -F {flag}")
+        (asked_for,) = parse_line(
+            f"MIOpenDriver conv -n 16 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -F {flag}"
+        )
         asked = fin_problem.Problem(request.config_fields(asked_for))
         for solver in fin_solvers.CONVOLUTION:
             if asked.direction not in solver.directions:
                 continue
             # The two precompiled ones that are shipped are of classes that no later MIOpen has.
-            if solver.tunable and solver.name in shipped and solver.name not in fin_solvers.PRECOMPILED:
+            if (
+                solver.tunable
+                and solver.name in shipped
+                and solver.name not in fin_solvers.PRECOMPILED
+            ):
                 made = {_form(params) for params in fin_params.perf_configs(solver, asked, device)}
                 assert made <= shipped[solver.name], solver.name
                 compared.add(solver.name)

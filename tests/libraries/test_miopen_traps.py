@@ -29,13 +29,23 @@ def test_a_request_for_applicability_has_an_id_and_a_direction_for_each() -> Non
     jobs = request.applicability([parse_line(line)[0] for line in LINES], "gfx908", 120)  # type: ignore[misc]
     assert [job["config_tuna_id"] for job in jobs] == [0, 1, 2, 3, 4, 5]
     assert [job["direction"] for job in jobs] == [1, 2, 4, 1, 2, 4]
-    assert {(job["arch"], job["num_cu"], *job["steps"]) for job in jobs} == {("gfx908", 120, "applicability")}
+    assert {(job["arch"], job["num_cu"], *job["steps"]) for job in jobs} == {
+        ("gfx908", 120, "applicability")
+    }
 
 
 @pytest.mark.parametrize(("line", "layout"), [(LINES[0], "NCHW"), (LINES[1], "NHWC")])
 def test_the_tensors_of_a_layer_are_named_alike_in_every_layout(line: str, layout: str) -> None:
     fields = request.config_fields(parse_line(line)[0])  # type: ignore[arg-type]
-    expected = {"in_channels": 64, "in_d": 1, "in_h": 28, "in_w": 30, "out_channels": 128, "fil_d": 1, "fil_h": 3}
+    expected = {
+        "in_channels": 64,
+        "in_d": 1,
+        "in_h": 28,
+        "in_w": 30,
+        "out_channels": 128,
+        "fil_d": 1,
+        "fil_h": 3,
+    }
     expected |= {"fil_w": 5, "batchsize": 16}
     assert {name: fields[name] for name in expected} == expected
     assert {fields[name] for name in ("in_layout", "wei_layout", "out_layout")} == {layout}
@@ -69,10 +79,14 @@ def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
     assert (entry["solver_name"], entry["kernel_objects"]) == ("GemmFwdRest", [])
 
 
-def test_the_kernels_that_were_checked_are_what_fin_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_that_were_checked_are_what_fin_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """M13: whoever can write to a shared folder changes each file in it as soon as it was read."""
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    code = tuple(CodeObject(artifact=store.put(data), name="k", args="") for data in (b"one", b"two"))
+    code = tuple(
+        CodeObject(artifact=store.put(data), name="k", args="") for data in (b"one", b"two")
+    )
     made = kernels.Compiled("S", "a", 0, "", False, None, code)
     read = store._files.read
 
@@ -88,15 +102,22 @@ def test_the_kernels_that_were_checked_are_what_fin_gets(tmp_path: Path, monkeyp
 
 
 def test_queues_are_of_what_can_serve_them_and_not_of_a_session() -> None:
-    """MITuna has compile_q_<db>_sess_1, a beginning of compile_q_<db>_sess_10; ours share no beginning by chance."""
+    """MITuna has compile_q_<db>_sess_1, a beginning of compile_q_<db>_sess_10; ours share no
+    beginning by chance."""
     assert queue_name(False, "rocm-6.2.0", "key") == "compile.rocm-6.2.0"
     assert queue_name(True, "rocm-6.2.0", "key") == "eval.key"
 
 
 def test_the_line_of_mitunas_celery_test_has_its_request() -> None:
-    (config,) = parse_line("MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 2")
+    (config,) = parse_line(
+        "MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 2"
+    )
     assert isinstance(config, ConvConfig)
     job = request.job("miopen_find_compile", config, "gfx90a", 104, ["ConvAsm3x3U"])
-    assert (job["arch"], job["direction"], job["dynamic_only"]) == ("gfx90a:sram-ecc+:xnack-", 2, False)
+    assert (job["arch"], job["direction"], job["dynamic_only"]) == (
+        "gfx90a:sram-ecc+:xnack-",
+        2,
+        False,
+    )
     assert job["solvers"] == ["ConvAsm3x3U"]
     assert job["config"]["direction"] == "B"

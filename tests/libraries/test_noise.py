@@ -25,7 +25,9 @@ def _settings(home: Path, quiet: str = "auto") -> Settings:
 
 def _found(settings: Settings, change: float) -> NoiseRecord:
     found = {"compute": {"cpu": 0.001, "wall": -0.02}, "memory": {"cpu": change}}
-    return NoiseRecord("2026-11-22T10:00:00+00:00", noise_records.machine_identity(settings), "tvm", 1, 15, found)
+    return NoiseRecord(
+        "2026-11-22T10:00:00+00:00", noise_records.machine_identity(settings), "tvm", 1, 15, found
+    )
 
 
 @pytest.mark.parametrize(("change", "noisy"), [(0.031, True), (0.029, False), (-0.2, False)])
@@ -50,7 +52,10 @@ def test_a_setting_stands_above_what_was_found(tmp_path: Path) -> None:
         settings = _settings(tmp_path, quiet)
         noise_records.store(_found(settings, change), settings)
         assert quiet_needed(settings) == quiet_needed(settings, cores_only=False)
-        assert (quiet_needed(settings).needed, quiet_needed(settings).reason) == (quiet == "yes", f"TUNA_QUIET={quiet}")
+        assert (quiet_needed(settings).needed, quiet_needed(settings).reason) == (
+            quiet == "yes",
+            f"TUNA_QUIET={quiet}",
+        )
 
 
 def test_what_was_found_on_cores_says_nothing_of_other_devices(tmp_path: Path) -> None:
@@ -61,7 +66,9 @@ def test_what_was_found_on_cores_says_nothing_of_other_devices(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("other", ["host", "cpu", "cores", "measuring", "machine_id"])
-def test_a_finding_of_another_machine_in_the_same_home_does_not_count(tmp_path: Path, other: str) -> None:
+def test_a_finding_of_another_machine_in_the_same_home_does_not_count(
+    tmp_path: Path, other: str
+) -> None:
     settings = _settings(tmp_path)
     found = _found(settings, 0.5)
     noise_records.store(dataclasses.replace(found, machine={**found.machine, other: "x"}), settings)
@@ -69,7 +76,9 @@ def test_a_finding_of_another_machine_in_the_same_home_does_not_count(tmp_path: 
     assert "was not run on this machine" in quiet_needed(settings).reason
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"noisy": true}', '{"noisy": 1, "differences": {"a": {"b": "c"}}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"noisy": true}', '{"noisy": 1, "differences": {"a": {"b": "c"}}}']
+)
 def test_a_damaged_finding_is_none(tmp_path: Path, text: str) -> None:
     settings = _settings(tmp_path)
     noise_records.store(_found(settings, 0.5), settings)
@@ -80,9 +89,15 @@ def test_a_damaged_finding_is_none(tmp_path: Path, text: str) -> None:
 
 def test_the_difference_is_the_median_over_pairs_by_kernel_and_clock() -> None:
     beside = [{"k": {"cpu": 2.0, "wall": 9.0}}, {"k": {"cpu": 1.1}}, {"k": {"cpu": 1.0}}]
-    alone = [{"k": {"cpu": 1.0, "wall": 3.0}}, {"k": {"cpu": 1.0}}, {"k": {"cpu": 1.0, "wall": 1.0}}]
+    alone = [
+        {"k": {"cpu": 1.0, "wall": 3.0}},
+        {"k": {"cpu": 1.0}},
+        {"k": {"cpu": 1.0, "wall": 1.0}},
+    ]
     pairs = [Pair(one, other, 1.0, 0.0) for one, other in zip(beside, alone, strict=True)]
-    assert noise.differences(pairs) == {"k": {"cpu": pytest.approx(0.1)}}, "of three pairs only one knows the wall time"
+    assert noise.differences(pairs) == {"k": {"cpu": pytest.approx(0.1)}}, (
+        "of three pairs only one knows the wall time"
+    )
     assert noise.differences(pairs[:1]) == {"k": {"cpu": 1.0, "wall": 2.0}}
 
 
@@ -108,13 +123,17 @@ def test_kernels_are_timed_beside_builds_and_without_them(tmp_path: Path, toy_bu
     assert (found.library, found.builds, found.pairs) == ("toy", 1, 2)
 
 
-def test_where_nothing_can_be_built_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_built_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(noise, "names", lambda: [])
     with pytest.raises(TunaError, match="No library on this machine builds anything"):
         list(noise.pairs(_settings(tmp_path), 1))
 
 
-def test_builds_that_fail_are_no_load(tmp_path: Path, toy_builds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_that_fail_are_no_load(
+    tmp_path: Path, toy_builds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ToyLibrary, "builder", "toy_kernel:NoSuchBuilder")
     with pytest.raises(TunaError, match=r"The builds of toy failed: .*NoSuchBuilder"):
         list(noise.pairs(_settings(tmp_path), 1))

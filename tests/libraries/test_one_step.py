@@ -40,7 +40,13 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
     context = replace(run_context(tmp_path), artifacts=store)
 
     def run(params: str, *rivals: Rival) -> StepResult:
-        options = {"params": params, "candidates": 9, "build_timeout_s": 4, "measure_timeout_s": 4, "described": True}
+        options = {
+            "params": params,
+            "candidates": 9,
+            "build_timeout_s": 4,
+            "measure_timeout_s": 4,
+            "described": True,
+        }
         item = WorkItem(
             job_id=1,
             attempt=1,
@@ -63,7 +69,12 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
 
 def test_what_is_built_is_measured_and_keeps_its_params(measure: Measure) -> None:
     result = measure("good,build-raises,wrong,good")
-    assert [trial.cause for trial in result.trials] == [None, Cause.BUILD_ERROR, Cause.WRONG_RESULT, None]
+    assert [trial.cause for trial in result.trials] == [
+        None,
+        Cause.BUILD_ERROR,
+        Cause.WRONG_RESULT,
+        None,
+    ]
     assert [trial.params for trial in result.trials] == ["good", "build-raises", "wrong", "good"]
     assert [trial.time_ms is not None for trial in result.trials] == [True, False, False, True]
     assert [trial.build_s is not None for trial in result.trials] == [True, False, True, True]
@@ -91,4 +102,7 @@ def test_where_nothing_is_built_nothing_is_measured(measure: Measure) -> None:
     result = measure("build-raises")
     assert (result.ok, result.cause) == (False, Cause.BUILD_ERROR)
     assert result.device is None
-    assert (measure("none").cause, measure("fails").cause) == (Cause.NOT_APPLICABLE, Cause.BUILD_ERROR)
+    assert (measure("none").cause, measure("fails").cause) == (
+        Cause.NOT_APPLICABLE,
+        Cause.BUILD_ERROR,
+    )

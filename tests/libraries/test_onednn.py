@@ -1,4 +1,5 @@
-"""oneDNN: what it lists becomes solvers, and each of them answers rightly; this process never loads it."""
+"""oneDNN: what it lists becomes solvers, and each of them answers rightly; this process never loads
+it."""
 
 from __future__ import annotations
 
@@ -20,17 +21,35 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.onednn import OneDnnLibrary, environment
-from tuna.libraries.onednn.solvers import SOLVERS, Layout, allowed, by_solver, family_of, has_exact_int8
+from tuna.libraries.onednn.solvers import (
+    SOLVERS,
+    Layout,
+    allowed,
+    by_solver,
+    family_of,
+    has_exact_int8,
+)
 from tuna.sandbox.cores import eval_cpus
 
 NATIVE = {"layouts": "native"}
 
 
-def conv(channels: int = 8, filters: int = 16, size: int = 9, taps: int = 3, **more: Any) -> ConvConfig:
-    facts: dict[str, Any] = {"batchsize": 2, "in_h": size, "in_w": size + 2, "fil_h": taps, "fil_w": taps, "pad_h": 1}
+def conv(
+    channels: int = 8, filters: int = 16, size: int = 9, taps: int = 3, **more: Any
+) -> ConvConfig:
+    facts: dict[str, Any] = {
+        "batchsize": 2,
+        "in_h": size,
+        "in_w": size + 2,
+        "fil_h": taps,
+        "fil_w": taps,
+        "pad_h": 1,
+    }
     layout = more.pop("layout", "NCHW")
     facts |= {f"{name}_layout": layout for name in ("in", "fil", "out")}
-    return ConvConfig(**{**facts, "in_channels": channels, "out_channels": filters, "pad_w": 1, **more})
+    return ConvConfig(
+        **{**facts, "in_channels": channels, "out_channels": filters, "pad_w": 1, **more}
+    )
 
 
 _BACKWARD = {"direction": Direction.BACKWARD_DATA}
@@ -44,8 +63,30 @@ CONFIGS: Sequence[Config] = [
     conv(12, 6, group_count=3),
     conv(24, 24, group_count=24, layout="NHWC"),
     conv(24, 24, group_count=24),
-    conv(4, 8, 5, spatial_dim=3, in_d=4, fil_d=2, pad_d=1, conv_stride_d=1, dilation_d=1, layout="NCDHW"),
-    conv(4, 8, 5, spatial_dim=3, in_d=4, fil_d=2, pad_d=0, conv_stride_d=2, dilation_d=1, layout="NDHWC"),
+    conv(
+        4,
+        8,
+        5,
+        spatial_dim=3,
+        in_d=4,
+        fil_d=2,
+        pad_d=1,
+        conv_stride_d=1,
+        dilation_d=1,
+        layout="NCDHW",
+    ),
+    conv(
+        4,
+        8,
+        5,
+        spatial_dim=3,
+        in_d=4,
+        fil_d=2,
+        pad_d=0,
+        conv_stride_d=2,
+        dilation_d=1,
+        layout="NDHWC",
+    ),
     conv(16, 16, data_type=DataType.INT8),
     *(
         GemmConfig(5, 17, 33, trans_a=a, trans_b=b, batch_count=n)
@@ -72,7 +113,8 @@ def installed() -> Path:
 
 @pytest.mark.parametrize(
     "conditions",
-    [pytest.param({}, marks=pytest.mark.drill(only=True)), NATIVE],  # native has all layouts, the layer's own too
+    # native has all layouts, the layer's own too
+    [pytest.param({}, marks=pytest.mark.drill(only=True)), NATIVE],
     ids=["layer", "native"],
 )
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.label)
@@ -88,14 +130,18 @@ def test_each_implementation_answers_rightly(
         for name in builder.propose(job) if config.kind in solver.kinds else ():
             builder.build(job, name, path)
             kernel = loader.load(job, path, [*problem.inputs, problem.blank()])
-            assert not problem.error(kernel.answer()) <= problem.tolerance, "there is no answer before the first run"
+            assert not problem.error(kernel.answer()) <= problem.tolerance, (
+                "there is no answer before the first run"
+            )
             kernel.run()
             assert problem.error(kernel.answer()) <= problem.tolerance, (solver.name, name)
             tried += 1
     assert tried
 
 
-def test_an_input_that_changes_the_answer_is_read_in_its_own_layout(installed: Path, tmp_path: Path) -> None:
+def test_an_input_that_changes_the_answer_is_read_in_its_own_layout(
+    installed: Path, tmp_path: Path
+) -> None:
     from tuna.libraries.onednn.kernels import OneDnnBuilder, OneDnnLoader
 
     config, path = conv(layout="NHWC"), tmp_path / "candidate.json"
@@ -103,7 +149,9 @@ def test_an_input_that_changes_the_answer_is_read_in_its_own_layout(installed: P
     job = KernelJob(config, "OneDnnGemmPlain", conditions=NATIVE)
     (name,) = OneDnnBuilder().propose(job)
     OneDnnBuilder().build(job, name, path)
-    kernel = OneDnnLoader().load(job, path, [*(np.zeros_like(array) for array in problem.inputs), problem.blank()])
+    kernel = OneDnnLoader().load(
+        job, path, [*(np.zeros_like(array) for array in problem.inputs), problem.blank()]
+    )
     kernel.run()
     assert np.array_equal(kernel.answer(), np.zeros(problem.expected.shape))
     path.write_text('{"implementation": "no such thing"}')
@@ -127,10 +175,15 @@ def test_what_onednn_cannot_compute_has_no_solver(installed: Path) -> None:
     library = OneDnnLibrary()
     transposed = conv(8, 8, mode="trans")
     weights = conv(direction=Direction.BACKWARD_WEIGHTS)
-    assert dict(library.applicable([transposed, weights], library.environment())) == {transposed: [], weights: []}
+    assert dict(library.applicable([transposed, weights], library.environment())) == {
+        transposed: [],
+        weights: [],
+    }
 
 
-def test_the_environment_names_the_cpu_its_instructions_the_cores_and_onednn(installed: Path) -> None:
+def test_the_environment_names_the_cpu_its_instructions_the_cores_and_onednn(
+    installed: Path,
+) -> None:
     found = OneDnnLibrary().environment()
     assert found.library_version.startswith("3.")
     assert found.toolchain == f"onednn-{found.library_version}"
@@ -148,15 +201,20 @@ def test_a_session_of_another_cpu_is_refused(installed: Path) -> None:
 
 def test_this_process_never_loads_it(installed: Path) -> None:
     program = (
-        "from pathlib import Path; from tuna.configs import GemmConfig; from tuna.libraries.onednn import OneDnnLibrary;"
-        "library = OneDnnLibrary(); found = list(library.applicable([GemmConfig(4, 4, 4)], library.environment()));"
-        "assert found[0][1], found; print('libdnnl' in Path('/proc/self/maps').read_text())"
+        "from pathlib import Path; from tuna.configs import GemmConfig; from tuna.libraries.onednn"
+        " import OneDnnLibrary;library = OneDnnLibrary(); found ="
+        " list(library.applicable([GemmConfig(4, 4, 4)], library.environment()));assert"
+        " found[0][1], found; print('libdnnl' in Path('/proc/self/maps').read_text())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 
-def test_a_library_that_is_missing_or_unknown_is_a_sentence_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_or_unknown_is_a_sentence_with_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
@@ -164,7 +222,9 @@ def test_a_library_that_is_missing_or_unknown_is_a_sentence_with_the_command(mon
     with pytest.raises(LibraryMissing, match="oneDNN is not installed") as error:
         OneDnnLibrary().environment()
     assert error.value.hint == "pip install 'tuna-autotuner[onednn]'"
-    assert len(OneDnnLibrary().solvers()) == len(SOLVERS), "what solvers there are is known without it"
+    assert len(OneDnnLibrary().solvers()) == len(SOLVERS), (
+        "what solvers there are is known without it"
+    )
 
 
 def test_another_major_version_and_a_file_that_is_no_onednn_are_refused(
@@ -179,7 +239,9 @@ def test_another_major_version_and_a_file_that_is_no_onednn_are_refused(
         capi.Dnnl(str(installed))
 
 
-def test_a_child_that_cannot_load_it_says_so(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_load_it_says_so(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "libdnnl.so.3"
     broken.write_text("no library")
     monkeypatch.setattr(environment, "library_path", lambda: broken)
@@ -223,6 +285,8 @@ def test_the_slow_reference_applies_only_where_nothing_else_does() -> None:
         ("ref_int8:any", True, True),
     ],
 )
-def test_int8_is_left_to_implementations_that_keep_every_bit(name: str, with_vnni: bool, without: bool) -> None:
+def test_int8_is_left_to_implementations_that_keep_every_bit(
+    name: str, with_vnni: bool, without: bool
+) -> None:
     assert (has_exact_int8(name, True), has_exact_int8(name, False)) == (with_vnni, without)
     assert list(allowed("convolution", channels_last=True, native=False)) == [Layout.CHANNELS_LAST]

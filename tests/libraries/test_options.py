@@ -1,4 +1,5 @@
-"""Job options are checked where a person types them, and forgiven where an older version stored them."""
+"""Job options are checked where a person types them, and forgiven where an older version stored
+them."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_what_cannot_be_is_refused_with_what_there_is(
 
 
 def test_what_is_not_given_stays_out_of_the_database() -> None:
-    assert options.check(CandidateOptions, {"build_timeout_s": 5}, "tvm") == {"build_timeout_s": 5.0}
+    assert options.check(CandidateOptions, {"build_timeout_s": 5}, "tvm") == {
+        "build_timeout_s": 5.0
+    }
     assert options.check(NoopOptions, {"fail": 7}, "noop") == {"fail": "7"}, (
         "one cannot type a text of digits otherwise"
     )
@@ -67,7 +70,14 @@ def test_what_an_older_version_stored_is_used_as_far_as_it_can_be() -> None:
 
 
 def _item(step: str, **given: Any) -> WorkItem:
-    facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "x", "solver": "s", "config": {}}
+    facts = {
+        "job_id": 1,
+        "attempt": 1,
+        "session_id": 1,
+        "library": "x",
+        "solver": "s",
+        "config": {},
+    }
     return WorkItem(step=step, options=given, **facts)
 
 
@@ -83,5 +93,8 @@ def test_a_search_of_many_candidates_has_time_for_each() -> None:
     library = TvmLibrary()
     compile_, eval_ = library.steps
     assert library.time_limit_s(compile_, _item("compile")) == compile_.time_limit_s
-    assert library.time_limit_s(compile_, _item("compile", candidates=100, build_timeout_s=600)) > 60_000
+    assert (
+        library.time_limit_s(compile_, _item("compile", candidates=100, build_timeout_s=600))
+        > 60_000
+    )
     assert library.time_limit_s(eval_, _item("eval", candidates=1000)) > 30_000

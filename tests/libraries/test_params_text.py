@@ -28,7 +28,10 @@ def record(instructions: list[Any], decisions: list[Any]) -> str:
     ("params", "text"),
     [
         (record([TILE, TILE, FIXED], [[0, [1, 2, 4, 8]], [1, [3, 1]]]), "tiles 1·2·4·8 3·1"),
-        (record([UNROLL, USE, PLACE, PLACE], [[0, 2], [2, -2], [3, 4]]), "unroll explicit 64, inlined, at loop 4"),
+        (
+            record([UNROLL, USE, PLACE, PLACE], [[0, 2], [2, -2], [3, 4]]),
+            "unroll explicit 64, inlined, at loop 4",
+        ),
         (record([UNROLL], [[0, 1]]), "choice 16"),
         (record([POINT], [[0, 1]]), "point 2 of 3"),
         (record([POINT, OURS], [[0, 1]]), "rows 1, columns 6"),

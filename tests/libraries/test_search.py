@@ -43,7 +43,9 @@ def searched(
 ) -> list[Measured]:
     history: list[Measured] = []
     while len(history) < trials:
-        history += map(space.measured, propose(space, history, count=batch, seed=seed, strategy=strategy))
+        history += map(
+            space.measured, propose(space, history, count=batch, seed=seed, strategy=strategy)
+        )
     return history
 
 
@@ -54,7 +56,8 @@ def best(history: list[Measured]) -> float:
 def test_the_search_finds_faster_candidates_than_chance_in_as_many_trials() -> None:
     space = Grid(LARGE_SIDE)
     ratios = [
-        best(searched(space, 64, seed=seed)) / best(searched(space, 64, seed=seed, strategy="random"))
+        best(searched(space, 64, seed=seed))
+        / best(searched(space, 64, seed=seed, strategy="random"))
         for seed in range(6)
     ]
     assert statistics.geometric_mean(ratios) < 0.8
@@ -64,7 +67,11 @@ def test_a_small_space_is_ranked_whole() -> None:
     assert Grid(SMALL_SIDE).size() <= SMALL < Grid(LARGE_SIDE).size()
     space = Grid(SMALL_SIDE)
     every = [space.params_of(point) for point in space.points()]
-    known = [space.measured(params) for params in every if params and json.loads(params)["at"] != [5, 2, 7]]
+    known = [
+        space.measured(params)
+        for params in every
+        if params and json.loads(params)["at"] != [5, 2, 7]
+    ]
     batch = propose(space, known[::3], count=30, seed=1)
     assert json.dumps({"at": [5, 2, 7], "side": SMALL_SIDE}) in batch
 
@@ -81,21 +88,29 @@ def test_no_candidate_is_proposed_twice(side: int, strategy: Strategy) -> None:
     assert all(json.loads(params)["at"][2] != INVALID for params in everything)
 
 
-@given(st.randoms(use_true_random=False), st.integers(0, 9), st.sampled_from([SMALL_SIDE, LARGE_SIDE]))
+@given(
+    st.randoms(use_true_random=False), st.integers(0, 9), st.sampled_from([SMALL_SIDE, LARGE_SIDE])
+)
 @settings(max_examples=8, deadline=None)
-def test_a_batch_does_not_depend_on_the_order_of_the_history(shuffler: random.Random, seed: int, side: int) -> None:
+def test_a_batch_does_not_depend_on_the_order_of_the_history(
+    shuffler: random.Random, seed: int, side: int
+) -> None:
     space = Grid(side)
     history = searched(space, 16, seed=seed)
     shuffled = history * 2
     shuffler.shuffle(shuffled)
-    assert propose(space, shuffled, count=8, seed=seed) == propose(space, history, count=8, seed=seed)
+    assert propose(space, shuffled, count=8, seed=seed) == propose(
+        space, history, count=8, seed=seed
+    )
 
 
 def test_another_process_proposes_the_same() -> None:
     def batches(hash_seed: str) -> str:
         path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
         given = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run([sys.executable, "-c", BATCHES], env=given, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", BATCHES], env=given, capture_output=True, text=True, check=True
+        )
         return done.stdout
 
     assert batches("1") == batches("2")
@@ -115,17 +130,26 @@ def test_a_space_is_exhausted_at_its_end() -> None:
 def test_an_exhaustive_search_goes_through_the_space_in_order() -> None:
     space = Grid(4)
     batch = propose(space, [], count=4, seed=1, strategy="exhaustive")
-    assert [json.loads(params)["at"] for params in batch] == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0]]
+    assert [json.loads(params)["at"] for params in batch] == [
+        [0, 0, 0],
+        [0, 0, 1],
+        [0, 0, 2],
+        [0, 1, 0],
+    ]
 
 
 def test_a_model_of_a_sibling_knows_good_candidates_before_the_first_trial() -> None:
     sibling, space = Grid(30, (5, 3, 8)), Grid(LARGE_SIDE)
     history = searched(sibling, 96)
     source = Source("sibling", history, sibling=True)
-    warm = [space.measured(params) for params in propose(space, [], count=16, seed=3, others=[source])]
+    warm = [
+        space.measured(params) for params in propose(space, [], count=16, seed=3, others=[source])
+    ]
     assert best(warm) < best(searched(space, 16, seed=3))
     model = learn(space.features_of, [source])
-    assert CostModel(model).header["trained_on"] == [{"label": "sibling", "trials": 96, "sibling": True}]
+    assert CostModel(model).header["trained_on"] == [
+        {"label": "sibling", "trials": 96, "sibling": True}
+    ]
 
 
 def test_a_prior_chooses_before_the_first_trial() -> None:
@@ -142,7 +166,8 @@ def test_a_prior_is_trusted_as_far_as_trials_bear_it_out() -> None:
     right = searched(space, 48)
     wrong = [Measured(trial.params, trial.seconds and 1.0 / trial.seconds) for trial in right]
     borne_out, refuted = (
-        CostModel(learn(space.features_of, [Source("own", trials)], prior=prior), prior) for trials in (right, wrong)
+        CostModel(learn(space.features_of, [Source("own", trials)], prior=prior), prior)
+        for trials in (right, wrong)
     )
     assert borne_out.header["trust"] > 0.5
     assert refuted.header["trust"] < 0.1
@@ -169,12 +194,17 @@ def test_others_without_features_or_times_leave_the_first_round_to_chance() -> N
     failed = [Measured(trial.params, None, "run_error") for trial in history]
     cold = propose(space, [], count=8, seed=3)
     for trials in (history, failed):
-        assert propose(space, [], count=8, seed=3, others=[Source("s", trials, sibling=True)]) == cold
+        assert (
+            propose(space, [], count=8, seed=3, others=[Source("s", trials, sibling=True)]) == cold
+        )
 
 
 def test_the_order_of_others_changes_nothing() -> None:
     space = Grid(LARGE_SIDE)
-    others = [Source("a", searched(Grid(30), 32), sibling=True), Source("b", searched(Grid(20), 32), sibling=True)]
+    others = [
+        Source("a", searched(Grid(30), 32), sibling=True),
+        Source("b", searched(Grid(20), 32), sibling=True),
+    ]
     batch = propose(space, [], count=8, seed=3, others=others)
     assert propose(space, [], count=8, seed=3, others=others[::-1]) == batch
 
@@ -183,25 +213,36 @@ def test_the_same_trials_train_the_same_model() -> None:
     space = Grid(SMALL_SIDE)
     history = searched(space, 32)
     sources = [Source("own", history), Source("other", history[:16], sibling=True)]
-    shuffled = [Source("other", history[15::-1], sibling=True), Source("own", [*history[16:], *history[:16]])]
+    shuffled = [
+        Source("other", history[15::-1], sibling=True),
+        Source("own", [*history[16:], *history[:16]]),
+    ]
     assert learn(space.features_of, sources) == learn(space.features_of, shuffled)
 
 
 def test_of_several_trials_of_a_candidate_the_fastest_counts() -> None:
-    trials = [Measured("b", None, "run_error"), Measured("b", 2.0), Measured("a", 1.0), Measured("b", 1.5)]
+    trials = [
+        Measured("b", None, "run_error"),
+        Measured("b", 2.0),
+        Measured("a", 1.0),
+        Measured("b", 1.5),
+    ]
     assert in_order(trials) == [Measured("a", 1.0), Measured("b", 1.5)]
 
 
 def test_nothing_is_learned_from_failures_alone() -> None:
     space = Grid(SMALL_SIDE)
-    failed = [Measured(params, None, "run_error") for params in propose(space, [], count=20, seed=1)]
+    failed = [
+        Measured(params, None, "run_error") for params in propose(space, [], count=20, seed=1)
+    ]
     with pytest.raises(BadInput, match="no trial with a time"):
         learn(space.features_of, [Source("own", failed)])
     assert len(propose(space, failed, count=5, seed=1)) == 5
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"tuna-cost-model 2\n{}\n", b'tuna-cost-model 2\n{"features": []}\nxyz', b"other"]
+    "damage",
+    [b"", b"tuna-cost-model 2\n{}\n", b'tuna-cost-model 2\n{"features": []}\nxyz', b"other"],
 )
 def test_what_is_no_model_is_refused(damage: bytes) -> None:
     with pytest.raises(BadInput, match="cost model"):

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuna.libraries.search.stop import FLAT_GAIN, FLAT_TRIALS, Effort, Progress, Stop, StopRule, is_flat
+from tuna.libraries.search.stop import (
+    FLAT_GAIN,
+    FLAT_TRIALS,
+    Effort,
+    Progress,
+    Stop,
+    StopRule,
+    is_flat,
+)
 
 TIMES = st.lists(st.none() | st.floats(1e-6, 10.0), max_size=300)
 RULES = st.builds(
@@ -26,10 +34,13 @@ PROGRESS = st.builds(
 
 
 @given(RULES, PROGRESS)
-def test_the_named_rule_holds_and_none_is_named_where_none_holds(rule: StopRule, progress: Progress) -> None:
+def test_the_named_rule_holds_and_none_is_named_where_none_holds(
+    rule: StopRule, progress: Progress
+) -> None:
     found = [time for time in [*progress.seconds, progress.known_s] if time is not None]
     holds = {
-        Stop.TARGET: rule.target_ms is not None and any(1000 * time <= rule.target_ms for time in found),
+        Stop.TARGET: rule.target_ms is not None
+        and any(1000 * time <= rule.target_ms for time in found),
         Stop.EXHAUSTED: progress.exhausted,
         Stop.TRIALS: rule.trials is not None and len(progress.seconds) >= rule.trials,
         Stop.MINUTES: rule.minutes is not None and progress.elapsed_s >= 60 * rule.minutes,
@@ -39,7 +50,9 @@ def test_the_named_rule_holds_and_none_is_named_where_none_holds(rule: StopRule,
 
 
 @given(TIMES)
-def test_a_search_that_still_improves_by_a_hundredth_is_not_flat(seconds: list[float | None]) -> None:
+def test_a_search_that_still_improves_by_a_hundredth_is_not_flat(
+    seconds: list[float | None],
+) -> None:
     window = max(FLAT_TRIALS, -(-len(seconds) // 5))
     good = [time for time in seconds if time is not None]
     if is_flat(seconds):
@@ -82,7 +95,10 @@ def test_a_rule_with_a_limit_on_trials_ends(rule: StopRule, progress: Progress) 
         ({"minutes": 1.0}, StopRule(minutes=1.0)),
         ({"target_ms": 2.5}, StopRule(trials=1024, target_ms=2.5, until_flat=True)),
         ({"effort": Effort.QUICK, "trials": 200}, StopRule(trials=64, until_flat=True)),
-        ({"minutes": 1.0, "trials": 20, "target_ms": 1.0}, StopRule(trials=20, minutes=1.0, target_ms=1.0)),
+        (
+            {"minutes": 1.0, "trials": 20, "target_ms": 1.0},
+            StopRule(trials=20, minutes=1.0, target_ms=1.0),
+        ),
     ],
 )
 def test_options_become_a_rule(options: dict[str, object], rule: StopRule) -> None:

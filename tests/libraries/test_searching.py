@@ -18,7 +18,12 @@ TVM = get_library("tvm")
 
 def found(times_ms: list[float | None], **facts: Any) -> Found:
     complete = len(times_ms) // 16
-    usual: dict[str, Any] = {"rounds": complete, "opened": complete + 1, "elapsed_s": 30.0, "round_s": 5.0}
+    usual: dict[str, Any] = {
+        "rounds": complete,
+        "opened": complete + 1,
+        "elapsed_s": 30.0,
+        "round_s": 5.0,
+    }
     return Found(**{"times_ms": times_ms, "proposed": 16 * (complete + 1), **usual, **facts})
 
 
@@ -40,13 +45,16 @@ def test_metaschedules_space_is_searched_unless_candidates_are_random() -> None:
         ({"candidates": 48}, {"opened": 3, "proposed": 41}, "no further candidate"),
         ({"effort": "full"}, {"opened": 4, "proposed": 64}, None),
         ({"minutes": 0.7}, {}, None),
-        ({"minutes": 0.6}, {}, "minutes"),  # 35 s, and a tenth of the time for what comes around the search
+        # 35 s, and a tenth of the time for what comes around the search
+        ({"minutes": 0.6}, {}, "minutes"),
         ({"minutes": 60}, {"elapsed_s": 3560.0}, None),
         ({"target_ms": 1.0}, {}, "as fast"),
         ({"target_ms": 0.9}, {}, None),
     ],
 )
-def test_a_search_ends_by_the_first_rule_that_holds(options: dict[str, Any], facts: Any, why: str | None) -> None:
+def test_a_search_ends_by_the_first_rule_that_holds(
+    options: dict[str, Any], facts: Any, why: str | None
+) -> None:
     text = TVM.search_ends(check(TVM.options, options, "tvm"), found([1.0, None] * 16, **facts))
     assert text is None if why is None else why in str(text)
 
@@ -63,7 +71,9 @@ def test_searches_learn_from_earlier_ones_unless_an_option_says_no() -> None:
     assert not get_library("example").warm_starts({})
 
 
-def test_rounds_are_given_up_when_the_minutes_are_over_but_for_what_comes_around_the_search() -> None:
+def test_rounds_are_given_up_when_the_minutes_are_over_but_for_what_comes_around_the_search() -> (
+    None
+):
     assert TVM.search_limits_s({}) is None
     assert TVM.search_limits_s({"minutes": 1}) == SearchLimits(pytest.approx(54.0), 60.0)
     assert TVM.search_limits_s({"minutes": 60}) == SearchLimits(pytest.approx(3570.0), 3600.0)
@@ -73,4 +83,7 @@ def test_a_round_without_proposals_is_the_last() -> None:
     empty = StepResult(job_id=1, attempt=1, step="search", ok=True)
     steps = ["search", "compile", "eval"]
     assert TVM.next_step(empty, steps) is None
-    assert TVM.next_step(empty.model_copy(update={"trials": (Trial(index=0, params="p"),)}), steps) == "compile"
+    assert (
+        TVM.next_step(empty.model_copy(update={"trials": (Trial(index=0, params="p"),)}), steps)
+        == "compile"
+    )

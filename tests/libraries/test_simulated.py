@@ -1,4 +1,5 @@
-"""What only pretends to measure needs an explicit switch, and its results are marked and never released."""
+"""What only pretends to measure needs an explicit switch, and its results are marked and never
+released."""
 
 from __future__ import annotations
 
@@ -58,16 +59,30 @@ def test_the_stand_in_s_results_are_marked_and_golden_refuses_them(
         ("import", layers, "-t", "t"),
         ("update-solvers", "miopen"),
         ("applicability", "--session-id", 1),
-        ("load-jobs", "--session-id", 1, "-t", "t", "-l", "why", "--steps", "miopen_find_compile,miopen_find_eval"),
+        (
+            "load-jobs",
+            "--session-id",
+            1,
+            "-t",
+            "t",
+            "-l",
+            "why",
+            "--steps",
+            "miopen_find_compile,miopen_find_eval",
+        ),
     ):
         done = type_in("tuna", *words)
         assert done.code == 0, done
     # A process has one broker, that of its first Celery app.
-    ran = subprocess.run([sys.executable, "-m", "tuna", "run", "--session-id", "1"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuna", "run", "--session-id", "1"], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     engine = make_engine(get_settings().sql_url)
     with engine.connect() as connection:
-        marks = connection.execute(sa.text("SELECT DISTINCT simulated FROM find_db")).scalars().all()
+        marks = (
+            connection.execute(sa.text("SELECT DISTINCT simulated FROM find_db")).scalars().all()
+        )
     engine.dispose()
     assert marks == [1]
     assert json.loads(type_in("tuna", "status", "--json").out)[0]["simulated"] is True
@@ -79,7 +94,10 @@ def test_the_stand_in_s_results_are_marked_and_golden_refuses_them(
     assert '"simulated":true' in lines.read_text().replace(" ", "")
     report = type_in("tuna", "report", "--session-id", 1, "-o", tmp_path / "report.html")
     assert report.code == 0
-    assert "Simulated: these times do not come from a device." in (tmp_path / "report.html").read_text()
+    assert (
+        "Simulated: these times do not come from a device."
+        in (tmp_path / "report.html").read_text()
+    )
     refused = type_in("tuna", "golden", "build", "1", "--session-id", 1)
     assert refused.code != 0
     assert "timed by a stand-in" in refused.err

@@ -1,4 +1,5 @@
-"""TVM on boards: a server of TVM's RPC on loopback, behind a tracker that says what a test wants."""
+"""TVM on boards: a server of TVM's RPC on loopback, behind a tracker that says what a test
+wants."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 GEMM = "TvmGemmTile"
 MAGIC = struct.pack("<i", 0x2F271)
 CRASH = "int __tvm_ffi_main(void *h, void *a, int n, void *r) { *(volatile int *)8 = 1; return 0; }"
-HANG = "#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) { for (;;) pause(); }"
+HANG = (
+    "#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) { for (;;)"
+    " pause(); }"
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,8 @@ def board(tvm_here: None) -> Iterator[Board]:
 def bench_at(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[int | None], tuple[Bench, Tracker]]]:
-    """`bench_at(port)`: the library of a worker for that board, and its tracker; short of patience."""
+    """`bench_at(port)`: the library of a worker for that board, and its tracker; short of
+    patience."""
     monkeypatch.setattr(board_library, "_WAIT_S", 2.0)
     monkeypatch.setattr(board_library, "_AGAIN_S", 2.0)
     monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
@@ -76,7 +81,10 @@ def bench_at(
 
 def compiled(bench: Bench, count: int = 2) -> list[str | None]:
     bench.target = bench.library.environment().target
-    return [trial.artifact for trial in bench.compile(gemm(m=64, n=64, k=64), GEMM, candidates=count).trials]
+    return [
+        trial.artifact
+        for trial in bench.compile(gemm(m=64, n=64, k=64), GEMM, candidates=count).trials
+    ]
 
 
 def evaluated(bench: Bench, artifacts: list[str | None], **options: object) -> StepResult:
@@ -85,7 +93,15 @@ def evaluated(bench: Bench, artifacts: list[str | None], **options: object) -> S
 
 def bad(bench: Bench, folder: Path, source: str) -> str:
     (folder / "bad.c").write_text(source)
-    command = [needed_program("gcc"), "-shared", "-fPIC", "-w", "-o", str(folder / "bad.so"), str(folder / "bad.c")]
+    command = [
+        needed_program("gcc"),
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-o",
+        str(folder / "bad.so"),
+        str(folder / "bad.c"),
+    ]
     subprocess.run(command, check=True, timeout=60)
     return bench.context.artifacts.put((folder / "bad.so").read_bytes())
 
@@ -102,10 +118,14 @@ def test_candidates_are_checked_and_timed_on_the_board(
     artifacts = compiled(bench, 1)
     for caches in ("warm", "cold"):
         item = bench.eval_item(bench.item(gemm(m=64, n=64, k=64), GEMM), artifacts)
-        result = bench.run(item.model_copy(update={"conditions": {"caches": caches} if caches == "cold" else {}}))
+        result = bench.run(
+            item.model_copy(update={"conditions": {"caches": caches} if caches == "cold" else {}})
+        )
         assert result.ok, result.output_tail
         assert {trial.clock for trial in result.trials} == {"own"}
-        assert all(trial.max_error is not None and trial.max_error < 1e-5 for trial in result.trials)
+        assert all(
+            trial.max_error is not None and trial.max_error < 1e-5 for trial in result.trials
+        )
         assert not result.simulated
     assert [device for device, _ in groupby(used)] == [f"pi at 127.0.0.1:{board.port}", ""] * 2
     assert bench.library.probe(bench.library.own_device()) == "", "the session was given back"
@@ -133,7 +153,8 @@ def test_finalists_stay_as_they_were_if_another_board_took_the_place_of_theirs(
         bench, tracker = bench_at(board.port)
         artifacts = compiled(bench, 1)
         bench.context = replace(
-            bench.context, uses=lambda device: setattr(tracker, "port", other.port) if device else None
+            bench.context,
+            uses=lambda device: setattr(tracker, "port", other.port) if device else None,
         )
         result = evaluated(bench, artifacts)
     finally:
@@ -163,7 +184,8 @@ def test_a_candidate_that_hangs_is_at_fault_and_holds_the_board(
         bench, tracker = bench_at(own.port)
         first, second = compiled(bench)
         hang = bad(bench, tmp_path, HANG)
-        bench.context = replace(bench.context, uses=lambda _: setattr(tracker, "port", None))  # it has no other
+        # it has no other
+        bench.context = replace(bench.context, uses=lambda _: setattr(tracker, "port", None))
         result = evaluated(bench, [first, hang, second], measure_timeout_s=6)
     finally:
         own.kill()
@@ -182,7 +204,8 @@ def test_a_board_that_vanishes_is_lost_and_no_candidate_is_blamed(
         assert evaluated(bench, candidates).simulated
         assert "emulated by qemu-test" in bench.library.environment().device
         bench.context = replace(
-            bench.context, uses=lambda device: threading.Timer(1.0, own.kill).start() if device else None
+            bench.context,
+            uses=lambda device: threading.Timer(1.0, own.kill).start() if device else None,
         )
         result = evaluated(bench, [bad(bench, tmp_path, HANG)])
     finally:
@@ -196,7 +219,8 @@ def test_a_board_that_vanishes_is_lost_and_no_candidate_is_blamed(
 def test_a_server_that_dies_with_our_connection_in_its_queue_is_not_there(
     monkeypatch: pytest.MonkeyPatch, ends: str, there: bool
 ) -> None:
-    """The system had taken the connection, so that the candidate was blamed for a board that was gone."""
+    """The system had taken the connection, so that the candidate was blamed for a board that was
+    gone."""
     monkeypatch.setattr(boards, "_CONNECT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -204,7 +228,11 @@ def test_a_server_that_dies_with_our_connection_in_its_queue_is_not_there(
             with server.accept()[0] as client:
                 client.recv(4)
 
-        actions: dict[str, Callable[[], object]] = {"refuses": refuse, "is busy": bool, "dies": server.close}
+        actions: dict[str, Callable[[], object]] = {
+            "refuses": refuse,
+            "is busy": bool,
+            "dies": server.close,
+        }
         timer = threading.Timer(0.2, actions[ends])
         timer.start()
         assert boards.listens(f"127.0.0.1:{server.getsockname()[1]}", 0.5) is there
@@ -254,13 +282,20 @@ def test_what_is_no_board_is_lost_in_time(
     assert time.monotonic() - started < 20
 
 
-def test_a_tracker_that_says_nothing_has_no_board(bench_at: Callable[..., tuple[Bench, Tracker]]) -> None:
+def test_a_tracker_that_says_nothing_has_no_board(
+    bench_at: Callable[..., tuple[Bench, Tracker]],
+) -> None:
     bench, _ = bench_at(None)
-    with pytest.raises(LibraryMissing, match="No board with the key pi can be used: No board with the device key 'pi'"):
+    with pytest.raises(
+        LibraryMissing,
+        match="No board with the key pi can be used: No board with the device key 'pi'",
+    ):
         bench.library.environment()
 
 
-def test_a_board_of_another_kind_is_refused(board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]) -> None:
+def test_a_board_of_another_kind_is_refused(
+    board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]
+) -> None:
     bench, _ = bench_at(board.port)
     artifacts = compiled(bench, 1)
     assert isinstance(bench.library, BoardTvmLibrary)
@@ -274,12 +309,16 @@ def test_a_board_of_another_kind_is_refused(board: Board, bench_at: Callable[...
 def test_a_board_that_does_not_say_its_architecture_needs_a_target() -> None:
     """A runtime without a compiler knows no triple; this machine's is not the board's."""
     silent = {"cpu": "", "triple": "", "threads": 4, "llvm": 0, "emulator": "", "model": ""}
-    with pytest.raises(BadInput, match="The board with the key pi does not say what its CPU is") as refused:
+    with pytest.raises(
+        BadInput, match="The board with the key pi does not say what its CPU is"
+    ) as refused:
         boards.environment_of(silent, None, "pi")
     assert "--target" in refused.value.hint
 
 
-def test_waiting_for_a_board_ends_with_the_worker(board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]) -> None:
+def test_waiting_for_a_board_ends_with_the_worker(
+    board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]
+) -> None:
     bench, tracker = bench_at(board.port)
     artifacts = compiled(bench, 1)
     tracker.port = None
@@ -288,7 +327,9 @@ def test_waiting_for_a_board_ends_with_the_worker(board: Board, bench_at: Callab
     assert (result.cause, result.output_tail) == (Cause.DEVICE_LOST, "this worker is ending")
 
 
-@pytest.mark.parametrize(("config", "solver"), [(conv(), "TvmConvTile"), (conv(), "TvmConvDirectNCHW"), (gemm(), GEMM)])
+@pytest.mark.parametrize(
+    ("config", "solver"), [(conv(), "TvmConvTile"), (conv(), "TvmConvDirectNCHW"), (gemm(), GEMM)]
+)
 def test_candidates_for_another_architecture_are_its_code(
     new_bench: Callable[[], Bench], config: object, solver: str
 ) -> None:

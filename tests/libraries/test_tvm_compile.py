@@ -1,4 +1,5 @@
-"""Proposals are decided by the seed, in every process; what a trial holds is what TVM's own database takes."""
+"""Proposals are decided by the seed, in every process; what a trial holds is what TVM's own
+database takes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ NCHW, GEMM = "TvmConvDirectNCHW", "TvmGemmDirect"
 
 @pytest.mark.parametrize(
     ("config", "solver"),
-    [(conv(), NCHW), (conv(), "TvmConvWinogradF4"), pytest.param(gemm(), GEMM, marks=pytest.mark.drill(only=True))],
+    [
+        (conv(), NCHW),
+        (conv(), "TvmConvWinogradF4"),
+        pytest.param(gemm(), GEMM, marks=pytest.mark.drill(only=True)),
+    ],
 )
 def test_the_same_seed_gives_the_same_candidates_and_code_in_another_process(
     new_bench: Callable[[], Bench], bench: Bench, config: object, solver: str
@@ -41,11 +46,21 @@ def test_another_seed_gives_other_candidates(bench: Bench) -> None:
 
 
 def test_there_are_as_many_candidates_as_were_asked_for(bench: Bench) -> None:
-    assert [trial.index for trial in bench.compile(conv(), NCHW, candidates=5).trials] == [0, 1, 2, 3, 4]
+    assert [trial.index for trial in bench.compile(conv(), NCHW, candidates=5).trials] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_layer_that_tvm_refuses_is_a_failed_build_and_the_worker_lives_on(bench: Bench) -> None:
-    refused = bench.run(bench.item(conv(group_count=2), "TvmConvNCHWc").model_copy(update={"solver": "NoSuchSolver"}))
+    refused = bench.run(
+        bench.item(conv(group_count=2), "TvmConvNCHWc").model_copy(
+            update={"solver": "NoSuchSolver"}
+        )
+    )
     assert (refused.ok, refused.cause) == (False, Cause.BUILD_ERROR)
     assert "NoSuchSolver" in refused.output_tail
     assert bench.compile(conv(), NCHW, candidates=1).ok
@@ -70,7 +85,9 @@ print(json.dumps([len(list(again.get_all_tuning_records())), float(best.run_secs
 """
 
 
-def test_tvm_takes_the_params_and_the_workload_into_its_own_database(bench: Bench, tmp_path: Path) -> None:
+def test_tvm_takes_the_params_and_the_workload_into_its_own_database(
+    bench: Bench, tmp_path: Path
+) -> None:
     built = bench.compile(conv(), NCHW)
     assert built.workload is not None
     workload = json.loads(bench.context.artifacts.get(built.workload))
@@ -89,7 +106,9 @@ print(import_intrinsics(), "tvm.s_tir.tensor_intrin.cuda" in sys.modules, tvm.s_
 
 
 def test_the_intrinsics_of_other_devices_are_not_imported(tvm_here: None) -> None:
-    done = subprocess.run([sys.executable, "-c", FAST], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAST], capture_output=True, text=True, timeout=120, check=True
+    )
     if os.uname().machine != "x86_64":
         pytest.skip("the expected answer is x86's")
     assert done.stdout == "True False tvm.s_tir.tensor_intrin.x86\n"
@@ -112,7 +131,9 @@ print(json.dumps(compiler.propose(**json.loads(sys.argv[1]))["params"]))
 @pytest.mark.drill(only=True)  # 23 s of CPU
 def test_the_fast_and_the_plain_import_propose_the_same(tvm_here: None) -> None:
     target = json.dumps({"kind": "llvm", "num-cores": 1})
-    job = json.dumps({"config": conv().to_json(), "solver": NCHW, "target": target, "seed": 3, "count": 4})
+    job = json.dumps(
+        {"config": conv().to_json(), "solver": NCHW, "target": target, "seed": 3, "count": 4}
+    )
     answers = []
     for way in ("fast", "plain"):
         command = [sys.executable, "-c", PROPOSE, job, way]

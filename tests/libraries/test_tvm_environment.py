@@ -1,4 +1,5 @@
-"""What is installed is told without importing TVM; a TVM that is missing or known to crash is refused with its cure."""
+"""What is installed is told without importing TVM; a TVM that is missing or known to crash is
+refused with its cure."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def test_the_environment_names_the_cpu_the_cores_and_tvm(tvm_here: None, home: P
     assert found.library == "tvm"
     assert found.toolchain == f"tvm-{found.library_version}-kernels-{kernels.VERSION}"
     assert found.num_cu == len(eval_cpus())
-    assert json.loads(found.target) == {"kind": "llvm", "mcpu": found.arch, "num-cores": found.num_cu}
+    assert json.loads(found.target) == {
+        "kind": "llvm",
+        "mcpu": found.arch,
+        "num-cores": found.num_cu,
+    }
     assert found.device
     assert found.flags["cpu_flags"]
     assert found.key == TvmLibrary().environment().key
@@ -72,5 +77,8 @@ def test_tvm_that_is_not_installed_is_a_sentence_with_the_command(
 def test_a_tvm_ffi_that_crashes_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.15.post2"}
     monkeypatch.setattr(environment, "version", versions.__getitem__)
-    with pytest.raises(LibraryMissing, match=r"crashes with apache-tvm-ffi 0\.1\.15\.post2; it needs 0\.1\.14\.post1"):
+    with pytest.raises(
+        LibraryMissing,
+        match=r"crashes with apache-tvm-ffi 0\.1\.15\.post2; it needs 0\.1\.14\.post1",
+    ):
         TvmLibrary().environment()

@@ -1,4 +1,5 @@
-"""The kernels for CPUs as solvers: where they apply, what is proposed, and that the real builder and loader answer rightly."""
+"""The kernels for CPUs as solvers: where they apply, what is proposed, and that the real builder
+and loader answer rightly."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ EXAMPLES = 50 if os.environ.get("TUNA_TEST_DRILLS") == "3" else 2
         (conv(direction="W", data_type="FP16"), {}, set()),
         (conv(**THREE), {}, {NCHW, UNTUNED}),
         (conv(data_type="FP16"), {}, {NCHW, NHWC, BLOCKED, "TvmConvIm2colGemm", UNTUNED}),
-        (conv(in_h=512, in_w=512, in_channels=64, out_channels=64), {}, {TILE, F2, F4, F6}),  # 19 GFLOP untuned: 10 s
+        # 19 GFLOP untuned: 10 s
+        (conv(in_h=512, in_w=512, in_channels=64, out_channels=64), {}, {TILE, F2, F4, F6}),
         (gemm(), {}, {GEMM, UNTUNED}),
         (gemm(), NATIVE, {GEMM, UNTUNED}),
         (gemm(data_type="INT8"), {}, {"TvmGemmDirect", UNTUNED}),
@@ -85,10 +87,15 @@ def test_metaschedule_is_left_to_what_no_family_covers(
 def test_a_family_is_named_in_the_table_and_states_its_error() -> None:
     assert {row.family for row in solvers.FAMILIES} == {*FAMILIES, "gemm"}
     bounds = {row.family: row.solver.error_bound for row in solvers.FAMILIES}
-    assert {outputs: bounds[f"winograd{outputs}"] for outputs in winograd.ERROR_BOUND} == winograd.ERROR_BOUND
-    assert all(0 < (bound or 0) <= reference.TOLERANCE[conv().data_type] for bound in bounds.values())
+    assert {
+        outputs: bounds[f"winograd{outputs}"] for outputs in winograd.ERROR_BOUND
+    } == winograd.ERROR_BOUND
+    assert all(
+        0 < (bound or 0) <= reference.TOLERANCE[conv().data_type] for bound in bounds.values()
+    )
     assert solvers.error_bound(TILE, conv()) == coverage.DIRECT_ERROR
-    assert solvers.error_bound(GEMM, gemm(k=4 * 18432)) == 2 * coverage.DIRECT_ERROR  # grows as the root of the terms
+    # grows as the root of the terms
+    assert solvers.error_bound(GEMM, gemm(k=4 * 18432)) == 2 * coverage.DIRECT_ERROR
     assert solvers.error_bound(NCHW, conv()) == float("inf")
     assert [row.name for row in solvers.TABLE if row.solver.baseline] == [UNTUNED]
 
@@ -105,9 +112,6 @@ def test_a_family_without_a_kernel_for_the_target_proposes_nothing(bench: Bench)
     """A wide session's job may come from a table that knew another width."""
     result = bench.compile(conv(**POINT, in_h=7, in_w=7), POINTWISE)
     assert (result.ok, result.cause) == (False, Cause.NOT_APPLICABLE)
-
-
-# -- the answers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +136,9 @@ def test_the_example_takes_a_folder_with_one_database_and_says_what_it_wants_els
         return tmp_path / name
 
     for place in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(SystemExit, match="holds no database for TVM; one is made by: tuna export"):
+        with pytest.raises(
+            SystemExit, match="holds no database for TVM; one is made by: tuna export"
+        ):
             example.main(place)
     assert list(tmp_path.iterdir()) == [], "TVM makes the files that it looks for"
     first = made("a.tvm")
@@ -144,12 +150,17 @@ def test_the_example_takes_a_folder_with_one_database_and_says_what_it_wants_els
 
 @st.composite
 def layers(draw: st.DrawFn, solver: str) -> Config:
-    """A small layer, changed until it is one for the solver: odd sizes, groups, dilation, one channel, uneven padding."""
+    """A small layer, changed until it is one for the solver: odd sizes, groups, dilation, one
+    channel, uneven padding."""
     found, size = draw(convolutions()).to_json(), st.integers(1, 70)
-    plain = dict.fromkeys(("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1)
+    plain = dict.fromkeys(
+        ("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1
+    )
     if solver == GEMM or (solver == UNTUNED and draw(st.booleans())):
         flags = {name: draw(st.booleans()) for name in ("trans_a", "trans_b")}
-        return gemm(m=draw(size), n=draw(size), k=draw(size), batch_count=draw(st.integers(1, 2)), **flags)
+        return gemm(
+            m=draw(size), n=draw(size), k=draw(size), batch_count=draw(st.integers(1, 2)), **flags
+        )
     if "Winograd" in solver:
         least = st.integers(int(solver[-1]) + 2, 17)  # one tile without padding
         sizes = {"in_channels": draw(st.integers(4, 40)), "in_h": draw(least), "in_w": draw(least)}
@@ -210,7 +221,9 @@ def test_what_is_built_and_loaded_answers_as_the_reference(
     check()
 
 
-def check_packing(job: KernelJob, record: Any, problem: reference.Problem, example: ModuleType) -> None:
+def check_packing(
+    job: KernelJob, record: Any, problem: reference.Problem, example: ModuleType
+) -> None:
     """What an exported database says of the arguments is what the loader does."""
     extents = [shape for *_, shape in record[3]]
     steps = packing.of(job.config, solvers.BY_NAME[job.solver].family, extents) or [None] * 3
@@ -221,7 +234,8 @@ def check_packing(job: KernelJob, record: Any, problem: reference.Problem, examp
     packed = made.inputs(*problem.inputs)
     for given_, expected, how in zip(problem.inputs, packed, steps, strict=False):
         found = example.pack(given_, json.loads(json.dumps(how)))
-        if how and "transform" in how:  # both in double precision, rounded once, summed in another order
+        # both in double precision, rounded once, summed in another order
+        if how and "transform" in how:
             np.testing.assert_array_max_ulp(found, expected, maxulp=1)
         else:
             np.testing.assert_array_equal(found, expected)
@@ -234,12 +248,15 @@ def check_packing(job: KernelJob, record: Any, problem: reference.Problem, examp
 
 
 def pointwise_with(error: float) -> Any:
-    """A 1x1 convolution from 4 to 16 channels of 256 x 256 pixels that adds `error` to one of its million outputs."""
+    """A 1x1 convolution from 4 to 16 channels of 256 x 256 pixels that adds `error` to one of its
+    million outputs."""
     from tvm import te, tirx
 
     x, w = te.placeholder((1, 4, 256, 256), name="X"), te.placeholder((16, 4, 1, 1), name="W")
     c = te.reduce_axis((0, 4), "c")
-    sums = te.compute((1, 16, 256, 256), lambda n, k, h, v: te.sum(x[n, c, h, v] * w[k, c, 0, 0], axis=[c]))
+    sums = te.compute(
+        (1, 16, 256, 256), lambda n, k, h, v: te.sum(x[n, c, h, v] * w[k, c, 0, 0], axis=[c])
+    )
 
     def value(n: Any, k: Any, h: Any, v: Any) -> Any:
         there, zero = tirx.all(k == 9, h == 200, v == 17), tirx.const(0.0, "float32")

@@ -1,4 +1,5 @@
-"""Candidates that crash, hang, eat memory or lie: each is a failed trial with its cause, and the next one is measured."""
+"""Candidates that crash, hang, eat memory or lie: each is a failed trial with its cause, and the
+next one is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 
 NCHW = "TvmConvDirectNCHW"
 #: What TVM calls in a compiled library. The bodies below are the candidates.
-ENTRY = "#include <stdlib.h>\n#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) {{ {body} }}\n"
+ENTRY = (
+    "#include <stdlib.h>\n#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r)"
+    " {{ {body} }}\n"
+)
 
 
 def bad_library(bench: Bench, folder: Path, body: str) -> str:
@@ -47,8 +51,10 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     bench = new_bench()
     started = time.monotonic()
     first, last = good_candidates(bench)
-    other = bench.compile(conv(**DILATION), NCHW, candidates=1).trials[0].artifact  # same tensors, other answer
-    eat = "for (;;) { char *p = malloc(64 << 20); if (!p) abort(); *p = 1; }"  # what is mapped counts, touched or not
+    # same tensors, other answer
+    other = bench.compile(conv(**DILATION), NCHW, candidates=1).trials[0].artifact
+    # what is mapped counts, touched or not
+    eat = "for (;;) { char *p = malloc(64 << 20); if (!p) abort(); *p = 1; }"
     candidates = [
         first,
         bad_library(bench, tmp_path, "*(volatile int *)0 = 1; return 0;"),
@@ -62,7 +68,13 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     ]
     result = bench.evaluate(conv(), NCHW, candidates, measure_timeout_s=10)
     causes = [trial.cause for trial in result.trials]
-    errors = [Cause.RUN_ERROR, Cause.RUN_TIMEOUT, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.WRONG_RESULT]
+    errors = [
+        Cause.RUN_ERROR,
+        Cause.RUN_TIMEOUT,
+        Cause.RUN_ERROR,
+        Cause.WRONG_RESULT,
+        Cause.WRONG_RESULT,
+    ]
     assert causes == [None, *errors, Cause.RUN_ERROR, Cause.RUN_ERROR, None]
     tails = [trial.output_tail for trial in result.trials]
     assert "SIGSEGV" in tails[1]
@@ -70,21 +82,31 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     assert "exit code 3" in tails[6]
     assert result.trials[4].max_error is None  # nothing was written
     assert (result.trials[5].max_error or 0.0) > 0.01
-    assert all(trial.time_ms is None and not trial.times_ms for trial in result.trials if trial.cause)
+    assert all(
+        trial.time_ms is None and not trial.times_ms for trial in result.trials if trial.cause
+    )
     assert all(trial.time_ms for trial in (result.trials[0], result.trials[-1]))
     assert result.ok
     assert result.cause is None
-    assert time.monotonic() - started < 150  # the limit of a candidate does not grow by that of a start
+    # the limit of a candidate does not grow by that of a start
+    assert time.monotonic() - started < 150
 
 
-def test_an_item_whose_candidates_are_all_bad_fails_with_their_cause(bench: Bench, tmp_path: Path) -> None:
+def test_an_item_whose_candidates_are_all_bad_fails_with_their_cause(
+    bench: Bench, tmp_path: Path
+) -> None:
     result = bench.evaluate(conv(), NCHW, [bad_library(bench, tmp_path, "return 0;")])
     assert (result.ok, result.cause) == (False, Cause.WRONG_RESULT)
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_an_artifact_that_is_lost_sends_the_item_back(bench: Bench, home: Path, damage: str) -> None:
-    (artifact,) = (trial.artifact for trial in bench.compile(conv(), NCHW, candidates=1, seed=len(damage)).trials)
+def test_an_artifact_that_is_lost_sends_the_item_back(
+    bench: Bench, home: Path, damage: str
+) -> None:
+    (artifact,) = (
+        trial.artifact
+        for trial in bench.compile(conv(), NCHW, candidates=1, seed=len(damage)).trials
+    )
     assert artifact is not None
     place = home / "artifacts" / artifact[:2] / artifact
     place.unlink() if damage == "gone" else place.write_bytes(b"damaged")
@@ -94,7 +116,8 @@ def test_an_artifact_that_is_lost_sends_the_item_back(bench: Bench, home: Path, 
 
 
 def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(bench: Bench) -> None:
-    """And an artifact may be evaluated again: a retry must not write over the library that the child has mapped."""
+    """And an artifact may be evaluated again: a retry must not write over the library that the
+    child has mapped."""
     candidate = good_candidates(bench)[0]
     assert bench.evaluate(conv(), NCHW, [candidate]).trials[0].cause is None
     assert bench.library._clean is not None
@@ -116,17 +139,17 @@ def test_an_item_without_candidates_fails(bench: Bench) -> None:
     assert not bench.evaluate(conv(), NCHW, []).ok
 
 
-# -- builds -----------------------------------------------------------------------------------------------------------
-
-
 def fake_linker(folder: Path, monkeypatch: pytest.MonkeyPatch, first_time: str) -> None:
-    """A g++ that does `first_time` when it is called for the first time, and is the real one after that."""
+    """A g++ that does `first_time` when it is called for the first time, and is the real one after
+    that."""
     real = needed_program("g++")
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     script = folder / "g++"
     flag = folder / "called"
-    script.write_text(f'#!/bin/sh\nif [ ! -e {flag} ]; then touch {flag}; {first_time}; fi\nexec {real} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\nif [ ! -e {flag} ]; then touch {flag}; {first_time}; fi\nexec {real} "$@"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("TUNA_SANDBOX_WRITE", str(folder))
@@ -139,7 +162,10 @@ def good(trials: tuple[Trial, ...]) -> list[tuple[int, str | None, str | None]]:
 
 @pytest.mark.parametrize(
     ("accident", "cause", "word"),
-    [("kill -SEGV $PPID", Cause.BUILD_ERROR, "SIGSEGV"), ("sleep 600", Cause.BUILD_TIMEOUT, "no answer within")],
+    [
+        ("kill -SEGV $PPID", Cause.BUILD_ERROR, "SIGSEGV"),
+        ("sleep 600", Cause.BUILD_TIMEOUT, "no answer within"),
+    ],
 )
 def test_a_build_that_dies_or_hangs_is_one_failed_trial_and_the_rest_are_what_they_would_have_been(
     new_bench: Callable[[], Bench],

@@ -25,7 +25,8 @@ def message(document: object) -> bytes:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[bytes], Tracker]]:
-    """`serve(answer)`: a tracker that sends these bytes to a client, and then waits for it to leave."""
+    """`serve(answer)`: a tracker that sends these bytes to a client, and then waits for it to
+    leave."""
     listeners: list[socket.socket] = []
 
     def start(answer: bytes) -> Tracker:
@@ -48,7 +49,8 @@ def serve() -> Iterator[Callable[[bytes], Tracker]]:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "board", ":9190", "board:", "board:0", "board:65536", "board:x", f"board:{'9' * 5000}"]
+    "text",
+    ["", "board", ":9190", "board:", "board:0", "board:65536", "board:x", f"board:{'9' * 5000}"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="HOST:PORT"):
@@ -70,7 +72,9 @@ def test_boards_are_counted_by_key(serve: Callable[[bytes], Tracker]) -> None:
 
 
 def test_the_queue_of_a_key_is_counted(serve: Callable[[bytes], Tracker]) -> None:
-    answer = MAGIC + message([0, {"queue_info": {"pi": {"free": 2, "pending": 1}}, "server_info": []}])
+    answer = MAGIC + message(
+        [0, {"queue_info": {"pi": {"free": 2, "pending": 1}}, "server_info": []}]
+    )
     assert serve(answer).queue("pi", 5) == (2, 1)
     assert serve(answer).queue("phone", 5) == (0, 0)
     for wrong in (1, {"pi": 1}, {"pi": {"free": "x", "pending": 0}}):
@@ -101,11 +105,16 @@ def test_no_free_board_is_said_at_the_deadline(serve: Callable[[bytes], Tracker]
         (MAGIC + message([0, {"server_info": [1]}]), "does not answer as a TVM RPC tracker does"),
         (MAGIC + message("x"), "does not answer as a TVM RPC tracker does|refused"),
         (MAGIC + struct.pack("<i", 3) + b"[0,", "does not answer as a TVM RPC tracker does"),
-        (MAGIC + struct.pack("<i", 100_000) + b"[" * 100_000, "does not answer as a TVM RPC tracker does"),
+        (
+            MAGIC + struct.pack("<i", 100_000) + b"[" * 100_000,
+            "does not answer as a TVM RPC tracker does",
+        ),
         (MAGIC + message([-1]), "refused the request"),
     ],
 )
-def test_what_is_no_tracker_is_refused(serve: Callable[[bytes], Tracker], answer: bytes, said: str) -> None:
+def test_what_is_no_tracker_is_refused(
+    serve: Callable[[bytes], Tracker], answer: bytes, said: str
+) -> None:
     with pytest.raises(ServiceError, match=said):
         serve(answer).boards(0.2)
 

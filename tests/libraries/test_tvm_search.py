@@ -1,4 +1,5 @@
-"""The spaces of TVM's solvers: what the search proposes there is new, valid, repeatable, and built from its params alone."""
+"""The spaces of TVM's solvers: what the search proposes there is new, valid, repeatable, and built
+from its params alone."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from hypothesis import strategies as st
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("tvm_here", "xgboost_here", "forked_children")]
+pytestmark = [
+    pytest.mark.keeps_processes,
+    pytest.mark.usefixtures("tvm_here", "xgboost_here", "forked_children"),
+]
 pytest.importorskip("tvm")
 
 from tuna.errors import BadInput
@@ -64,9 +68,13 @@ def searched_space(solver: str = DIRECT) -> ScheduleSpace:
 
 
 def as_if_measured(params: str) -> Measured:
-    """A time that the innermost tile of the output channels decides, so that there is something to learn."""
+    """A time that the innermost tile of the output channels decides, so that there is something to
+    learn."""
     found = json.loads(params)[0][1]
-    return Measured(params, 1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))))
+    return Measured(
+        params,
+        1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))),
+    )
 
 
 def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
@@ -78,7 +86,9 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     given = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "77"}
     command = [sys.executable, "-c", REBUILD, DIRECT, CPU]
-    done = subprocess.run(command, env=given, input=batch[1], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=given, input=batch[1], capture_output=True, text=True, check=True
+    )
     digest, proposed = done.stdout.splitlines()
     schedule = records.schedule_of(module_of(job()), batch[1])
     assert digest == hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest()
@@ -100,7 +110,9 @@ def test_the_prior_expects_vectors_in_registers_to_be_faster_than_long_bodies_wi
     space = searched_space()
     if space.prior is None:
         pytest.skip("there is no prior for CPUs like this machine's")
-    fast, slow = (tiling.features([[1, 4, 1, 4], [2, 1, 1, last], [16, 1]], 16, -1, []) for last in (16, 1))
+    fast, slow = (
+        tiling.features([[1, 4, 1, 4], [2, 1, 1, last], [16, 1]], 16, -1, []) for last in (16, 1)
+    )
     faster, slower = CostModel(space.prior).slowdowns([fast, slow])
     assert faster + 1.0 < slower
 
@@ -128,7 +140,13 @@ def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", ["", "[]", "nonsense", '[[[["GetSBlock", [], ["no_such", "main"], ["b0"]]], []], null, {}, []]']
+    "params",
+    [
+        "",
+        "[]",
+        "nonsense",
+        '[[[["GetSBlock", [], ["no_such", "main"], ["b0"]]], []], null, {}, []]',
+    ],
 )
 def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
     with pytest.raises(BadInput, match="no schedule of this problem"):
@@ -136,8 +154,12 @@ def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
     assert searched_space().point_of(params) is None
 
 
-def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_layers(bench: Bench) -> None:
-    begun = bench.item(conv(), DIRECT, batch=12, candidates=12).model_copy(update={"step": "search"})
+def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_layers(
+    bench: Bench,
+) -> None:
+    begun = bench.item(conv(), DIRECT, batch=12, candidates=12).model_copy(
+        update={"step": "search"}
+    )
     cold = [trial.params or "" for trial in bench.run(begun).trials]
     assert len(cold) == 12
     times = {params: (as_if_measured(params).seconds or 0) * 1000 for params in cold}
@@ -153,9 +175,13 @@ def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_
     assert warm[:4] == sorted(cold, key=lambda params: (times[params], params))[:4]
     assert set(cold).isdisjoint(warm[4:])
     of_a_sibling = proposed(same=False)
-    assert of_a_sibling != [trial.params for trial in bench.run(begun.model_copy(update={"seed": 99})).trials]
+    assert of_a_sibling != [
+        trial.params for trial in bench.run(begun.model_copy(update={"seed": 99})).trials
+    ]
     assert statistics.median(map(_as_if_ms, of_a_sibling)) < statistics.median(times.values())
-    lost = begun.model_copy(update={"siblings": (Sibling(artifact="0" * 64, same=True, label="gone"),)})
+    lost = begun.model_copy(
+        update={"siblings": (Sibling(artifact="0" * 64, same=True, label="gone"),)}
+    )
     assert bench.run(lost).cause is Cause.ARTIFACT_LOST
 
 
@@ -163,13 +189,20 @@ def _as_if_ms(params: str) -> float:
     return 1000 * (as_if_measured(params).seconds or 0)
 
 
-def test_a_family_is_tried_in_the_order_of_its_estimate_after_the_point_that_is_to_be_first() -> None:
+def test_a_family_is_tried_in_the_order_of_its_estimate_after_the_point_that_is_to_be_first() -> (
+    None
+):
     proposed = TvmBuilder().propose(KernelJob(conv(), "TvmConvTile", CPU, count=4))
     assert propose(space_of(job("TvmConvTile")), [], count=4, seed=1) == list(proposed)
     from tuna.libraries.tvm.params import readable
 
     first = space_of(job("TvmConvTile", first=readable(proposed[2])))
-    assert propose(first, [], count=4, seed=1) == [proposed[2], proposed[0], proposed[1], proposed[3]]
+    assert propose(first, [], count=4, seed=1) == [
+        proposed[2],
+        proposed[0],
+        proposed[1],
+        proposed[3],
+    ]
 
 
 def test_a_point_and_its_params_have_the_same_features() -> None:
@@ -193,11 +226,16 @@ def test_factorisations_are_all_there(extent: int, parts: int, innermost: int) -
         assert product == extent
         assert factors[-1] <= innermost
     if parts == 2:
-        assert len(found) == sum(extent % last == 0 for last in range(1, min(extent, innermost) + 1))
+        assert len(found) == sum(
+            extent % last == 0 for last in range(1, min(extent, innermost) + 1)
+        )
 
 
 def test_a_mutated_tile_keeps_its_extent() -> None:
-    trace = [[["SamplePerfectTile", ["l0"], [4, 64], ["v0", "v1", "v2", "v3"]]], [[0, [4, 4, 7, 1]]]]
+    trace = [
+        [["SamplePerfectTile", ["l0"], [4, 64], ["v0", "v1", "v2", "v3"]]],
+        [[0, [4, 4, 7, 1]]],
+    ]
     (tile,) = Design.read(trace).decisions
     chance = random.Random(1)
     for _ in range(50):

@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 from shared_data import DRILLS
 from tvm_bench import Bench
-from tvm_layers import DEPTHWISE, DILATION, GROUPS, LAST, ODD, POINT, STRIDE, THREE, THREE_LAST, conv, gemm
+from tvm_layers import (
+    DEPTHWISE,
+    DILATION,
+    GROUPS,
+    LAST,
+    ODD,
+    POINT,
+    STRIDE,
+    THREE,
+    THREE_LAST,
+    conv,
+    gemm,
+)
 
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.libraries import reference
@@ -25,7 +37,12 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 #: No CPU, for which there are kernels of our own: `test_tvm_families.py`.
 ANYWHERE = Environment("tvm", "1", "x86", 1, "t")
 NCHW, NHWC, BLOCKED = "TvmConvDirectNCHW", "TvmConvDirectNHWC", "TvmConvNCHWc"
-IM2COL, POINTWISE, WINOGRAD, GEMM = "TvmConvIm2colGemm", "TvmConv1x1Gemm", "TvmConvWinograd", "TvmGemmDirect"
+IM2COL, POINTWISE, WINOGRAD, GEMM = (
+    "TvmConvIm2colGemm",
+    "TvmConv1x1Gemm",
+    "TvmConvWinograd",
+    "TvmGemmDirect",
+)
 
 
 @pytest.mark.parametrize(
@@ -67,27 +84,34 @@ def test_the_table_names_each_solver_once_and_only_kinds_of_the_library() -> Non
 
 def test_the_library_is_there_without_importing_tvm_or_numpy() -> None:
     program = (
-        "import sys; from tuna.libraries.tvm import TvmLibrary; library = TvmLibrary(); library.solvers()\n"
-        "list(library.applicable([], None)); library.close(); print(sorted({'tvm', 'numpy'} & set(sys.modules)))"
+        "import sys; from tuna.libraries.tvm import TvmLibrary; library = TvmLibrary();"
+        " library.solvers()\nlist(library.applicable([], None)); library.close();"
+        " print(sorted({'tvm', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "[]\n"
-
-
-# -- the reference ----------------------------------------------------------------------------------------------------
 
 
 def by_definition(config: ConvConfig, x: Any, w: Any) -> Any:
     """A convolution as the textbook has it, one multiplication at a time, in NC(D)HW."""
     axes = "dhw"[-config.spatial_dim :]
     stride, pad, dilation = (
-        [getattr(config, f"{name}_{axis}") for axis in axes] for name in ("conv_stride", "pad", "dilation")
+        [getattr(config, f"{name}_{axis}") for axis in axes]
+        for name in ("conv_stride", "pad", "dilation")
     )
-    sizes, outs = config.in_channels // config.group_count, config.out_channels // config.group_count
+    sizes, outs = (
+        config.in_channels // config.group_count,
+        config.out_channels // config.group_count,
+    )
     y = np.zeros((config.batchsize, config.out_channels, *config.output_size))
     for n, k, *place in itertools.product(*map(range, y.shape)):
         for c, *tap in itertools.product(*map(range, w.shape[1:])):
-            at = [p * s + t * d - q for p, s, t, d, q in zip(place, stride, tap, dilation, pad, strict=True)]
+            at = [
+                p * s + t * d - q
+                for p, s, t, d, q in zip(place, stride, tap, dilation, pad, strict=True)
+            ]
             if all(0 <= a < size for a, size in zip(at, x.shape[2:], strict=True)):
                 y[(n, k, *place)] += x[(n, k // outs * sizes + c, *at)] * w[(k, c, *tap)]
     return y
@@ -98,7 +122,16 @@ SMALL = {"in_channels": 4, "out_channels": 4, "in_h": 5, "in_w": 6}
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, STRIDE, DILATION, GROUPS, {"group_count": 4}, POINT, {"fil_w": 2, "pad_w": 0, "batchsize": 2}, THREE],
+    [
+        {},
+        STRIDE,
+        DILATION,
+        GROUPS,
+        {"group_count": 4},
+        POINT,
+        {"fil_w": 2, "pad_w": 0, "batchsize": 2},
+        THREE,
+    ],
     ids=str,
 )
 def test_the_reference_is_the_definition(changes: dict[str, Any]) -> None:
@@ -110,7 +143,9 @@ def test_the_reference_is_the_definition(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("layouts", "axes"), [(LAST, (0, 2, 3, 1)), (THREE_LAST, (0, 2, 3, 4, 1))])
-def test_the_reference_is_the_same_in_every_layout(layouts: dict[str, Any], axes: tuple[int, ...]) -> None:
+def test_the_reference_is_the_same_in_every_layout(
+    layouts: dict[str, Any], axes: tuple[int, ...]
+) -> None:
     first = conv(**{**SMALL, **(THREE if "in_d" in layouts else {})})
     last = conv(**{**SMALL, **layouts})
     assert isinstance(first, ConvConfig)
@@ -130,8 +165,6 @@ def test_an_answer_with_one_number_missing_or_wrong_is_not_right(data_type: str)
         spoiled.ravel()[5] = wrong
         assert not problem.error(spoiled) <= problem.tolerance
 
-
-# -- the kernels ------------------------------------------------------------------------------------------------------
 
 CASES: list[tuple[str, Config]] = [
     (NCHW, conv(**DILATION)),
@@ -155,14 +188,18 @@ CASES: list[tuple[str, Config]] = [
     (IM2COL, conv(data_type="BF16")),
     (POINTWISE, conv(**{**POINT, **ODD, "fil_w": 1, "fil_h": 1})),
     (WINOGRAD, conv(in_h=7, in_w=7)),
-    (WINOGRAD, conv(**{**LAST, "in_channels": 5, "out_channels": 7, "in_h": 9, "in_w": 11, "pad_w": 0})),
+    (
+        WINOGRAD,
+        conv(**{**LAST, "in_channels": 5, "out_channels": 7, "in_h": 9, "in_w": 11, "pad_w": 0}),
+    ),
     (GEMM, gemm(trans_b=True, batch_count=3)),
     (GEMM, gemm(data_type="FP16", trans_a=True, trans_b=True)),
     (GEMM, gemm(data_type="INT8")),
 ]
 
 
-#: A larger layer runs on NaN first, which fills TVM's workspace: a read of what nobody wrote then shows in the answer.
+#: A larger layer runs on NaN first, which fills TVM's workspace: a read of what nobody wrote then
+#: shows in the answer.
 POISONED = """
 import json, sys
 import numpy as np
@@ -186,10 +223,16 @@ for solver in sys.argv[2:]:
 
 
 def test_no_kernel_reads_what_it_did_not_write(tvm_here: None) -> None:
-    """TOPI's winograd did where the output is not whole tiles: right as long as small numbers lay in that memory."""
+    """TOPI's winograd did where the output is not whole tiles: right as long as small numbers lay
+    in that memory."""
     checked = ((7, 7),) if DRILLS == 1 else ((8, 8), (7, 7), (9, 10), (11, 14))
     sizes = [conv(in_h=h, in_w=w) for h, w in ((32, 32), *checked)]
-    layers = json.dumps([config.to_json() for config in (*sizes, conv(**{**LAST, "in_h": 7, "in_w": 9, "pad_w": 0}))])
+    layers = json.dumps(
+        [
+            config.to_json()
+            for config in (*sizes, conv(**{**LAST, "in_h": 7, "in_w": 9, "pad_w": 0}))
+        ]
+    )
     solvers = [WINOGRAD, NCHW, NHWC, BLOCKED, IM2COL]
     command = [sys.executable, "-c", POISONED, layers, *solvers]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
@@ -198,14 +241,19 @@ def test_no_kernel_reads_what_it_did_not_write(tvm_here: None) -> None:
 
 
 def _sample(cases: list[tuple[str, Config]]) -> list[tuple[str, Config]]:
-    """The last case of each solver, which are of several data types and layouts, and one in 3D; all with TUNA_TEST_DRILLS."""
+    """The last case of each solver, which are of several data types and layouts, and one in 3D; all
+    with TUNA_TEST_DRILLS."""
     return cases if DRILLS > 1 else [cases[6], *dict(cases).items()]
 
 
 @pytest.mark.parametrize(
-    ("solver", "config"), _sample(CASES), ids=[f"{solver}: {config.label}" for solver, config in _sample(CASES)]
+    ("solver", "config"),
+    _sample(CASES),
+    ids=[f"{solver}: {config.label}" for solver, config in _sample(CASES)],
 )
-def test_scheduled_kernels_answer_as_the_reference(bench: Bench, solver: str, config: Config) -> None:
+def test_scheduled_kernels_answer_as_the_reference(
+    bench: Bench, solver: str, config: Config
+) -> None:
     ((_, applicable),) = bench.library.applicable([config], ANYWHERE)
     assert solver in applicable
     count = min(DRILLS, 2)

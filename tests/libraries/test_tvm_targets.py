@@ -48,7 +48,8 @@ def test_lvm_is_taken_for_llvm_with_a_warning(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert targets.parse("lvm -device=arm_cpu -mtriple=aarch64-linux-gnu") == PI
-    assert "lvm is taken for llvm" in "".join([*capsys.readouterr(), caplog.text])  # by how another test set logs up
+    # by how another test set logs up
+    assert "lvm is taken for llvm" in "".join([*capsys.readouterr(), caplog.text])
 
 
 @pytest.mark.parametrize(
@@ -90,12 +91,16 @@ def test_triples_are_named_as_gnu_does(triple: str, gnu: str) -> None:
     assert targets.triple({"kind": "llvm", "mtriple": triple}) == gnu
 
 
-def test_without_a_linker_its_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_linker_its_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LibraryMissing, match=r"no riscv64-linux-gnu-g\+\+ here") as missing:
         targets.linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "")
-    assert missing.value.hint == (
-        "apt-get install g++-riscv64-linux-gnu, or set TUNA_CC to a compiler that links for riscv64-linux-gnu"
+    assert (
+        missing.value.hint
+        == "apt-get install g++-riscv64-linux-gnu, or set TUNA_CC to a compiler that links for"
+        " riscv64-linux-gnu"
     )
     assert targets.linker({"kind": "llvm", "num-cores": 2}, "") == "", "this machine's own"
 
@@ -107,7 +112,9 @@ def test_a_compiler_that_links_for_another_machine_is_refused(
     monkeypatch.setenv("TUNA_CC", Path(needed_program("gcc")).name)
     get_settings.cache_clear()
     try:
-        with pytest.raises(LibraryMissing, match="gcc does not link for riscv64-linux-gnu: asked for its machine"):
+        with pytest.raises(
+            LibraryMissing, match="gcc does not link for riscv64-linux-gnu: asked for its machine"
+        ):
             targets.check({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
     finally:
         monkeypatch.undo()
@@ -121,4 +128,6 @@ def test_targets_as_json_are_what_tvm_takes(tvm_here: None) -> None:
         "llvm -device=arm_cpu -mtriple=aarch64-linux-gnu",
         "llvm -mattr=+neon -mtriple=aarch64-linux-gnu -num-cores=4",
     ):
-        assert tvm.target.Target(json.loads(targets.to_text(targets.parse(text)))).kind.name == "llvm"
+        assert (
+            tvm.target.Target(json.loads(targets.to_text(targets.parse(text)))).kind.name == "llvm"
+        )

@@ -11,7 +11,8 @@ from tuna.configs import TaskConfig
 from tuna.libraries.items import WorkItem
 from tuna.vocabulary import Cause
 
-pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+# a bench is for a module, and starts its processes when they are needed
+pytestmark = pytest.mark.keeps_processes
 
 
 def item(bench: Bench, body: bytes) -> WorkItem:
@@ -33,7 +34,9 @@ def test_a_worker_builds_checks_and_measures_a_function(bench: Bench) -> None:
     from tuna.libraries.tvm import tasks
 
     x = te.placeholder((64, 256), name="X")
-    body = tasks.to_text(te.create_prim_func([x, topi.nn.softmax(x)], index_dtype_override="int64")).encode()
+    body = tasks.to_text(
+        te.create_prim_func([x, topi.nn.softmax(x)], index_dtype_override="int64")
+    ).encode()
     bench.context.artifacts.put(body)
     given = item(bench, body)
     built = bench.run(given)

@@ -15,7 +15,8 @@ from tuna.libraries.kernels import Builder, Kernel, KernelJob, Loader
 
 
 class Toy(Builder, Loader):
-    """`job.options["params"]` are the candidates, each a word or two: how it builds, how it runs."""
+    """`job.options["params"]` are the candidates, each a word or two: how it builds, how it
+    runs."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         params = str(job.options.get("params", "good"))

@@ -15,7 +15,8 @@ INVALID = 3
 
 
 class Grid(Space):
-    """`side` ** 3 points. Their times are about 1 s at the origin's opposite corner and less towards `optimum`."""
+    """`side` ** 3 points. Their times are about 1 s at the origin's opposite corner and less
+    towards `optimum`."""
 
     def __init__(self, side: int, optimum: Point = (5, 2, 7)) -> None:
         self.side, self.optimum = side, optimum
@@ -52,9 +53,15 @@ class Grid(Space):
     def seconds(self, params: str) -> float:
         """A candidate's true time."""
         at = json.loads(params)["at"]
-        return 0.001 * (1.0 + sum((here - best) ** 2 for here, best in zip(at, self.optimum, strict=True)))
+        return 0.001 * (
+            1.0 + sum((here - best) ** 2 for here, best in zip(at, self.optimum, strict=True))
+        )
 
     def measured(self, params: str) -> Measured:
         """A candidate measured; those at one side fail."""
         failed = json.loads(params)["at"][0] == 0
-        return Measured(params, None, "run_error") if failed else Measured(params, self.seconds(params))
+        return (
+            Measured(params, None, "run_error")
+            if failed
+            else Measured(params, self.seconds(params))
+        )

@@ -24,7 +24,15 @@ THREE = {**_DEEP, "in_layout": "NCDHW", "fil_layout": "NCDHW", "out_layout": "NC
 THREE_LAST = {**_DEEP, "in_layout": "NDHWC", "fil_layout": "NDHWC", "out_layout": "NDHWC"}
 STRIDE = {"conv_stride_h": 2, "conv_stride_w": 2}
 DILATION = {"dilation_h": 2, "dilation_w": 2, "pad_h": 2, "pad_w": 2}
-ODD = {"batchsize": 2, "in_channels": 5, "out_channels": 7, "in_h": 9, "in_w": 11, "fil_w": 5, "pad_w": 0}
+ODD = {
+    "batchsize": 2,
+    "in_channels": 5,
+    "out_channels": 7,
+    "in_h": 9,
+    "in_w": 11,
+    "fil_w": 5,
+    "pad_w": 0,
+}
 POINT = {"fil_h": 1, "fil_w": 1, "pad_h": 0, "pad_w": 0}
 GROUPS = {"group_count": 2}
 DEPTHWISE = {"group_count": 8}

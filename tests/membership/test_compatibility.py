@@ -1,4 +1,5 @@
-"""A worker for one session refuses to start where the session's results would mean something else."""
+"""A worker for one session refuses to start where the session's results would mean something
+else."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def test_another_one_is_refused_in_words() -> None:
 
 def test_any_machine_with_the_toolchain_compiles() -> None:
     other = dataclasses.replace(HERE, arch="gfx942", num_cu=304)
-    assert compatibility.session_queue(compatibility.session_text(3, other), on_device=False) == "compile.noop-1"
+    assert (
+        compatibility.session_queue(compatibility.session_text(3, other), on_device=False)
+        == "compile.noop-1"
+    )
     older = dataclasses.replace(HERE, toolchain="noop-0")
     with pytest.raises(BadInput, match="needs toolchain noop-0, here noop-1"):
         compatibility.session_queue(compatibility.session_text(3, older), on_device=False)
@@ -43,9 +47,15 @@ def test_any_machine_with_the_toolchain_compiles() -> None:
 
 def test_every_field_of_an_environment_is_compared() -> None:
     for field in dataclasses.fields(Environment):
-        value = {"num_cu": 7, "flags": {"a": "b"}, "conditions": {"caches": "cold"}}.get(field.name, "other")
-        expected = 0 if field.name == "conditions" else 1  # a session's choice, not a fact of a machine
-        assert len(compatibility.differences(dataclasses.replace(HERE, **{field.name: value}), HERE)) == expected
+        value = {"num_cu": 7, "flags": {"a": "b"}, "conditions": {"caches": "cold"}}.get(
+            field.name, "other"
+        )
+        # a session's choice, not a fact of a machine
+        expected = 0 if field.name == "conditions" else 1
+        assert (
+            len(compatibility.differences(dataclasses.replace(HERE, **{field.name: value}), HERE))
+            == expected
+        )
 
 
 def test_scratch_of_dead_processes_of_this_machine_alone_is_removed(
@@ -54,7 +64,13 @@ def test_scratch_of_dead_processes_of_this_machine_alone_is_removed(
     monkeypatch.setattr("socket.gethostname", lambda: "node1")
     for name in ("node1-999999999", "node2-999999999", "node1-old", "node1-1"):
         (tmp_path / name).mkdir()
-    (tmp_path / f"node1-{os.getpid()}" / "chunk-1").mkdir(parents=True)  # of an earlier process with this number
+    # of an earlier process with this number
+    (tmp_path / f"node1-{os.getpid()}" / "chunk-1").mkdir(parents=True)
     mine = scratch_folder(tmp_path)
     assert list(mine.iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {"node2-999999999", "node1-old", "node1-1", mine.name}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "node2-999999999",
+        "node1-old",
+        "node1-1",
+        mine.name,
+    }

@@ -20,7 +20,9 @@ class _Consumer:
 
     def __init__(self) -> None:
         self.taking = {"a", "b"}
-        self.app = SimpleNamespace(amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=dict.fromkeys("ab"))))
+        self.app = SimpleNamespace(
+            amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=dict.fromkeys("ab")))
+        )
 
     def call_soon(self, call: Any, queue: str) -> None:
         call(queue)
@@ -37,9 +39,13 @@ def settings(tuna_home: Path) -> Settings:
     return Settings(home=tuna_home, namespace="n")
 
 
-def test_a_worker_is_cordoned_and_goes_on_and_leaves(redis_client: redis.Redis, settings: Settings) -> None:
+def test_a_worker_is_cordoned_and_goes_on_and_leaves(
+    redis_client: redis.Redis, settings: Settings
+) -> None:
     consumer, left = _Consumer(), []
-    orders = ControlListener(redis_client, settings, "w", QueueSwitch(consumer), lambda: left.append(1))
+    orders = ControlListener(
+        redis_client, settings, "w", QueueSwitch(consumer), lambda: left.append(1)
+    )
     redis_client.set(control_key("n", "another"), "draining")
     assert orders.look() == ""
     redis_client.set(control_key("n", "w"), "cordoned")
@@ -54,7 +60,9 @@ def test_a_worker_is_cordoned_and_goes_on_and_leaves(redis_client: redis.Redis, 
     assert left == [1]
 
 
-def test_a_worker_that_did_not_join_works_for_every_database(redis_client: redis.Redis, tuna_home: Path) -> None:
+def test_a_worker_that_did_not_join_works_for_every_database(
+    redis_client: redis.Redis, tuna_home: Path
+) -> None:
     settings = Settings(home=tuna_home)
     assert namespaces(redis_client, settings) == []
     redis_client.sadd(NAMESPACES_KEY, "m", "n")

@@ -13,7 +13,9 @@ from redis.retry import Retry
 
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 
-_ONE = WorkerStatus("a:1", "eval", "a", 1, "card", "0123456789abcdef", ("tvm-0.27",), (5, 6), 1.0, 2.0, 7)
+_ONE = WorkerStatus(
+    "a:1", "eval", "a", 1, "card", "0123456789abcdef", ("tvm-0.27",), (5, 6), 1.0, 2.0, 7
+)
 
 
 def test_a_worker_that_announces_itself_is_live_just_as_it_said(redis_client: redis.Redis) -> None:
@@ -26,7 +28,9 @@ def test_a_worker_that_announces_itself_is_live_just_as_it_said(redis_client: re
     assert HeartbeatBoard(redis_client, "another", 10).live() == []
 
 
-def test_a_silent_worker_is_forgotten(redis_client: redis.Redis, eventually: Callable[..., None]) -> None:
+def test_a_silent_worker_is_forgotten(
+    redis_client: redis.Redis, eventually: Callable[..., None]
+) -> None:
     board = HeartbeatBoard(redis_client, "n", 0.05)
     board.announce(_ONE)
     eventually(lambda: board.live() == [], 5)
@@ -51,7 +55,9 @@ def test_what_is_not_a_status_or_somebody_elses_is_left_out(redis_client: redis.
         ("changed", json.dumps(changed | {"job_ids": ["x"]})), (b"\xff", "\xff"), ("changed", b"\xff"),
     ):  # fmt: skip
         redis_client.sadd("tuna:{n}:workers", name)
-        redis_client.set(b"tuna:{n}:worker:" + (name if isinstance(name, bytes) else name.encode()), text)
+        redis_client.set(
+            b"tuna:{n}:worker:" + (name if isinstance(name, bytes) else name.encode()), text
+        )
         assert board.live() == [_ONE]
     redis_client.delete("tuna:{n}:worker:junk")
     redis_client.lpush("tuna:{n}:worker:junk", "of another type")
@@ -62,7 +68,9 @@ def test_an_announcer_shows_what_is_in_hand_and_leaves_when_it_stops(
     redis_client: redis.Redis, eventually: Callable[..., None]
 ) -> None:
     board = HeartbeatBoard(redis_client, "n", 10)
-    announcer = HeartbeatSender(lambda: [board], dataclasses.replace(_ONE, job_ids=(), done=0), 60).start()
+    announcer = HeartbeatSender(
+        lambda: [board], dataclasses.replace(_ONE, job_ids=(), done=0), 60
+    ).start()
     eventually(lambda: len(board.live()) == 1, 5)
     announcer.begin([8, 9])
     eventually(lambda: board.live()[0].job_ids == (8, 9), 5)
@@ -74,7 +82,9 @@ def test_an_announcer_shows_what_is_in_hand_and_leaves_when_it_stops(
 
 
 def test_an_announcer_without_redis_is_only_unseen() -> None:
-    board = HeartbeatBoard(redis.Redis(unix_socket_path="/nowhere", retry=Retry(NoBackoff(), 0)), "n", 10)
+    board = HeartbeatBoard(
+        redis.Redis(unix_socket_path="/nowhere", retry=Retry(NoBackoff(), 0)), "n", 10
+    )
     announcer = HeartbeatSender(lambda: [board], _ONE, 60).start()
     announcer.begin([1])
     announcer.stop()

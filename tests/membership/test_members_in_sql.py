@@ -30,21 +30,32 @@ def _worker(name: str) -> NewWorker:
 def test_what_is_spent_is_cleared_once(engine: sa.Engine) -> None:
     soon = utc_now() + timedelta(hours=1)
     with writing(engine) as connection:
-        for token_id, expires_at in (("open", soon), ("used", soon), ("revoked", soon), ("expired", utc_now())):
+        for token_id, expires_at in (
+            ("open", soon),
+            ("used", soon),
+            ("revoked", soon),
+            ("expired", utc_now()),
+        ):
             members.add_token(connection, token_id, "0" * 64, "eval", expires_at)
         assert members.admit(connection, "used", _worker("a"))
         assert not members.admit(connection, "used", _worker("b")), "it lets one in, once"
         assert not members.use_token(connection, "expired")
         members.revoke_token(connection, "revoked")
     with reading(engine) as connection:
-        assert [row.id for row in members.spent_tokens(connection)] == ["expired", "revoked", "used"]
+        assert [row.id for row in members.spent_tokens(connection)] == [
+            "expired",
+            "revoked",
+            "used",
+        ]
         assert len(members.spent_tokens(connection, 2)) == 2
         assert members.uncleared_members(connection, 10) == []
         (found,) = members.members(connection)
         assert (found.host, found.toolchains) == (_worker("a").host, _worker("a").toolchains)
     for state in ("gone", "revoked"):
         with writing(engine) as connection:
-            assert members.set_state(connection, "a", state) is (state == "gone"), "what is over stays so"
+            assert members.set_state(connection, "a", state) is (state == "gone"), (
+                "what is over stays so"
+            )
     with writing(engine) as connection:
         ((name, ended),) = members.uncleared_members(connection, 10)
         assert name == "a"

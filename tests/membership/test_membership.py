@@ -34,7 +34,9 @@ from tuna.membership.join import Facts, JoinToken, join, join_user, request_key
 from tuna.pipeline.leases import Leases
 
 HOME = get_library("noop").environment()
-COMPILER = Facts(host="some host", pid=7, processes=3, toolchains=(HOME.toolchain, "other 1.0 [x]*"))
+COMPILER = Facts(
+    host="some host", pid=7, processes=3, toolchains=(HOME.toolchain, "other 1.0 [x]*")
+)
 DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.key,))
 
 
@@ -79,7 +81,9 @@ def ticking(gate: Gate) -> Iterator[None]:
         thread.join()
 
 
-def member(gate: Gate, url: str, role: str = "compile", facts: Facts = COMPILER) -> tuple[str, redis.Redis]:
+def member(
+    gate: Gate, url: str, role: str = "compile", facts: Facts = COMPILER
+) -> tuple[str, redis.Redis]:
     """A worker that joined: its name, and its own client."""
     token = gate.create_token(role, 60, url)
     with ticking(gate):
@@ -102,7 +106,9 @@ def test_a_token_lets_one_worker_in_once(
     monkeypatch.setattr("tuna.membership.revocation.ANSWER_GRACE_S", 0.0)
     admin.delete(f"tuna:{{n}}:join:{token.id}:answer")
     gate.tick()
-    assert join_user("n", token.id) not in admin.acl_users(), "the join user is gone once the answer was fetched"
+    assert join_user("n", token.id) not in admin.acl_users(), (
+        "the join user is gone once the answer was fetched"
+    )
     with pytest.raises(BadInput, match="was used before"):
         join(token.full(), "compile", COMPILER, 2)
     with reading(engine) as connection:
@@ -110,14 +116,21 @@ def test_a_token_lets_one_worker_in_once(
         assert worker.name == settings["TUNA_WORKER_NAME"]
         assert (worker.toolchains, worker.processes) == (COMPILER.toolchains, 3)
         stored = str(
-            connection.execute(sa.select(Token.__table__)).all() + connection.execute(sa.select(Worker.__table__)).all()
+            connection.execute(sa.select(Token.__table__)).all()
+            + connection.execute(sa.select(Worker.__table__)).all()
         )
-    for secret in (token.secret, token.password, settings["TUNA_BROKER_URL"].split(":")[2].split("@")[0]):
+    for secret in (
+        token.secret,
+        token.password,
+        settings["TUNA_BROKER_URL"].split(":")[2].split("@")[0],
+    ):
         assert secret not in stored
         assert secret not in repr(token)
 
 
-def test_two_with_the_same_token_at_once_make_one_member(gate: Gate, url: str, engine: sa.Engine) -> None:
+def test_two_with_the_same_token_at_once_make_one_member(
+    gate: Gate, url: str, engine: sa.Engine
+) -> None:
     token = gate.create_token("compile", 60, url)
     let_in: list[dict[str, str]] = []
 
@@ -136,7 +149,9 @@ def test_two_with_the_same_token_at_once_make_one_member(gate: Gate, url: str, e
         assert len(store.members(connection)) == 1
 
 
-def test_an_expired_a_revoked_and_an_unknown_token_are_refused(gate: Gate, url: str, engine: sa.Engine) -> None:
+def test_an_expired_a_revoked_and_an_unknown_token_are_refused(
+    gate: Gate, url: str, engine: sa.Engine
+) -> None:
     expired, revoked, known = (gate.create_token("compile", ttl, url) for ttl in (-1, 60, 60))
     with writing(engine) as connection:
         store.revoke_token(connection, revoked.id)
@@ -148,7 +163,9 @@ def test_an_expired_a_revoked_and_an_unknown_token_are_refused(gate: Gate, url: 
             join(token.full(), "compile", COMPILER, 0.5)
 
 
-def test_a_request_with_the_wrong_secret_is_refused_whoever_wrote_it(gate: Gate, url: str, admin: redis.Redis) -> None:
+def test_a_request_with_the_wrong_secret_is_refused_whoever_wrote_it(
+    gate: Gate, url: str, admin: redis.Redis
+) -> None:
     token = gate.create_token("compile", 60, url)
     text = '{"secret": "another", "role": "compile", "facts": {"host": "h", "pid": 1}}'
     for request in (text, "{", '{"role": "admin"}'):
@@ -173,7 +190,9 @@ def test_the_wrong_role_and_the_wrong_environment_are_refused_and_the_token_stay
         assert join(token.full(), "eval", DEVICE, 10)
         other = gate.create_token("compile", 60, url)
         with pytest.raises(BadInput, match="no session needs a toolchain"):
-            join(other.full(), "compile", COMPILER.model_copy(update={"toolchains": ("other",)}), 10)
+            join(
+                other.full(), "compile", COMPILER.model_copy(update={"toolchains": ("other",)}), 10
+            )
 
 
 def test_a_stranger_gets_nothing(gate: Gate, url: str) -> None:
@@ -189,23 +208,30 @@ def test_a_revoked_worker_loses_its_connections_its_chunks_and_its_voice(
     (name, client), (other, client2) = member(gate, url), member(gate, url)
     leases = Leases(admin, "n", 60)
     leases.open(["c", "d", "unbegun"])
-    for chunk, holder in (("c", name), ("d", other), ("unbegun", name)):  # as a coordinator does when it deals
+    # as a coordinator does when it deals
+    for chunk, holder in (("c", name), ("d", other), ("unbegun", name)):
         assert leases.take(chunk, f"{holder}:dealt/{chunk}", "started")
     admin.hset(leases.dealt_counts_key, mapping={"c/reports": 1, "d/reports": 1})
-    HeartbeatBoard(admin, "n", 60).announce(WorkerStatus(f"{name}:1", "compile", "h", 1, "", "", (), (1,), 1.0, 1.0))
+    HeartbeatBoard(admin, "n", 60).announce(
+        WorkerStatus(f"{name}:1", "compile", "h", 1, "", "", (), (1,), 1.0, 1.0)
+    )
     with writing(engine) as connection:
         assert store.set_state(connection, name, "revoked")
         assert not store.set_state(connection, name, "active"), "nobody comes back"
     gate.tick()
     with pytest.raises((redis.AuthenticationError, redis.ConnectionError)):
         client.xadd(keys.prefix("n", name) + "reports", {"r": "late"})
-    assert not leases.finish("c", f"{name}:dealt/c", "late"), "not even with somebody else's credentials"
+    assert not leases.finish("c", f"{name}:dealt/c", "late"), (
+        "not even with somebody else's credentials"
+    )
     assert (leases.expired(), leases.missing(["unbegun"])) == (["c"], ["unbegun"])
     assert not leases.take("c", "t", "x")
     assert leases.finish("d", f"{other}:dealt/d", "done"), "the other worker goes on"
     assert client2.ping()
     assert HeartbeatBoard(admin, "n", 60).live() == []
-    assert [fields[b"r"] for _, fields in admin.xrange("tuna:{n}:results")] == [b"started"] * 3 + [b"done"]
+    assert [fields[b"r"] for _, fields in admin.xrange("tuna:{n}:results")] == [b"started"] * 3 + [
+        b"done"
+    ]
 
 
 def test_a_worker_that_is_revoked_while_its_user_is_made_does_not_come_back(
@@ -229,7 +255,9 @@ def test_a_worker_that_is_revoked_while_its_user_is_made_does_not_come_back(
     assert user not in admin.acl_users()
 
 
-def test_an_coordinator_removes_users_that_an_earlier_one_left(gate: Gate, admin: redis.Redis) -> None:
+def test_an_coordinator_removes_users_that_an_earlier_one_left(
+    gate: Gate, admin: redis.Redis
+) -> None:
     admin.acl_setuser("tuna-n-compile-host-1", enabled=True, nopass=True)
     gate.tick()
     assert "tuna-n-compile-host-1" not in admin.acl_users()
@@ -240,7 +268,9 @@ def test_a_worker_that_is_silent_for_long_loses_its_access(
 ) -> None:
     gate = Gate(engine, admin, "n", 10, Leases(admin, "n", 10).evict, member_timeout_s=0.4)
     (name, _), (alive, _) = member(gate, url), member(gate, url)
-    HeartbeatBoard(admin, "n", 60).announce(WorkerStatus(f"{alive}:1", "compile", "h", 1, "", "", (), (), 1.0, 1.0))
+    HeartbeatBoard(admin, "n", 60).announce(
+        WorkerStatus(f"{alive}:1", "compile", "h", 1, "", "", (), (), 1.0, 1.0)
+    )
 
     def gone() -> bool:
         gate.tick()
@@ -255,7 +285,9 @@ def test_a_worker_that_is_silent_for_long_loses_its_access(
         }
 
 
-def test_after_redis_forgot_its_users_the_gate_makes_them_again(gate: Gate, url: str, admin: redis.Redis) -> None:
+def test_after_redis_forgot_its_users_the_gate_makes_them_again(
+    gate: Gate, url: str, admin: redis.Redis
+) -> None:
     name, client = member(gate, url)
     token = gate.create_token("compile", 60, url)
     for user in (f"tuna-n-{name}", join_user("n", token.id)):
@@ -278,7 +310,8 @@ def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_waits_for_its_answer_outlives_a_restart_of_redis(
     gate: Gate, url: str, admin: redis.Redis, eventually: Callable[..., None]
 ) -> None:
-    """Redis has no users then until a coordinator makes them again: the worker ended, as if its token were none."""
+    """Redis has no users then until a coordinator makes them again: the worker ended, as if its
+    token were none."""
     token = gate.create_token("compile", 60, url)
     with futures.ThreadPoolExecutor(1) as pool:
         asking = pool.submit(join, token.full(), "compile", COMPILER, 20)
@@ -292,7 +325,11 @@ def test_a_worker_that_waits_for_its_answer_outlives_a_restart_of_redis(
 
 @pytest.mark.usefixtures("one_attempt")
 def test_a_token_that_is_used_up_meanwhile_is_refused(
-    gate: Gate, url: str, admin: redis.Redis, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    gate: Gate,
+    url: str,
+    admin: redis.Redis,
+    eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(joining, "_OUTAGE_S", 0.5)
     token = gate.create_token("compile", 60, url)
@@ -320,14 +357,18 @@ def test_two_databases_in_one_redis_leave_each_others_members_alone(
     assert not [user for user in admin.acl_users() if user == f"tuna-m-{stranger}"]
 
 
-def test_a_gate_without_rights_says_so_and_nothing_breaks(engine: sa.Engine, url: str, gate: Gate) -> None:
+def test_a_gate_without_rights_says_so_and_nothing_breaks(
+    engine: sa.Engine, url: str, gate: Gate
+) -> None:
     _, client = member(gate, url)
     powerless = Gate(engine, client, "n", 10, Leases(client, "n", 10).evict)
     powerless.tick()
     powerless.tick()
 
 
-def test_orders_follow_the_state_in_sql(gate: Gate, url: str, engine: sa.Engine, admin: redis.Redis) -> None:
+def test_orders_follow_the_state_in_sql(
+    gate: Gate, url: str, engine: sa.Engine, admin: redis.Redis
+) -> None:
     name, client = member(gate, url)
     with writing(engine) as connection:
         store.set_state(connection, name, "cordoned")
@@ -338,7 +379,13 @@ def test_orders_follow_the_state_in_sql(gate: Gate, url: str, engine: sa.Engine,
 
 
 @pytest.mark.parametrize(
-    "text", ["", "redis://h:1/0", "http://h/0#n.0123456789ab.sssssssssssssssssssssss", "redis://h/0#n.zz.secretsecret"]
+    "text",
+    [
+        "",
+        "redis://h:1/0",
+        "http://h/0#n.0123456789ab.sssssssssssssssssssssss",
+        "redis://h/0#n.zz.secretsecret",
+    ],
 )
 def test_what_is_not_a_token_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(BadInput) as error:

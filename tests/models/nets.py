@@ -21,7 +21,9 @@ class Net:
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         name = f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, list(inputs), [name], domain=domain, **attributes))
+        self.nodes.append(
+            helper.make_node(operator, list(inputs), [name], domain=domain, **attributes)
+        )
         return name
 
     def constant(self, values: Any) -> str:
@@ -31,15 +33,27 @@ class Net:
 
     def whole(self, values: Any) -> str:
         """Whole numbers, such as a shape."""
-        self.weights.append(numpy_helper.from_array(np.asarray(values, np.int64), f"w{len(self.weights)}"))
+        self.weights.append(
+            numpy_helper.from_array(np.asarray(values, np.int64), f"w{len(self.weights)}")
+        )
         return f"w{len(self.weights) - 1}"
 
     def conv(
-        self, x: str, ins: int, outs: int, size: int, *, norm: bool = True, pads: Any = None, **attributes: Any
+        self,
+        x: str,
+        ins: int,
+        outs: int,
+        size: int,
+        *,
+        norm: bool = True,
+        pads: Any = None,
+        **attributes: Any,
     ) -> str:
         """A convolution, by default with batch normalisation and padding that keeps the size."""
         groups = attributes.get("group", 1)
-        weights = self.random.normal(0.0, (groups / ins) ** 0.5 / size, (outs, ins // groups, size, size))
+        weights = self.random.normal(
+            0.0, (groups / ins) ** 0.5 / size, (outs, ins // groups, size, size)
+        )
         y = self.add("Conv", x, self.constant(weights), pads=pads or [size // 2] * 4, **attributes)
         if not norm:
             return y
@@ -59,13 +73,21 @@ class Net:
         return self.add("Mul", y, self.constant(0.5))
 
     def model(self, *outputs: str, check: bool = True, inputs: Sequence[Any] = ()) -> Any:
-        """The finished model; `outputs` are of any shape, `inputs` in the place of `x`: name, type and shape."""
+        """The finished model; `outputs` are of any shape, `inputs` in the place of `x`: name, type
+        and shape."""
         given = inputs or [("x", TensorProto.FLOAT, self.shape)]
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
         graph = helper.make_graph(
-            self.nodes, "net", [helper.make_tensor_value_info(*one) for one in given], values, self.weights
+            self.nodes,
+            "net",
+            [helper.make_tensor_value_info(*one) for one in given],
+            values,
+            self.weights,
         )
-        opsets = [helper.make_opsetid(domain, self.opset) for domain in {node.domain for node in self.nodes} | {""}]
+        opsets = [
+            helper.make_opsetid(domain, self.opset)
+            for domain in {node.domain for node in self.nodes} | {""}
+        ]
         made = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         return onnx.shape_inference.infer_shapes(made) if check else made
 
@@ -94,7 +116,8 @@ def inverted() -> Any:
 
 
 def odd() -> Any:
-    """What no kernel of ours takes, between convolutions that they do: TVM computes it in the model's own layout."""
+    """What no kernel of ours takes, between convolutions that they do: TVM computes it in the
+    model's own layout."""
     net = Net((1, 8, 10, 10))
     x = net.conv("x", 8, 16, 3, norm=False)
     y = net.conv(x, 16, 16, 3, norm=False, pads=[0, 0, 1, 1])  # padded on one side
@@ -106,7 +129,8 @@ def odd() -> Any:
 
 
 def shared() -> Any:
-    """Sums that more than one reads, an answer in the middle, a bias after a residual, and a ReLU that stands alone."""
+    """Sums that more than one reads, an answer in the middle, a bias after a residual, and a ReLU
+    that stands alone."""
     net = Net((1, 8, 6, 6))
     x = net.conv("x", 8, 8, 3)
     y = net.relu(x)
@@ -117,10 +141,13 @@ def shared() -> Any:
 
 
 def squeezed(channels: int = 16) -> Any:
-    """A block of a MobileNetV3: hard swish written out, and a gate for each channel; constants on either side."""
+    """A block of a MobileNetV3: hard swish written out, and a gate for each channel; constants on
+    either side."""
     net = Net((1, 3, 12, 12))
     x = net.conv("x", 3, channels, 3)
-    shifted = net.add("Clip", net.add("Add", net.constant([3.0]), x), net.constant(0.0), net.constant(6.0))
+    shifted = net.add(
+        "Clip", net.add("Add", net.constant([3.0]), x), net.constant(0.0), net.constant(6.0)
+    )
     x = net.add("Div", net.add("Mul", x, shifted), net.constant([6.0]))
     x = net.add("Mul", net.constant(net.random.normal(1, 0.2, (1, channels, 1, 1))), x)
     gate = net.relu(net.conv(net.add("GlobalAveragePool", x), channels, 8, 1, norm=False))
@@ -134,7 +161,8 @@ def ragged() -> Any:
 
 
 def dense() -> Any:
-    """Products of rows in two dimensions with constant matrices, one with a bias, and a product of two variables."""
+    """Products of rows in two dimensions with constant matrices, one with a bias, and a product of
+    two variables."""
     net = Net((2, 5, 12))
     x = net.add("MatMul", "x", net.constant(net.random.normal(0, 0.3, (12, 20))))
     x = net.relu(net.add("Add", x, net.constant(net.random.normal(0, 1, 20))))
@@ -146,33 +174,55 @@ def computed_shape() -> Any:
     """A reshape to what the graph computes from a shape."""
     net = Net((2, 4, 6, 6))
     batch = net.add("Gather", net.add("Shape", net.relu("x")), net.whole([0]))
-    return net.model(net.add("Reshape", net.conv("x", 4, 8, 1), net.add("Concat", batch, net.whole([-1]), axis=0)))
+    return net.model(
+        net.add(
+            "Reshape", net.conv("x", 4, 8, 1), net.add("Concat", batch, net.whole([-1]), axis=0)
+        )
+    )
 
 
 def old() -> Any:
-    """Batch normalisation of an operator set whose reference normalises as in training, and one that follows no convolution."""
+    """Batch normalisation of an operator set whose reference normalises as in training, and one
+    that follows no convolution."""
     net = Net((2, 8, 6, 6), opset=11)
-    x = net.add("BatchNormalization", "x", *map(net.constant, [*net.random.normal(1, 0.2, (3, 8)), [2.0] * 8]))
+    x = net.add(
+        "BatchNormalization",
+        "x",
+        *map(net.constant, [*net.random.normal(1, 0.2, (3, 8)), [2.0] * 8]),
+    )
     return net.model(net.relu6(net.conv(x, 8, 16, 3)))
 
 
 def activated() -> Any:
-    """Activations as exporters write them: Sigmoid, SiLU before a residual, both forms of GELU, in convolutions and products."""
+    """Activations as exporters write them: Sigmoid, SiLU before a residual, both forms of GELU, in
+    convolutions and products."""
     net = Net((1, 8, 6, 6))
     x = net.add("Sigmoid", net.conv("x", 8, 8, 3))
     y = net.conv(x, 8, 8, 1)
     x = net.add("Add", net.add("Mul", net.add("Sigmoid", y), y), x)
     x = net.gelu(net.conv(x, 8, 16, 3, norm=False))
     y = net.conv(x, 16, 16, 1, norm=False)
-    cubic = net.add("Add", y, net.add("Mul", net.add("Pow", y, net.constant(3.0)), net.constant(0.044715)))
+    cubic = net.add(
+        "Add", y, net.add("Mul", net.add("Pow", y, net.constant(3.0)), net.constant(0.044715))
+    )
     tanh = net.add("Tanh", net.add("Mul", net.constant([0.7978846]), cubic))
-    x = net.add("Mul", net.add("Mul", net.constant(0.5), y), net.add("Add", tanh, net.constant(1.0)))
+    x = net.add(
+        "Mul", net.add("Mul", net.constant(0.5), y), net.add("Add", tanh, net.constant(1.0))
+    )
     flat = net.add("Flatten", x)
     x = net.add("Tanh", net.add("MatMul", flat, net.constant(net.random.normal(0, 0.1, (576, 12)))))
-    x = net.add("Gemm", x, *map(net.constant, (net.random.normal(0, 0.3, (12, 9)), net.random.normal(0, 1, 9))))
+    x = net.add(
+        "Gemm",
+        x,
+        *map(net.constant, (net.random.normal(0, 0.3, (12, 9)), net.random.normal(0, 1, 9))),
+    )
     x = net.add("MatMul", net.gelu(x), net.constant(net.random.normal(0, 0.3, (9, 8))))
-    x = net.add("Mul", net.add("Add", x, net.constant(0.5)), net.constant(net.random.normal(1, 0.2, 8)))
-    shifted = net.add("Clip", net.add("Add", x, net.constant(3.0)), net.constant(0.0), net.constant(6.0))
+    x = net.add(
+        "Mul", net.add("Add", x, net.constant(0.5)), net.constant(net.random.normal(1, 0.2, 8))
+    )
+    shifted = net.add(
+        "Clip", net.add("Add", x, net.constant(3.0)), net.constant(0.0), net.constant(6.0)
+    )
     x = net.add("Mul", x, net.add("Div", shifted, net.constant(6.0)))
     return net.model(net.add("Cast", x, to=TensorProto.FLOAT16))
 
@@ -196,31 +246,46 @@ def attention() -> Any:
     mixed = net.add("Transpose", net.add("MatMul", scores, head([0, 2, 1, 3])), perm=[0, 2, 1, 3])
     x = dense(net.add("Reshape", mixed, net.whole([3, tokens, hidden])), hidden, hidden)
     x = net.add(
-        "LayerNormalization", net.add("Add", x, "x"), *map(net.constant, net.random.normal(1, 0.2, (2, hidden)))
+        "LayerNormalization",
+        net.add("Add", x, "x"),
+        *map(net.constant, net.random.normal(1, 0.2, (2, hidden))),
     )
     return net.model(net.add("Add", dense(net.gelu(dense(x, hidden, 14)), 14, hidden), x))
 
 
 def tokens(batch: int | str = 2, length: int | str = 6) -> Any:
-    """The way into an encoder of text: token ids, a mask that hides some of them, positions from 1, and lengths."""
+    """The way into an encoder of text: token ids, a mask that hides some of them, positions from 1,
+    and lengths."""
     hidden, net = 16, Net(())
     ids = net.add("Reshape", net.add("Cast", "ids", to=TensorProto.INT64), net.whole([0, -1]))
     words = net.add("Gather", net.constant(net.random.normal(0, 1, (50, hidden))), ids)
     place = net.add("Sub", "positions", net.whole(1))
-    x = net.add("Add", words, net.add("Gather", net.constant(net.random.normal(0, 1, (6, hidden))), place))
+    x = net.add(
+        "Add", words, net.add("Gather", net.constant(net.random.normal(0, 1, (6, hidden))), place)
+    )
     shown = net.add("Equal", net.add("Unsqueeze", "mask", net.whole([1])), net.whole(1))
     within = net.add("Less", net.whole(range(6)), net.add("Unsqueeze", "len.1", net.whole([1])))
     shown = net.add("And", shown, net.add("Unsqueeze", within, net.whole([1])))
     scores = net.add("MatMul", x, net.add("Transpose", x, perm=[0, 2, 1]))
     scores = net.add("Softmax", net.add("Where", shown, scores, net.constant(-np.inf)), axis=-1)
-    x = net.add("MatMul", net.add("MatMul", scores, x), net.constant(net.random.normal(0, 0.3, (hidden, hidden))))
+    x = net.add(
+        "MatMul",
+        net.add("MatMul", scores, x),
+        net.constant(net.random.normal(0, 0.3, (hidden, hidden))),
+    )
     rows, whole = [batch, length], (TensorProto.INT32, TensorProto.INT64)
-    inputs = [("ids", whole[0], rows), ("mask", whole[1], rows), ("positions", whole[1], rows), ("len.1", 7, [batch])]
+    inputs = [
+        ("ids", whole[0], rows),
+        ("mask", whole[1], rows),
+        ("positions", whole[1], rows),
+        ("len.1", 7, [batch]),
+    ]
     return net.model(net.relu(x), inputs=inputs)
 
 
 def enlarged() -> Any:
-    """Transposed convolutions: with batch normalisation; depthwise with an output padding; in groups with a bias; and alone."""
+    """Transposed convolutions: with batch normalisation; depthwise with an output padding; in
+    groups with a bias; and alone."""
     net = Net((1, 8, 5, 6))
     alone = net.constant(net.random.normal(0, 0.2, (6, 3, 2, 2)))
     weights = net.constant(net.random.normal(0, 0.2, (8, 12, 4, 4)))
@@ -232,7 +297,9 @@ def enlarged() -> Any:
     x = net.add("Sigmoid", net.add("ConvTranspose", x, weights, **grouped))
     weights = net.constant(net.random.normal(0, 0.2, (12, 3, 2, 2)))
     bias = net.constant(net.random.normal(0, 1, 6))
-    return net.model(net.add("ConvTranspose", net.add("ConvTranspose", x, weights, bias, group=2), alone))
+    return net.model(
+        net.add("ConvTranspose", net.add("ConvTranspose", x, weights, bias, group=2), alone)
+    )
 
 
 NETS = {

@@ -1,4 +1,5 @@
-"""Models of TVM's Relax with what a model of ONNX does not have: open extents, a shape as an argument, tuples."""
+"""Models of TVM's Relax with what a model of ONNX does not have: open extents, a shape as an
+argument, tuples."""
 
 from __future__ import annotations
 
@@ -75,5 +76,7 @@ def tuple_result() -> Any:
 
 def build(module: Any, path: Path) -> Path:
     """Compile for this machine into the shared library `path`."""
-    tvm.compile(relax.transform.LegalizeOps()(module), target=tvm.target.Target("llvm")).export_library(str(path))
+    tvm.compile(
+        relax.transform.LegalizeOps()(module), target=tvm.target.Target("llvm")
+    ).export_library(str(path))
     return path

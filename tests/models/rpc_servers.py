@@ -40,7 +40,8 @@ def server(**options: Any) -> Iterator[Any]:
 
 
 def answers(port: int) -> bool:
-    """Whether the server there still accepts sessions: one of TVM's ends for good with a session that ends badly."""
+    """Whether the server there still accepts sessions: one of TVM's ends for good with a session
+    that ends badly."""
     key = b"client:of nobody"
     try:
         with socket.create_connection(("127.0.0.1", port), _ANSWER_S) as asked:
@@ -53,7 +54,8 @@ def answers(port: int) -> bool:
 
 @contextlib.contextmanager
 def board(key: str, emulator: str = "") -> Iterator[Tracker]:
-    """A tracker that has one board with this device key, which says that it is emulated if `emulator` is given."""
+    """A tracker that has one board with this device key, which says that it is emulated if
+    `emulator` is given."""
     need(find_spec("tornado"), "tornado (pip install '.[rpc]')")
     from tvm.rpc.tracker import Tracker as TvmTracker
 
@@ -67,7 +69,9 @@ def board(key: str, emulator: str = "") -> Iterator[Tracker]:
             tvm_ffi.register_global_func("tuna.emulator", lambda: emulator)
 
         says = say if emulator else None
-        with server(tracker_addr=(tracker.host, tracker.port), key=key, server_init_callback=says) as _servers[key]:
+        with server(
+            tracker_addr=(tracker.host, tracker.port), key=key, server_init_callback=says
+        ) as _servers[key]:
             wait_until(lambda: key in tracker.boards(_START_S), _START_S)
             yield tracker
     finally:
@@ -84,7 +88,10 @@ def kill(key: str) -> None:
 @contextlib.contextmanager
 def silent_board(key: str, answer: bytes = b"") -> Iterator[Tracker]:
     """A tracker whose only board accepts connections, and says nothing or `answer`."""
-    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
         place = ["127.0.0.1", silent.getsockname()[1], f"{key}:0.5"]
         answers = {6: {"server_info": [{"key": f"server:{key}"}]}, 4: place}
 

@@ -11,7 +11,8 @@ MANY = "9" * 5000
 
 
 @pytest.mark.parametrize(
-    "text", ["x=1,3,224,224:float32", "x=n,128:int64", "p.0.1=2,3:float32", "s=n,4:shape", "x=:float32"]
+    "text",
+    ["x=1,3,224,224:float32", "x=n,128:int64", "p.0.1=2,3:float32", "s=n,4:shape", "x=:float32"],
 )
 def test_an_argument_is_written_as_it_is_read(text: str) -> None:
     assert str(arguments.parse(text)) == text
@@ -60,7 +61,12 @@ def test_what_is_no_sweep_is_refused(texts: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "texts", [["p.0=1:float32", "p.2=1:float32"], ["p=1:float32", "p.0=1:float32"], ["x=1:float32", "x=2:float32"]]
+    "texts",
+    [
+        ["p.0=1:float32", "p.2=1:float32"],
+        ["p=1:float32", "p.0=1:float32"],
+        ["x=1:float32", "x=2:float32"],
+    ],
 )
 def test_a_gap_in_a_tuple_is_refused(texts: list[str]) -> None:
     with pytest.raises(BadInput, match="is not one tensor, nor a tuple"):

@@ -1,4 +1,5 @@
-"""`tuna benchmark-model`: models run and are timed on a board behind TVM RPC, and on this machine, through the same calls."""
+"""`tuna benchmark-model`: models run and are timed on a board behind TVM RPC, and on this machine,
+through the same calls."""
 
 from __future__ import annotations
 
@@ -107,10 +108,14 @@ def test_models_of_every_kind_are_timed(
 
 def test_the_outputs_of_each_kind_are_seen(library: Callable[..., Path], tracker: Tracker) -> None:
     place = Place(tracker, KEY)
-    (point,) = benchmark.measure(place, {"a": library(relax_models.tuple_result)}, [arguments.parse(X)], [{}])
+    (point,) = benchmark.measure(
+        place, {"a": library(relax_models.tuple_result)}, [arguments.parse(X)], [{}]
+    )
     assert point.outputs == [[2, 3]] * 3
     given = [arguments.parse("shape=n,5:shape")]
-    points = benchmark.measure(place, {"a": library(relax_models.shape_argument)}, given, [{"n": 2}, {"n": 7}])
+    points = benchmark.measure(
+        place, {"a": library(relax_models.shape_argument)}, given, [{"n": 2}, {"n": 7}]
+    )
     assert [point.outputs for point in points] == [[[2, 5]], [[7, 5]]]
 
 
@@ -122,7 +127,12 @@ def test_models_with_other_answers_are_timed_and_told_apart(
     assert ended.code == 1
     assert f"the outputs of {other.name} differ by" in ended.err
     first, second = api.list_benchmarks()
-    assert (first.error, first.run, first.label, second.label) == (0.0, second.run, static.name, other.name)
+    assert (first.error, first.run, first.label, second.label) == (
+        0.0,
+        second.run,
+        static.name,
+        other.name,
+    )
     assert second.error is not None
     assert 0.1 < second.error < 0.5
 
@@ -136,7 +146,9 @@ def test_answers_that_are_not_finite_are_no_result(
     assert [row.error for row in api.list_benchmarks()] == [0.0, None]
 
 
-def test_a_built_model_is_timed_in_turn_with_the_untuned_one(type_in: Type, tracker: Tracker, tmp_path: Path) -> None:
+def test_a_built_model_is_timed_in_turn_with_the_untuned_one(
+    type_in: Type, tracker: Tracker, tmp_path: Path
+) -> None:
     model, tuned, untuned = nets.residual(), tmp_path / "net.so", tmp_path / "untuned.so"
     onnx.save(model, tmp_path / "net.onnx")
     assert type_in("tuna", "model", "import", "net", tmp_path / "net.onnx").code == 0
@@ -180,7 +192,12 @@ def test_a_built_model_is_timed_in_turn_with_the_untuned_one(type_in: Type, trac
     ids=lambda case: getattr(case, "__name__", case if isinstance(case, str) else " "),
 )  # fmt: skip
 def test_a_wrong_argument_is_named_and_nothing_is_stored(
-    type_in: Type, library: Callable[..., Path], where: list[str], model: Any, words: list[str], said: str
+    type_in: Type,
+    library: Callable[..., Path],
+    where: list[str],
+    model: Any,
+    words: list[str],
+    said: str,
 ) -> None:
     ended = type_in("tuna", "benchmark-model", library(model), *where, *words)
     assert ended.code == BadInput.exit_code, ended
@@ -189,20 +206,36 @@ def test_a_wrong_argument_is_named_and_nothing_is_stored(
     assert api.list_benchmarks() == []
 
 
-def test_points_that_were_measured_stay_when_a_later_one_fails(type_in: Type, library: Callable[..., Path]) -> None:
+def test_points_that_were_measured_stay_when_a_later_one_fails(
+    type_in: Type, library: Callable[..., Path]
+) -> None:
     words = ("--local", "--input", "x=n,3:float32", "--shape", "n=2,4,2")
     ended = type_in("tuna", "benchmark-model", library(relax_models.static), *words)
     assert (ended.code, "does not take this input x" in ended.err) == (BadInput.exit_code, True)
     assert [row.extents for row in api.list_benchmarks()] == [{"n": 2}]
 
 
-def test_the_board_is_free_again_after_an_error(type_in: Type, library: Callable[..., Path], tracker: Tracker) -> None:
+def test_the_board_is_free_again_after_an_error(
+    type_in: Type, library: Callable[..., Path], tracker: Tracker
+) -> None:
     static = library(relax_models.static)
-    for shape, code in (("2,4", BadInput.exit_code), ("2,3", 0), ("2,4", BadInput.exit_code), ("2,3", 0)):
-        assert type_in("tuna", "benchmark-model", static, *on(tracker), "--input", f"x={shape}:float32").code == code
+    for shape, code in (
+        ("2,4", BadInput.exit_code),
+        ("2,3", 0),
+        ("2,4", BadInput.exit_code),
+        ("2,3", 0),
+    ):
+        assert (
+            type_in(
+                "tuna", "benchmark-model", static, *on(tracker), "--input", f"x={shape}:float32"
+            ).code
+            == code
+        )
 
 
-def test_what_is_no_library_of_a_model_is_refused(type_in: Type, library: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_is_no_library_of_a_model_is_refused(
+    type_in: Type, library: Callable[..., Path], tmp_path: Path
+) -> None:
     text, missing, cut = tmp_path / "model.onnx", tmp_path / "none.so", tmp_path / "cut.so"
     text.write_text("x")
     foreign = Path(np._core._multiarray_umath.__file__)
@@ -216,25 +249,45 @@ def test_what_is_no_library_of_a_model_is_refused(type_in: Type, library: Callab
         ended = type_in("tuna", "benchmark-model", path, "--local", "--input", X)
         assert (ended.code, said in ended.err) == (BadInput.exit_code, True), ended
     static = library(relax_models.static)
-    assert "same library" in type_in("tuna", "benchmark-model", static, "--local", "--against", static).err
+    assert (
+        "same library"
+        in type_in("tuna", "benchmark-model", static, "--local", "--against", static).err
+    )
 
 
-def test_where_it_runs_must_be_said(type_in: Type, library: Callable[..., Path], tracker: Tracker) -> None:
+def test_where_it_runs_must_be_said(
+    type_in: Type, library: Callable[..., Path], tracker: Tracker
+) -> None:
     static = library(relax_models.static)
-    for words in ([], ["--device-key", KEY], ["--tvm-tracker", str(tracker)], ["--local", *on(tracker)]):
+    for words in (
+        [],
+        ["--device-key", KEY],
+        ["--tvm-tracker", str(tracker)],
+        ["--local", *on(tracker)],
+    ):
         ended = type_in("tuna", "benchmark-model", static, *words)
         assert (ended.code, "Name a board" in ended.err) == (BadInput.exit_code, True)
     ended = type_in("tuna", "benchmark-model", static, *on(tracker, "phone"), "--input", X)
     assert (ended.code, f"device keys: {KEY}" in ended.err) == (NotFound.exit_code, True)
 
 
-def test_a_held_board_is_waited_for_and_no_longer(library: Callable[..., Path], tracker: Tracker) -> None:
+def test_a_held_board_is_waited_for_and_no_longer(
+    library: Callable[..., Path], tracker: Tracker
+) -> None:
     place = Place(tracker, KEY)
     with closing(BenchmarkProcess(place, [])) as holder:
         holder.open("main", 60)
-        with pytest.raises(ServiceError, match="No board with the device key 'loopback' became free within 1 s"):
-            list(benchmark.measure(Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
-    (point,) = benchmark.measure(place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}])
+        with pytest.raises(
+            ServiceError, match="No board with the device key 'loopback' became free within 1 s"
+        ):
+            list(
+                benchmark.measure(
+                    Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]
+                )
+            )
+    (point,) = benchmark.measure(
+        place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]
+    )
     assert point.outputs == [[2, 3]]
 
 
@@ -245,16 +298,28 @@ def test_a_board_that_says_nothing_ends_at_the_deadline(
     with rpc_servers.silent_board("mute") as tracker:
         started = time.monotonic()
         with pytest.raises(ServiceError, match=r"mute at .* did not answer within 3 s"):
-            list(benchmark.measure(Place(tracker, "mute", wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
+            list(
+                benchmark.measure(
+                    Place(tracker, "mute", wait_s=1), {"a": library(relax_models.static)}, [], [{}]
+                )
+            )
         assert time.monotonic() - started < 30
 
 
 def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[..., Path]) -> None:
-    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64), struct.pack("<ii", 0xFF271, -1) + b"x" * 64):
+    for answer in (
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        bytes(64),
+        struct.pack("<ii", 0xFF271, -1) + b"x" * 64,
+    ):
         with rpc_servers.silent_board("mad", answer) as tracker:
             place = Place(tracker, "mad", wait_s=5, limit_s=5)
             with pytest.raises(ServiceError, match="mad"):
-                list(benchmark.measure(place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]))
+                list(
+                    benchmark.measure(
+                        place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]
+                    )
+                )
 
 
 @pytest.mark.parametrize(
@@ -274,13 +339,17 @@ def test_what_a_model_or_board_makes_up_is_garbage(
         "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {}, "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
         "time": {"times_ms": {"a": 1.0}},
     }  # fmt: skip
-    monkeypatch.setattr(Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]])
+    monkeypatch.setattr(
+        Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]]
+    )
     models, given = {"a": library(relax_models.static)}, [arguments.parse(X)]
     with pytest.raises(ServiceError, match="this machine answered with garbage"):
         list(benchmark.measure(Place(), models, given, [{}]))
 
 
-def test_times_of_an_emulated_board_are_marked_until_it_vanishes(type_in: Type, library: Callable[..., Path]) -> None:
+def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
+    type_in: Type, library: Callable[..., Path]
+) -> None:
     static = library(relax_models.static)
     with rpc_servers.board("qemu", emulator="qemu-aarch64") as tracker:
         ended = type_in("tuna", "benchmark-model", static, *on(tracker, "qemu"), "--input", X)

@@ -28,7 +28,8 @@ def test_the_oldest_builds_are_forgotten_and_a_damaged_one_is_made_again(tmp_pat
         cache.keep(f"key{number}", library, {})
         os.utime(tmp_path / "cache" / f"key{number}.json", (number, number))
         if number == 1:
-            assert cache.find("key0", tmp_path / "out.so") == {}  # used, so that it is not the oldest
+            # used, so that it is not the oldest
+            assert cache.find("key0", tmp_path / "out.so") == {}
     assert cache.find("key0", tmp_path / "out.so") == {}
     (tmp_path / "cache" / "key2.so").write_bytes(b"evil")
     assert cache.find("key2", tmp_path / "out.so") is None, "it is not what was checked"

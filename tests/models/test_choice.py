@@ -28,7 +28,14 @@ def build() -> DatabaseBuilder:
 
 def manifest(*tasks: TaskConfig) -> Manifest:
     entries = tuple(Task(config=task.to_json(), count=1) for task in tasks)
-    facts = {"file": "0" * 64, "size_bytes": 1, "opset": "17", "shapes": {}, "inputs": (), "text": "1" * 64}
+    facts = {
+        "file": "0" * 64,
+        "size_bytes": 1,
+        "opset": "17",
+        "shapes": {},
+        "inputs": (),
+        "text": "1" * 64,
+    }
     return Manifest(target=TARGET, tvm="0.27.0.post1", tasks=entries, **facts)
 
 
@@ -40,14 +47,20 @@ def names(found: list[choice.Winner]) -> list[str]:
     return [one.params for one in found]
 
 
-def test_the_best_of_each_solver_comes_first_and_then_what_was_close(build: DatabaseBuilder) -> None:
+def test_the_best_of_each_solver_comes_first_and_then_what_was_close(
+    build: DatabaseBuilder,
+) -> None:
     session, task = cold(build), build.config(TASK)
     best = build.winner(session, task, build.solver("F4", algorithm="Winograd"), 1.0, params="f4")
     assert best
     build.winner(session, task, build.solver("F2", algorithm="Winograd"), 1.2, params="f2")
     build.winner(session, task, build.solver("Tile"), 3.0, params="tile")
-    (job,) = build.connection.execute(models.FindDb.__table__.select().where(models.FindDb.params == "f4")).all()
-    for number, (time_ms, params) in enumerate([(1.0, "f4"), (1.1, "f4b"), (1.3, "f4c"), (2.0, "f4d")]):
+    (job,) = build.connection.execute(
+        models.FindDb.__table__.select().where(models.FindDb.params == "f4")
+    ).all()
+    for number, (time_ms, params) in enumerate(
+        [(1.0, "f4"), (1.1, "f4b"), (1.3, "f4c"), (2.0, "f4d")]
+    ):
         build.trial(job.job_id, number, time_ms, params=params)
     build.trial(job.job_id, 9, None, params="failed", cause="wrong_result")
     found = choice.finalists(build.connection, manifest(TASK, NAMED), EVERYTHING)
@@ -74,7 +87,9 @@ def test_results_with_emptied_caches_are_not_compared_with_others(build: Databas
 
 def test_other_machines_versions_and_simulated_times_do_not_count(build: DatabaseBuilder) -> None:
     task, solver = build.config(TASK), build.solver("Tile")
-    build.winner(build.session(arch="znver4", target='{"kind":"llvm","mcpu":"znver4"}'), task, solver, 1.0)
+    build.winner(
+        build.session(arch="znver4", target='{"kind":"llvm","mcpu":"znver4"}'), task, solver, 1.0
+    )
     build.winner(build.session(reason="old", library_version="0.26"), task, solver, 1.0)
     build.winner(build.session(reason="simulated"), task, solver, 1.0, simulated=True)
     assert choice.winners(build.connection, manifest(TASK), EVERYTHING) == {}
@@ -85,10 +100,25 @@ def test_a_golden_version_counts_alone(build: DatabaseBuilder) -> None:
     build.winner(session, task, solver, 1.0, params="session")
     facts = {"library": "tvm", "version": 1, "state": "promoted", "created_at": START}
     golden = build.insert(models.Golden, **facts)
-    entry = {"arch": "znver5", "num_cu": 2, "workspace_bytes": 0, "algorithm": "", "worker": "", "device": ""}
-    entry |= {"config_id": task, "solver_id": solver, "session_id": session, "environment_id": 1, "clock": ""}
+    entry = {
+        "arch": "znver5",
+        "num_cu": 2,
+        "workspace_bytes": 0,
+        "algorithm": "",
+        "worker": "",
+        "device": "",
+    }
+    entry |= {
+        "config_id": task,
+        "solver_id": solver,
+        "session_id": session,
+        "environment_id": 1,
+        "clock": "",
+    }
     build.insert(models.GoldenEntry, golden_id=golden, time_ms=2.0, params="golden", **entry)
-    assert names(choice.finalists(build.connection, manifest(TASK), Source(golden_id=golden))[TASK.key]) == ["golden"]
+    assert names(
+        choice.finalists(build.connection, manifest(TASK), Source(golden_id=golden))[TASK.key]
+    ) == ["golden"]
 
 
 def test_the_same_layer_lends_its_params_before_one_of_another_size(build: DatabaseBuilder) -> None:
@@ -103,16 +133,23 @@ def test_the_same_layer_lends_its_params_before_one_of_another_size(build: Datab
     assert choice.nearest(build.connection, wanted, EVERYTHING, {TASK.key}) == {}
 
 
-def test_what_won_for_the_bare_layer_is_the_warm_start_in_whatever_layouts(build: DatabaseBuilder) -> None:
+def test_what_won_for_the_bare_layer_is_the_warm_start_in_whatever_layouts(
+    build: DatabaseBuilder,
+) -> None:
     session, layers = cold(build), build.session(reason="layers")
     tile, winograd = build.solver("Tile"), build.solver("F4", algorithm="Winograd")
     build.winner(session, build.config(LARGER), tile, 1.0, params="larger")
-    assert choice.warm_starts(build.connection, manifest(TASK, NAMED), EVERYTHING) == {TASK.key: {"Tile": "larger"}}
+    assert choice.warm_starts(build.connection, manifest(TASK, NAMED), EVERYTHING) == {
+        TASK.key: {"Tile": "larger"}
+    }
     bare = build.config(CORE)
     build.winner(layers, bare, tile, 2.0, params="tile")
     build.winner(layers, bare, winograd, 1.0, params="f4")
     found = choice.warm_starts(build.connection, manifest(TASK), EVERYTHING)
     assert [*found[TASK.key].items()] == [("F4", "f4"), ("Tile", "tile")]
-    assert choice.nearest(build.connection, manifest(TASK), EVERYTHING, ())[TASK.key].params == "larger"
+    assert (
+        choice.nearest(build.connection, manifest(TASK), EVERYTHING, ())[TASK.key].params
+        == "larger"
+    )
     direct = choice.warm_starts(build.connection, manifest(TASK), Source(winograd=False))
     assert direct == {TASK.key: {"Tile": "tile"}}

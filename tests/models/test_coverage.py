@@ -13,7 +13,10 @@ from tuna.errors import NotFound
 from tuna.models.coverage import Cover, coverage
 
 CONV = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
-WIDER, POINTWISE = replace(CONV, out_channels=128), replace(CONV, fil_h=1, fil_w=1, pad_h=0, pad_w=0)
+WIDER, POINTWISE = (
+    replace(CONV, out_channels=128),
+    replace(CONV, fil_h=1, fil_w=1, pad_h=0, pad_w=0),
+)
 TASK = TaskConfig(core=CONV, layouts="native", epilogue=("bias",))
 LARGER = replace(TASK, core=replace(CONV, batchsize=8))
 OTHER = replace(TASK, epilogue=("bias", "relu"))
@@ -57,8 +60,17 @@ def test_layers_count_as_often_as_the_network_has_them(build: DatabaseBuilder) -
 
 
 def test_layers_of_a_tag_count_once_and_golden_entries_cover_too(build: DatabaseBuilder) -> None:
-    golden = build.insert(models.Golden, library="tvm", version=1, state="promoted", created_at=START)
-    entry = {"golden_id": golden, "arch": "znver5", "num_cu": 2, "session_id": 1, "environment_id": 1, "time_ms": 0.1}
+    golden = build.insert(
+        models.Golden, library="tvm", version=1, state="promoted", created_at=START
+    )
+    entry = {
+        "golden_id": golden,
+        "arch": "znver5",
+        "num_cu": 2,
+        "session_id": 1,
+        "environment_id": 1,
+        "time_ms": 0.1,
+    }
     entry |= {"workspace_bytes": 0, "params": "", "algorithm": "", "worker": "", "device": ""}
     build.insert(models.GoldenEntry, config_id=build.config(POINTWISE), solver_id=1, **entry)
     found = coverage(build.connection, "mine", "znver5")
@@ -75,7 +87,12 @@ def test_what_is_like_nothing_is_not_near(build: DatabaseBuilder) -> None:
 
 def test_another_device_covers_nothing(build: DatabaseBuilder) -> None:
     assert coverage(build.connection, "net", "znver4").shares[Cover.NONE] == 1
-    assert coverage(build.connection, "net", "znver5", device="epyc", library="tvm").shares[Cover.EXACT] > 0
+    assert (
+        coverage(build.connection, "net", "znver5", device="epyc", library="tvm").shares[
+            Cover.EXACT
+        ]
+        > 0
+    )
     for arch, device in (("gfx90a", None), ("znver5", "ryzen")):
         with pytest.raises(NotFound, match="No session was tuned") as error:
             coverage(build.connection, "net", arch, device=device)

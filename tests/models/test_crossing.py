@@ -1,6 +1,8 @@
-"""What crosses TVM's RPC, case by case, as this version of TVM has it, and what `remote` makes of it.
+"""What crosses TVM's RPC, case by case, as this version of TVM has it, and what `remote` makes of
+it.
 
-A test of the first part that fails after an upgrade of TVM says that `tuna/libraries/tvm/remote.py` may do more, or must do less.
+A test of the first part that fails after an upgrade of TVM says that `tuna/libraries/tvm/remote.py`
+may do more, or must do less.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Callable[[], Any]]:
-    """The server of now: the one before, or a new one where that has ended with its last session."""
+    """The server of now: the one before, or a new one where that has ended with its last
+    session."""
     started: list[Any] = []
     with contextlib.ExitStack() as stack:
 
@@ -92,9 +95,6 @@ def alive(session: Any) -> bool:
         return False
 
 
-# -- TVM -------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "value",
     [None, True, 3, -(1 << 63), (1 << 63) - 1, 2.5, float("inf"), "",
@@ -127,7 +127,9 @@ def test_a_text_is_cut_at_its_nul(session: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_these_are_refused_before_they_are_sent_and_the_session_goes_on(session: Any, value: Any, said: str) -> None:
+def test_these_are_refused_before_they_are_sent_and_the_session_goes_on(
+    session: Any, value: Any, said: str
+) -> None:
     with pytest.raises(Exception, match=said):
         session.get_function("testing.echo")(value)
     assert alive(session)
@@ -165,7 +167,13 @@ def test_objects_made_on_the_board_are_handles_that_can_be_given_back(session: A
     assert [call("rpc.testing.GetShapeElem")(again, number) for number in range(2)] == [3, 5]
     array = call("ffi.Array")(1, 2.5, "x", None, b"ab", shape)
     assert call("ffi.ArraySize")(array) == 6
-    assert [call("ffi.ArrayGetItem")(array, number) for number in range(5)] == [1, 2.5, "x", None, b"ab"]
+    assert [call("ffi.ArrayGetItem")(array, number) for number in range(5)] == [
+        1,
+        2.5,
+        "x",
+        None,
+        b"ab",
+    ]
     pairs = call("ffi.Map")("a", 1, "b", array)
     assert call("ffi.MapSize")(pairs) == 2
     assert call("ffi.ArraySize")(call("ffi.MapGetItem")(pairs, "b")) == 6
@@ -180,7 +188,9 @@ def test_a_tensor_in_an_array_is_a_bare_pointer_and_ends_the_session(session: An
     assert not alive(session)
 
 
-def test_a_function_that_returns_what_it_got_ends_the_session_if_that_is_a_tensor(session: Any) -> None:
+def test_a_function_that_returns_what_it_got_ends_the_session_if_that_is_a_tensor(
+    session: Any,
+) -> None:
     with pytest.raises(Exception, match=r"args\.size\(\) == 3"):
         session.get_function("testing.echo")(tvm.runtime.tensor(X, session.cpu(0)))
     assert not alive(session)
@@ -192,7 +202,10 @@ def test_a_tuple_returned_by_a_model_is_read_through_the_stateful_calls(
     given = tvm.runtime.tensor(X, session.cpu(0))
     vm = machine(session, library(relax_models.tuple_result))
     more, (twice, again) = called(vm, given)
-    assert [np.array_equal(found.numpy(), right) for found, right in ((more, X + 1), (twice, 2 * X), (again, X + 1))]
+    assert [
+        np.array_equal(found.numpy(), right)
+        for found, right in ((more, X + 1), (twice, 2 * X), (again, X + 1))
+    ]
     assert type(vm["main"](given)).__name__ == "RPCObjectRef"
 
 
@@ -206,13 +219,17 @@ def test_a_plain_array_of_tensors_fails_the_type_check_of_a_tuple_parameter(
         called(vm, tensors[0], session.get_function("ffi.Array")(*tensors[1:]))
 
 
-def test_the_tensor_cache_makes_a_tuple_parameter(session: Any, library: Callable[..., Path]) -> None:
+def test_the_tensor_cache_makes_a_tuple_parameter(
+    session: Any, library: Callable[..., Path]
+) -> None:
     for number, array in enumerate((X, X + 1)):
         tensor = tvm.runtime.tensor(array, session.cpu(0))
         session.get_function("vm.builtin.tensor_cache.update")(f"p_{number}", tensor, True)
     params = session.get_function("vm.builtin.param_array_from_cache")("p", 2)
     vm = machine(session, library(relax_models.tuple_parameter))
-    assert np.array_equal(called(vm, tvm.runtime.tensor(X, session.cpu(0)), params).numpy(), X * (2 * X + 1))
+    assert np.array_equal(
+        called(vm, tvm.runtime.tensor(X, session.cpu(0)), params).numpy(), X * (2 * X + 1)
+    )
 
 
 def test_disco_is_not_in_the_wheel() -> None:
@@ -220,28 +237,60 @@ def test_disco_is_not_in_the_wheel() -> None:
     assert tvm.runtime.disco is None
 
 
-# -- what `remote` makes of it ---------------------------------------------------------------------------------------------
-
-
-def test_a_value_crosses_as_it_is_or_as_an_object_of_the_board(session: Any, values: RemoteValues) -> None:
+def test_a_value_crosses_as_it_is_or_as_an_object_of_the_board(
+    session: Any, values: RemoteValues
+) -> None:
     call = session.get_function
-    plain = (None, True, 3, 2.5, "x", b"ab", np.float32(0.5), np.int64(4), np.dtype("float32"), bytearray(b"c"))
+    plain = (
+        None,
+        True,
+        3,
+        2.5,
+        "x",
+        b"ab",
+        np.float32(0.5),
+        np.int64(4),
+        np.dtype("float32"),
+        bytearray(b"c"),
+    )
     sent = values.send(*plain)
-    assert [call("testing.echo")(one) for one in sent] == [None, True, 3, 2.5, "x", b"ab", 0.5, 4, "float32", b"c"]
+    assert [call("testing.echo")(one) for one in sent] == [
+        None,
+        True,
+        3,
+        2.5,
+        "x",
+        b"ab",
+        0.5,
+        4,
+        "float32",
+        b"c",
+    ]
     shape, empty, mixed, nested = values.send(
-        tvm_ffi.Shape((3, 5)), (), [1, "x", tvm_ffi.Shape((7,))], {"a": 1, "b": {2: [X, X + 1]}, "c": {"w": X}}
+        tvm_ffi.Shape((3, 5)),
+        (),
+        [1, "x", tvm_ffi.Shape((7,))],
+        {"a": 1, "b": {2: [X, X + 1]}, "c": {"w": X}},
     )
     assert call("rpc.testing.GetShapeElem")(shape, 1) == 5
     assert call("ffi.ArraySize")(empty) == 0
     assert call("rpc.testing.GetShapeElem")(call("ffi.ArrayGetItem")(mixed, 2), 0) == 7
     arrays = call("ffi.MapGetItem")(call("ffi.MapGetItem")(nested, "b"), 2)
     assert np.array_equal(call("ffi.ArrayGetItem")(arrays, 1).numpy(), X + 1)
-    assert np.array_equal(call("ffi.MapGetItem")(call("ffi.MapGetItem")(nested, "c"), "w").numpy(), X)
+    assert np.array_equal(
+        call("ffi.MapGetItem")(call("ffi.MapGetItem")(nested, "c"), "w").numpy(), X
+    )
 
 
 def test_arrays_arrive_whatever_their_order_in_memory(values: RemoteValues) -> None:
     backwards = X[:, ::-1]
-    arrays = (X.T, backwards, np.float32(1) * np.array(2.0, np.float32), np.zeros((0, 3)), tvm.runtime.tensor(X))
+    arrays = (
+        X.T,
+        backwards,
+        np.float32(1) * np.array(2.0, np.float32),
+        np.zeros((0, 3)),
+        tvm.runtime.tensor(X),
+    )
     for sent, given in zip(values.send(*arrays), arrays, strict=True):
         right = given if isinstance(given, np.ndarray | np.generic) else given.numpy()
         assert np.array_equal(sent.numpy() if hasattr(sent, "numpy") else sent, right)
@@ -250,7 +299,10 @@ def test_arrays_arrive_whatever_their_order_in_memory(values: RemoteValues) -> N
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((1, 2, {"x": [object()]}), r'args\[2\]\["x"\]\[0\] cannot be sent to a board: it is of type object'),
+        (
+            (1, 2, {"x": [object()]}),
+            r'args\[2\]\["x"\]\[0\] cannot be sent to a board: it is of type object',
+        ),
         (({1: lambda: 1},), r"args\[0\]\[1\] cannot .* of type function"),
         ((3, 1 << 63), r"args\[1\] cannot .* more than 64 bits"),
         (("a\0b",), r"args\[0\] cannot .* cut this text at its NUL"),
@@ -287,8 +339,14 @@ def test_two_gigabytes_are_refused_before_they_are_sent(session: Any) -> None:
     """The array is of zeros that no memory holds; copying it would take it all."""
     values = RemoteValues(session, session.cpu(0), memory_bytes=1 << 30)
     large = np.broadcast_to(np.zeros(1, np.float32), (1 << 29,))
-    for args, place in (((1, large), r"args\[1\]"), (([X, large],), r"args\[0\]"), (({"w": large},), r"args\[0\]")):
-        with pytest.raises(BadInput, match=rf"{place} needs .* GB on the board, which has 1\.07 GB left"):
+    for args, place in (
+        ((1, large), r"args\[1\]"),
+        (([X, large],), r"args\[0\]"),
+        (({"w": large},), r"args\[0\]"),
+    ):
+        with pytest.raises(
+            BadInput, match=rf"{place} needs .* GB on the board, which has 1\.07 GB left"
+        ):
             values.send(*args)
     assert alive(session)
 
@@ -308,9 +366,14 @@ def test_a_board_says_how_much_memory_it_has(values: RemoteValues) -> None:
     assert (values.free_bytes or 0) > 1 << 28
 
 
-def test_handles_are_kept_while_other_values_come_and_go(session: Any, values: RemoteValues) -> None:
+def test_handles_are_kept_while_other_values_come_and_go(
+    session: Any, values: RemoteValues
+) -> None:
     call = session.get_function
-    numbers = [values.send([np.full(1000, number, np.float32)], tvm_ffi.Shape((number, 1))) for number in range(100)]
+    numbers = [
+        values.send([np.full(1000, number, np.float32)], tvm_ffi.Shape((number, 1)))
+        for number in range(100)
+    ]
     gc.collect()
     for number, (arrays, shape) in enumerate(numbers):
         assert call("ffi.ArrayGetItem")(arrays, 0).numpy()[-1] == number
@@ -321,10 +384,14 @@ def test_handles_are_kept_while_other_values_come_and_go(session: Any, values: R
 def test_calls_with_objects_leak_nothing_on_either_side_and_free_nothing_early(
     server: Any, session: Any, values: RemoteValues, library: Callable[..., Path], calls: int
 ) -> None:
-    """A call sends 200 kB in arrays and 900 entries in shapes and dicts; one of either that stayed would be seen."""
+    """A call sends 200 kB in arrays and 900 entries in shapes and dicts; one of either that stayed
+    would be seen."""
     vm = machine(session, library(relax_models.tuple_parameter))
     kept = RemoteValues(session, session.cpu(0))
-    early = [kept.send([np.full(1000, number, np.float32)], tvm_ffi.Shape((number, 2))) for number in range(20)]
+    early = [
+        kept.send([np.full(1000, number, np.float32)], tvm_ffi.Shape((number, 2)))
+        for number in range(20)
+    ]
     names = {f"key {number}": number for number in range(100)}
     board = psutil.Process(server.proc._proc.pid).children(recursive=True)[-1]
     sizes = []

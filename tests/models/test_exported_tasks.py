@@ -1,4 +1,5 @@
-"""TVM alone applies an exported database to the model that it imports; the export says what it cannot apply."""
+"""TVM alone applies an exported database to the model that it imports; the export says what it
+cannot apply."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ print(json.dumps([scheduled, "tuna" in sys.modules]))
 def attending() -> Any:
     """A softmax between two products."""
     net = Net((4, 16))
-    found = net.add("Softmax", net.add("MatMul", "x", net.constant(net.random.normal(0, 1, (16, 32)))), axis=-1)
+    found = net.add(
+        "Softmax", net.add("MatMul", "x", net.constant(net.random.normal(0, 1, (16, 32)))), axis=-1
+    )
     return net.model(net.add("MatMul", found, net.constant(net.random.normal(0, 1, (32, 8)))))
 
 
@@ -61,7 +64,9 @@ def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
     """A session with a result of each task of the model."""
     session = built.session(reason="models", target=TARGET, conditions={"caches": "cold"})
     kernels = Kernels(tvm.target.Target(json.loads(TARGET)), {})
-    planned = build.plan(importer.to_relax(model, "net"), kernels, tvm.target.Target(json.loads(TARGET)))
+    planned = build.plan(
+        importer.to_relax(model, "net"), kernels, tvm.target.Target(json.loads(TARGET))
+    )
     for task, _ in planned.tasks():
         solver, body = "TvmGemmTile", folder / "body"
         if task.core is None:
@@ -75,11 +80,15 @@ def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
         config = built.config(task)
         made = built.job(session, config, built.solver(solver))
         built.trial(made, 0, 1.0, params=params)
-        built.winner(session, config, built.solver(solver), 1.0, made, params=params, workload=workload)
+        built.winner(
+            session, config, built.solver(solver), 1.0, made, params=params, workload=workload
+        )
     return session
 
 
-def test_plain_tvm_finds_a_models_functions_in_an_export_which_counts_the_others(tmp_path: Path) -> None:
+def test_plain_tvm_finds_a_models_functions_in_an_export_which_counts_the_others(
+    tmp_path: Path,
+) -> None:
     model, given = attending(), np.random.default_rng(2).standard_normal((4, 16)).astype(np.float32)
     built = DatabaseBuilder(memory().connect())
     report = export(built.connection, tuned(built, model, tmp_path), "tvm", tmp_path)
@@ -87,11 +96,17 @@ def test_plain_tvm_finds_a_models_functions_in_an_export_which_counts_the_others
         ("functions of models", 1),
         ("kernels of Tuna's own", 2),
     ]
-    assert sorted(layer.solver for layer in tvm_db.read(report.path)) == ["TvmFunction", "TvmGemmTile", "TvmGemmTile"]
+    assert sorted(layer.solver for layer in tvm_db.read(report.path)) == [
+        "TvmFunction",
+        "TvmGemmTile",
+        "TvmGemmTile",
+    ]
     onnx.save(model, tmp_path / "net.onnx")
     np.save(tmp_path / "x.npy", given)
     words = [tmp_path / "net.onnx", report.path, tmp_path / "x.npy", tmp_path / "y.npy"]
-    done = subprocess.run([sys.executable, "-c", PLAIN, *map(str, words)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, *map(str, words)], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     scheduled, with_tuna = json.loads(done.stdout.splitlines()[-1])
     assert not with_tuna
@@ -112,7 +127,11 @@ def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     assert steps is not None
     assert len(steps) == len(extents) == 5
     assert steps[3] == steps[4] != steps[0]  # the residual lies as the answer does
-    assert steps[2] == {"filled": [extents[2][0] * extents[2][1]], "split": list(extents[2]), "permuted": [0, 1]}
+    assert steps[2] == {
+        "filled": [extents[2][0] * extents[2][1]],
+        "split": list(extents[2]),
+        "permuted": [0, 1],
+    }
     for array, how in zip(packed, steps, strict=False):
         assert how is not None
         assert tuple(how["split"][axis] for axis in how["permuted"]) == array.shape

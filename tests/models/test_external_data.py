@@ -1,4 +1,5 @@
-"""Weights in files of their own, as exporters write them, travel with the model; places outside its folder are refused."""
+"""Weights in files of their own, as exporters write them, travel with the model; places outside its
+folder are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ def model(tmp_path: Path) -> Path:
     """A model file, all weights of which are in `weights/net.data` beside it."""
     path = tmp_path / "export" / "net.onnx"
     (path.parent / "weights").mkdir(parents=True)
-    onnx.save(nets.dense(), path, save_as_external_data=True, location="weights/net.data", size_threshold=0)
+    onnx.save(
+        nets.dense(),
+        path,
+        save_as_external_data=True,
+        location="weights/net.data",
+        size_threshold=0,
+    )
     return path
 
 
@@ -45,7 +52,9 @@ def test_weights_beside_a_model_are_imported_and_kept_with_it(
     imported = type_in("tuna", "model", "import", "net", model)
     assert imported.code == 0, imported
     shutil.rmtree(model.parent)
-    built = type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--no-rivals", "--json")
+    built = type_in(
+        "tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--no-rivals", "--json"
+    )
     assert built.code == 0, built
     assert json.loads(built.out)["errors"]["reference"] < 1e-5
 
@@ -60,9 +69,12 @@ def test_other_weights_make_another_version(type_in: Callable[..., Ended], model
 
 
 @pytest.mark.parametrize(
-    "place", ["../secret", "weights/../../secret", "/etc/hostname", "", ".", "weights", "absent", "a\0b"]
+    "place",
+    ["../secret", "weights/../../secret", "/etc/hostname", "", ".", "weights", "absent", "a\0b"],
 )
-def test_weights_outside_the_folder_or_in_no_plain_file_are_refused(model: Path, place: str) -> None:
+def test_weights_outside_the_folder_or_in_no_plain_file_are_refused(
+    model: Path, place: str
+) -> None:
     (model.parent.parent / "secret").write_bytes(b"secret")
     with pytest.raises(BadInput, match=r"net\.onnx wants weights from") as refused:
         files.read_beside(model, place)
@@ -79,7 +91,9 @@ def test_links_to_weights_are_not_followed(model: Path) -> None:
     assert files.read_beside(model, "weights/net.data") == (weights / "net.data").read_bytes()
 
 
-def test_a_place_that_a_model_makes_up_is_refused_by_the_command(type_in: Callable[..., Ended], model: Path) -> None:
+def test_a_place_that_a_model_makes_up_is_refused_by_the_command(
+    type_in: Callable[..., Ended], model: Path
+) -> None:
     moved(model, location="../secret")
     (model.parent.parent / "secret").write_bytes(bytes(4096))
     ended = type_in("tuna", "model", "import", "net", model)
@@ -88,9 +102,14 @@ def test_a_place_that_a_model_makes_up_is_refused_by_the_command(type_in: Callab
 
 
 @pytest.mark.parametrize(
-    "fields", [{"offset": 1 << 20}, {"length": 1 << 40}, {"offset": -1}, {"length": "many"}, {"length": 4}]
+    "fields",
+    [{"offset": 1 << 20}, {"length": 1 << 40}, {"offset": -1}, {"length": "many"}, {"length": 4}],
 )
-def test_weights_beyond_the_end_of_their_file_are_refused(model: Path, fields: dict[str, Any]) -> None:
+def test_weights_beyond_the_end_of_their_file_are_refused(
+    model: Path, fields: dict[str, Any]
+) -> None:
     moved(model, **fields)
-    with pytest.raises(BadInput, match=r"net\.onnx (has a weight 'w0' that cannot be read|cannot be imported)"):
+    with pytest.raises(
+        BadInput, match=r"net\.onnx (has a weight 'w0' that cannot be read|cannot be imported)"
+    ):
         importer.to_relax(importer.read(model, {}), "net.onnx")

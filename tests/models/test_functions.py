@@ -16,11 +16,15 @@ from tuna.libraries.tvm.kernels import machine
 
 
 def target(cores: int = 1) -> Any:
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores})
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores}
+    )
 
 
 def function(arguments: list[Any]) -> Any:
-    made = te.create_prim_func(arguments, index_dtype_override="int64").with_attr("global_symbol", "main")
+    made = te.create_prim_func(arguments, index_dtype_override="int64").with_attr(
+        "global_symbol", "main"
+    )
     return made.with_attr("tirx.noalias", True)
 
 
@@ -34,7 +38,11 @@ def softmax(*shape: int, axis: int = -1) -> Any:
 
 
 def normalised(size: int) -> Any:
-    given, scale, shift = x(2, 3, size), te.placeholder((size,), name="G"), te.placeholder((size,), name="B")
+    given, scale, shift = (
+        x(2, 3, size),
+        te.placeholder((size,), name="G"),
+        te.placeholder((size,), name="B"),
+    )
     return function([given, scale, shift, topi.nn.layer_norm(given, scale, shift, [2], 1e-5)])
 
 
@@ -49,7 +57,10 @@ CASES = {
     "softmax of an odd row": (lambda: softmax(3, 7), ""),
     "layer norm": (lambda: normalised(64), "vectorized"),
     "mean": (lambda: applied(topi.sum, 1, 4, 4, 64, axis=[2, 3]), "vectorized"),
-    "of rows that are not neighbours": (lambda: applied(topi.max, 64, 4, 64, axis=[0]), "vectorized"),
+    "of rows that are not neighbours": (
+        lambda: applied(topi.max, 64, 4, 64, axis=[0]),
+        "vectorized",
+    ),
     "tanh": (lambda: applied(topi.tanh, 3, 5, 7), ""),
     "transpose": (lambda: applied(topi.transpose, 2, 3, 32, axes=(1, 0, 2)), "vectorized"),
 }
@@ -59,7 +70,10 @@ def answer(function: Any, given: Any) -> Any:
     facts = ArgInfo.from_entry_func(tvm.IRModule({"main": function}), remove_preproc=True)
     generator = np.random.default_rng(3)
     tensors = [
-        tvm.runtime.tensor(generator.standard_normal([int(n) for n in fact.shape]).astype(fact.dtype)) for fact in facts
+        tvm.runtime.tensor(
+            generator.standard_normal([int(n) for n in fact.shape]).astype(fact.dtype)
+        )
+        for fact in facts
     ]
     tvm.tirx.build(tvm.IRModule({"main": function}), target=given)["main"](*tensors)
     return tensors[-1].numpy()

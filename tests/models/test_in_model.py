@@ -41,7 +41,9 @@ def test_the_fastest_inside_the_model_is_chosen_among_records_and_the_prediction
     fastest = found.times_ms.index(min(found.times_ms))
     assert found.chosen == (fastest if fastest < 2 else None)
     kernels(task)
-    assert kernels.classes[task.key] is (Class.EXACT if found.chosen is not None else Class.PREDICTED)
+    assert kernels.classes[task.key] is (
+        Class.EXACT if found.chosen is not None else Class.PREDICTED
+    )
     first, nothing = choosing.choose(module, known, target, winograd=True, compare=False)
     first(task)
     assert (first.classes[task.key], nothing) == (Class.EXACT, {})
@@ -66,7 +68,11 @@ def test_estimates_are_of_the_families_that_have_the_core() -> None:
         found = choosing.estimates(task, target)
         assert bool(found) is (task.core is not None)
         assert all(cycles > 0 for cycles in found.values())
-        assert all(name.startswith("TvmGemm" if task.core.kind == "gemm" else "TvmConv") for name in found if task.core)
+        assert all(
+            name.startswith("TvmGemm" if task.core.kind == "gemm" else "TvmConv")
+            for name in found
+            if task.core
+        )
 
 
 def test_estimates_count_the_weights_that_a_model_reads_from_memory() -> None:

@@ -1,4 +1,5 @@
-"""The inputs of a model are drawn from what it can take, or are those of a file, wherever the model is run."""
+"""The inputs of a model are drawn from what it can take, or are those of a file, wherever the model
+is run."""
 
 from __future__ import annotations
 
@@ -56,21 +57,42 @@ def table(net: Net, size: int) -> str:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (indexed(lambda net, x: net.add("Gather", table(net, 7), net.add("Add", x, net.whole(2)))), (-2, 4)),
-        (indexed(lambda net, x: net.add("Gather", table(net, 7), x), lambda net, x: net.relu(x)), (0, 6)),
-        (indexed(lambda net, x: net.add("GatherElements", table(net, 5), x, axis=0)), (0, 4)),
-        (indexed(lambda net, x: net.add("OneHot", x, net.whole(9), net.constant([0.0, 1.0]))), (0, 8)),
         (
             indexed(
-                lambda net, x: net.add("Add", net.add("Gather", table(net, 7), x), net.add("Gather", table(net, 3), x))
+                lambda net, x: net.add("Gather", table(net, 7), net.add("Add", x, net.whole(2)))
+            ),
+            (-2, 4),
+        ),
+        (
+            indexed(lambda net, x: net.add("Gather", table(net, 7), x), lambda net, x: net.relu(x)),
+            (0, 6),
+        ),
+        (indexed(lambda net, x: net.add("GatherElements", table(net, 5), x, axis=0)), (0, 4)),
+        (
+            indexed(lambda net, x: net.add("OneHot", x, net.whole(9), net.constant([0.0, 1.0]))),
+            (0, 8),
+        ),
+        (
+            indexed(
+                lambda net, x: net.add(
+                    "Add", net.add("Gather", table(net, 7), x), net.add("Gather", table(net, 3), x)
+                )
             ),
             (0, 2),
         ),
         (indexed(lambda net, x: net.add("Cast", x, to=FLOAT)), None),
-        (indexed(lambda net, x: net.add("Greater", x, net.whole(0)), lambda net, x: net.add("Cast", x, to=1)), None),
+        (
+            indexed(
+                lambda net, x: net.add("Greater", x, net.whole(0)),
+                lambda net, x: net.add("Cast", x, to=1),
+            ),
+            None,
+        ),
     ],
 )
-def test_bounds_follow_an_input_to_what_it_indexes(model: Any, expected: inputs.Bounds | None) -> None:
+def test_bounds_follow_an_input_to_what_it_indexes(
+    model: Any, expected: inputs.Bounds | None
+) -> None:
     assert bounds(model) == [expected]
 
 
@@ -104,7 +126,9 @@ def test_a_single_value_and_an_empty_tensor_are_drawn() -> None:
 def test_a_file_of_inputs_that_do_not_fit_is_refused(tmp_path: Path) -> None:
     path, wanted = tmp_path / "given.npz", [{"name": "ids", "shape": [2], "dtype": "int32"}]
     np.savez(path, ids=np.arange(2, dtype=np.int64))
-    with pytest.raises(BadInput, match=r"given.npz has no array ids of shape \(2,\) and type int32"):
+    with pytest.raises(
+        BadInput, match=r"given.npz has no array ids of shape \(2,\) and type int32"
+    ):
         inputs.read(wanted, path)
     path.write_bytes(b"PK\x03\x04 and nothing more")
     with pytest.raises(BadInput, match=r"given\.npz cannot be read"):
@@ -120,7 +144,9 @@ def tokens(type_in: Callable[..., Ended], tmp_path: Path) -> Path:
     return tmp_path / "net.so"
 
 
-def test_a_model_with_token_ids_is_built_and_checked(type_in: Callable[..., Ended], tokens: Path) -> None:
+def test_a_model_with_token_ids_is_built_and_checked(
+    type_in: Callable[..., Ended], tokens: Path
+) -> None:
     built = type_in("tuna", "model", "build", "net", "-o", tokens, "--no-rivals", "--json")
     assert built.code == 0, built
     assert json.loads(built.out)["errors"]["reference"] < 1e-5
@@ -133,11 +159,21 @@ def test_a_model_with_token_ids_is_benchmarked_and_run_on_recorded_inputs(
     type_in: Callable[..., Ended], tokens: Path, tmp_path: Path
 ) -> None:
     given, whole = tmp_path / "given.npz", np.ones((2, 6), np.int64)
-    np.savez(given, ids=np.full((2, 6), 49, np.int32), mask=whole, positions=whole, **{"len.1": np.ones(2, np.int64)})
-    built = type_in("tuna", "model", "build", "net", "-o", tokens, "--input", given, "--no-rivals", "--json")
+    np.savez(
+        given,
+        ids=np.full((2, 6), 49, np.int32),
+        mask=whole,
+        positions=whole,
+        **{"len.1": np.ones(2, np.int64)},
+    )
+    built = type_in(
+        "tuna", "model", "build", "net", "-o", tokens, "--input", given, "--no-rivals", "--json"
+    )
     assert built.code == 0, built
     assert next(iter(json.loads(built.out)["errors"])) == "reference on recorded inputs"
-    ran = subprocess.run([sys.executable, EXAMPLE, tokens], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, EXAMPLE, tokens], capture_output=True, text=True, check=True
+    )
     assert "(2, 6, 16) float32" in ran.stdout
     for recorded in ([], ["--input", given]):
         timed = type_in("tuna", "benchmark-model", tokens, "--local", "--json", *recorded)

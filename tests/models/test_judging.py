@@ -52,7 +52,9 @@ def test_the_rival_is_asked_though_none_is_to_be_timed(
     assert judge("17", found, False).startswith(said)
 
 
-def test_the_rival_is_not_asked_where_the_reference_agrees(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rival_is_not_asked_where_the_reference_agrees(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(others, "onnxruntime", fail)
     given = {"x": np.zeros((4, 9), np.float32)}
     found = timing.compare(small(), library, given, rivals=False)

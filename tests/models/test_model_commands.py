@@ -56,7 +56,10 @@ def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
 ) -> None:
     imported = type_in("tuna", "model", "import", "net", residual)
     assert imported.code == 0, imported
-    assert "10 calls of 10 tasks, 7 of them convolutions and products; 10 tasks are new" in imported.out
+    assert (
+        "10 calls of 10 tasks, 7 of them convolutions and products; 10 tasks are new"
+        in imported.out
+    )
     (listed,) = json.loads(type_in("tuna", "model", "list", "--json").out)
     assert listed["name"] == "net"
     tasks = json.loads(type_in("tuna", "model", "show", "net", "--json").out)["tasks"]
@@ -79,14 +82,21 @@ def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
     x = np.random.default_rng(5).standard_normal((1, 3, 16, 16)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     ran = subprocess.run(
-        [sys.executable, EXAMPLE, library, "--input", tmp_path / "x.npy"], capture_output=True, text=True, check=True
+        [sys.executable, EXAMPLE, library, "--input", tmp_path / "x.npy"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    expected = onnx.reference.ReferenceEvaluator(nets.residual()).run(None, {"x": x})[0].reshape(-1)[:4]
+    expected = (
+        onnx.reference.ReferenceEvaluator(nets.residual()).run(None, {"x": x})[0].reshape(-1)[:4]
+    )
     found = [float(word) for word in ran.stdout.split("[")[1].split("]")[0].split()]
     assert np.allclose(found, expected, atol=1e-4)
 
 
-def test_what_the_child_refuses_is_an_error_of_the_command(type_in: Callable[..., Ended], tmp_path: Path) -> None:
+def test_what_the_child_refuses_is_an_error_of_the_command(
+    type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
     net, path = Net((1, 8)), tmp_path / "net.onnx"
     onnx.save(net.model(net.add("Mystery", "x", domain="own"), check=False), path)
     ended = type_in("tuna", "tune", path)
@@ -99,8 +109,14 @@ def test_what_the_child_refuses_is_an_error_of_the_command(type_in: Callable[...
     ("fault", "told"),
     [
         (
-            ChildFailed("InternalError: Check failed: it is false: of no use.\n  File x, line 3", "the traceback"),
-            "The model net cannot be processed: InternalError: Check failed: it is false: of no use.",
+            ChildFailed(
+                "InternalError: Check failed: it is false: of no use.\n  File x, line 3",
+                "the traceback",
+            ),
+            (
+                "The model net cannot be processed: InternalError: Check failed: it is false: of no"
+                " use."
+            ),
         ),
         (
             ChildCrashed("ended by SIGSEGV", returncode=-11, tail="the traceback"),
@@ -126,7 +142,10 @@ def test_what_goes_wrong_in_the_child_is_told_in_a_sentence(
 def test_a_model_that_is_not_there_and_a_file_of_another_form_are_refused(
     type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    assert type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so").code == NotFound.exit_code
+    assert (
+        type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so").code
+        == NotFound.exit_code
+    )
     assert type_in("tuna", "model", "import", "net", tmp_path / "net.pt").code == BadInput.exit_code
 
 
@@ -139,12 +158,16 @@ def manifest(*tasks: TaskConfig) -> Manifest:
         target='{"kind":"llvm"}',
         tvm="0.27",
         inputs=(),
-        tasks=tuple(Task(config=task.to_json(), count=number + 1) for number, task in enumerate(tasks)),
+        tasks=tuple(
+            Task(config=task.to_json(), count=number + 1) for number, task in enumerate(tasks)
+        ),
         text="1" * 64,
     )
 
 
-TASKS = [TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, size, size), layouts="native") for size in (1, 3, 5)]
+TASKS = [
+    TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, size, size), layouts="native") for size in (1, 3, 5)
+]
 
 
 @pytest.mark.usefixtures("home")
@@ -154,7 +177,10 @@ def test_models_share_tasks_and_the_latest_import_of_a_name_counts() -> None:
         assert store.save(connection, "b", manifest(*TASKS[1:]), {}).added == 1
         store.save(connection, "a", manifest(TASKS[2]), {})
     with reading(open_database()) as connection:
-        latest, first = store.find(connection, "a"), store.find(connection, f"a@{manifest(*TASKS[:2]).digest[:9]}")
+        latest, first = (
+            store.find(connection, "a"),
+            store.find(connection, f"a@{manifest(*TASKS[:2]).digest[:9]}"),
+        )
         assert [entry.task for entry in latest.manifest.tasks] == TASKS[2:]
         assert [entry.task for entry in first.manifest.tasks] == TASKS[:2]
         assert list(configs.tagged(connection, first.tag)) == TASKS[:2]
@@ -173,25 +199,34 @@ def test_a_name_that_cannot_be_used_is_refused(name: str) -> None:
 
 def test_the_command_line_imports_neither_tvm_nor_onnx() -> None:
     program = (
-        "import sys, tuna.cli.model, tuna.api.models, tuna.models.store, tuna.models.process, tuna.models.manifest\n"
-        "print(sorted({'tvm', 'onnx', 'torch', 'numpy'} & set(sys.modules)))"
+        "import sys, tuna.cli.model, tuna.api.models, tuna.models.store, tuna.models.process,"
+        " tuna.models.manifest\nprint(sorted({'tvm', 'onnx', 'torch', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "[]\n"
 
 
-def test_several_batches_are_imports_of_their_own(type_in: Callable[..., Ended], tmp_path: Path) -> None:
+def test_several_batches_are_imports_of_their_own(
+    type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
     net, path = Net(("n", 4, 6, 6)), tmp_path / "net.onnx"  # type: ignore[arg-type]
     onnx.save(net.model(net.conv("x", 4, 8, 1)), path)
     ended = type_in("tuna", "model", "import", "net", path, "--batch", "1,2")
     assert ended.code == 0, ended
-    assert {model.name: model.manifest.inputs[0].shape[0] for model in api.list_models()} == {"net-b1": 1, "net-b2": 2}
+    assert {model.name: model.manifest.inputs[0].shape[0] for model in api.list_models()} == {
+        "net-b1": 1,
+        "net-b2": 2,
+    }
     refused = type_in("tuna", "model", "import", "net", path, "--batch", "1,x")
     assert (refused.code, "is not of the form 1,8" in refused.err) == (BadInput.exit_code, True)
 
 
 @pytest.mark.parametrize("text", ["x", "x=", "=1,2", "x=1,0", "x=a"])
-def test_a_shape_is_an_input_with_whole_numbers(type_in: Callable[..., Ended], text: str, tmp_path: Path) -> None:
+def test_a_shape_is_an_input_with_whole_numbers(
+    type_in: Callable[..., Ended], text: str, tmp_path: Path
+) -> None:
     ended = type_in("tuna", "model", "import", "net", tmp_path / "net.onnx", "--shape", text)
     assert ended.code == BadInput.exit_code
     assert "is not of the form input=1,3,224,224" in ended.err
@@ -200,14 +235,19 @@ def test_a_shape_is_an_input_with_whole_numbers(type_in: Callable[..., Ended], t
 @pytest.mark.usefixtures("home")
 def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     with writing(open_database()) as connection:
-        first, second = (store.StoredModel(name, manifest(*TASKS[at : at + 2])) for name, at in (("a", 0), ("b", 1)))
+        first, second = (
+            store.StoredModel(name, manifest(*TASKS[at : at + 2]))
+            for name, at in (("a", 0), ("b", 1))
+        )
         for one in (first, second):
             store.save(connection, one.name, one.manifest, {})
     session = api.init_session("tvm", SESSION, conditions={"caches": "cold"})
     api.update_solvers("tvm")
     for one in (first, second):
         api.update_applicability(session.id, one.tag)
-    api.load_jobs(session.id, tag=None, reason="both", solvers=["TvmConvTile"], options={"candidates": 1})
+    api.load_jobs(
+        session.id, tag=None, reason="both", solvers=["TvmConvTile"], options={"candidates": 1}
+    )
     seen: list[Progress] = []
 
     def run(session_id: int, *, on_progress: Callable[[Progress], None], **_: object) -> None:
@@ -241,14 +281,17 @@ def test_what_cannot_be_built_is_refused_before_anything_is_tuned(
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(512, "512 B"), (28_300, "28 KB"), (45_100_000, "45.1 MB"), (2e9, "2.0 GB")]
+    ("number", "text"),
+    [(512, "512 B"), (28_300, "28 KB"), (45_100_000, "45.1 MB"), (2e9, "2.0 GB")],
 )
 def test_the_size_of_a_model_has_a_unit_that_fits(number: int, text: str) -> None:
     assert size(int(number)) == text
 
 
 @pytest.mark.skipif(len(available_cpus()) < 2, reason="it needs two cores")
-def test_a_model_for_two_cores_says_so_and_runs_with_two_threads(type_in: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_model_for_two_cores_says_so_and_runs_with_two_threads(
+    type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
     net, path, library = Net((1, 32, 28, 28)), tmp_path / "net.onnx", tmp_path / "net.so"
     onnx.save(net.model(net.relu(net.conv(net.relu(net.conv("x", 32, 64, 3)), 64, 64, 3))), path)
     assert type_in("tuna", "model", "import", "net", path, "--cores", 2).code == 0
@@ -260,15 +303,23 @@ def test_a_model_for_two_cores_says_so_and_runs_with_two_threads(type_in: Callab
     assert "wall time of 2 threads" in shown.out
     assert json.loads(Path(f"{library}.json").read_text())["target"]["num-cores"] == 2
     program = (
-        "import os, sys, runpy\n"
-        f"sys.argv = ['run_model.py', {str(library)!r}]; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
-        "print(os.environ['TVM_NUM_THREADS'], len(os.listdir('/proc/self/task')))"
+        f"import os, sys, runpy\nsys.argv = ['run_model.py', {str(library)!r}];"
+        f" runpy.run_path({str(EXAMPLE)!r},"
+        " run_name='__main__')\nprint(os.environ['TVM_NUM_THREADS'],"
+        " len(os.listdir('/proc/self/task')))"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=ONE_THREAD)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=ONE_THREAD
+    )
     threads, tasks = ran.stdout.splitlines()[-1].split()
     assert (threads, int(tasks)) == ("2", 2), "the main thread and one of TVM's pool"
-    shown = type_in("tuna", "model", "build", "net", "-o", library, "--no-rivals", "--no-compare", "--cores", 1)
+    shown = type_in(
+        "tuna", "model", "build", "net", "-o", library, "--no-rivals", "--no-compare", "--cores", 1
+    )
     assert f"{library}: built for 1 of {len(available_cpus())} cores" in shown.out
     assert "ms of CPU time" in shown.out
     assert json.loads(Path(f"{library}.json").read_text())["target"]["num-cores"] == 1
-    assert type_in("tuna", "model", "build", "net", "-o", library, "--cores", 4000).code == BadInput.exit_code
+    assert (
+        type_in("tuna", "model", "build", "net", "-o", library, "--cores", 4000).code
+        == BadInput.exit_code
+    )

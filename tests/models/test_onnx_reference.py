@@ -1,4 +1,5 @@
-"""The answers that a built model is compared with are right where ONNX's own evaluator is not, or takes long."""
+"""The answers that a built model is compared with are right where ONNX's own evaluator is not, or
+takes long."""
 
 from __future__ import annotations
 
@@ -22,22 +23,32 @@ def by_definition(x: Any, w: Any, b: Any, stride: int, pad: int, groups: int) ->
     """A transposed convolution, product by product."""
     batch, ins, rows, columns = x.shape
     per_in, per_out, taps = ins // groups, w.shape[1], w.shape[2]
-    y = np.zeros((batch, groups * per_out, (rows - 1) * stride + taps, (columns - 1) * stride + taps))
+    y = np.zeros(
+        (batch, groups * per_out, (rows - 1) * stride + taps, (columns - 1) * stride + taps)
+    )
     for n, c, i, j in np.ndindex(x.shape):
         first = c // per_in * per_out
-        y[n, first : first + per_out, i * stride : i * stride + taps, j * stride : j * stride + taps] += x[
-            n, c, i, j
-        ] * w[c].astype(np.float64)
+        y[
+            n,
+            first : first + per_out,
+            i * stride : i * stride + taps,
+            j * stride : j * stride + taps,
+        ] += x[n, c, i, j] * w[c].astype(np.float64)
     return y[:, :, pad : y.shape[2] - pad, pad : y.shape[3] - pad] + b.reshape(-1, 1, 1)
 
 
 @pytest.mark.parametrize(("groups", "ins", "outs"), [(1, 3, 4), (2, 4, 6), (4, 4, 4)])
-def test_a_grouped_transposed_convolution_with_a_bias_is_right(groups: int, ins: int, outs: int) -> None:
+def test_a_grouped_transposed_convolution_with_a_bias_is_right(
+    groups: int, ins: int, outs: int
+) -> None:
     net, given = Net((2, ins, 4, 5)), inputs(2, ins, 4, 5)
     w = net.random.normal(0, 1, (ins, outs // groups, 3, 3)).astype(np.float32)
     b = net.random.normal(0, 1, outs).astype(np.float32)
     y = net.add(
-        *("ConvTranspose", "x", net.constant(w), net.constant(b)), group=groups, strides=[2, 2], pads=[1, 1, 1, 1]
+        *("ConvTranspose", "x", net.constant(w), net.constant(b)),
+        group=groups,
+        strides=[2, 2],
+        pads=[1, 1, 1, 1],
     )
     (found,) = onnx_reference.run(net.model(y), given)
     assert np.abs(found - by_definition(given["x"], w, b, 2, 1, groups)).max() < 1e-5
@@ -53,13 +64,19 @@ ENLARGED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("attributes", ENLARGED, ids=lambda each: "-".join(each))
-def test_a_transposed_convolution_without_groups_is_that_of_onnx(attributes: dict[str, Any]) -> None:
+def test_a_transposed_convolution_without_groups_is_that_of_onnx(
+    attributes: dict[str, Any],
+) -> None:
     net, given = Net((2, 3, 5, 6)), inputs(2, 3, 5, 6)
-    y = net.add("ConvTranspose", "x", net.constant(net.random.normal(0, 1, (3, 4, 3, 3))), **attributes)
+    y = net.add(
+        "ConvTranspose", "x", net.constant(net.random.normal(0, 1, (3, 4, 3, 3))), **attributes
+    )
     model = net.model(y)
     if "output_shape" in attributes:  # which ONNX's evaluator refuses
         runtime = pytest.importorskip("onnxruntime")
-        session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(
+            model.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
         (expected,) = session.run(None, given)
     else:
         (expected,) = ReferenceEvaluator(model).run(None, given)
@@ -90,7 +107,9 @@ def test_a_pool_is_not_computed_value_by_value_in_python(monkeypatch: pytest.Mon
     net = Net((1, 2, 8, 9))
     monkeypatch.delattr(op_max_pool.MaxPool, "_run")
     monkeypatch.delattr(op_max_pool.CommonPool, "_run")
-    (found,) = onnx_reference.run(net.model(net.add("MaxPool", "x", **POOLS[0])), inputs(1, 2, 8, 9))
+    (found,) = onnx_reference.run(
+        net.model(net.add("MaxPool", "x", **POOLS[0])), inputs(1, 2, 8, 9)
+    )
     assert found.shape == (1, 2, 4, 5)
 
 
@@ -107,6 +126,12 @@ def test_quantised_values_of_an_old_model_are_those_of_a_newer_one() -> None:
         net = Net((2, 3, 8), opset)
         scale, zero = net.constant([0.1, 0.2, 0.3]), net.constant([0, 3, 250])
         net.weights[-1].CopyFrom(numpy_helper.from_array(np.array([0, 3, 250], np.uint8), zero))
-        found = net.add("DequantizeLinear", net.add("QuantizeLinear", "x", scale, zero, axis=1), scale, zero, axis=1)
+        found = net.add(
+            "DequantizeLinear",
+            net.add("QuantizeLinear", "x", scale, zero, axis=1),
+            scale,
+            zero,
+            axis=1,
+        )
         answers += onnx_reference.run(net.model(found), inputs(2, 3, 8))
     assert np.array_equal(*answers)

@@ -1,4 +1,5 @@
-"""Recurrent and quantised operators, branches and loops that are decided at import: each as ONNX or onnxruntime has it."""
+"""Recurrent and quantised operators, branches and loops that are decided at import: each as ONNX or
+onnxruntime has it."""
 
 from __future__ import annotations
 
@@ -26,14 +27,21 @@ FLOAT, BYTE, CHAR = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT8
 
 
 def model(
-    nodes: list[Any], inputs: dict[str, Any], outputs: list[str], constants: dict[str, Any], opset: int = 17
+    nodes: list[Any],
+    inputs: dict[str, Any],
+    outputs: list[str],
+    constants: dict[str, Any],
+    opset: int = 17,
 ) -> Any:
     """A model whose inputs have the type and shape of these values; its outputs are of any."""
     kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in inputs.items()}
     graph = helper.make_graph(
         nodes,
         "net",
-        [helper.make_tensor_value_info(name, kinds[name], value.shape) for name, value in inputs.items()],
+        [
+            helper.make_tensor_value_info(name, kinds[name], value.shape)
+            for name, value in inputs.items()
+        ],
         [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
@@ -52,13 +60,18 @@ def answers(found: Any, inputs: dict[str, Any]) -> list[Any]:
 
 def of_onnxruntime(found: Any, inputs: dict[str, Any]) -> list[Any]:
     runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        found.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return list(session.run(None, inputs))
 
 
 def same(found: list[Any], expected: list[Any], error: float) -> None:
-    """`error` is that of values up to one, and grows with the largest; whole numbers are the same ones."""
-    assert [(value.shape, value.dtype) for value in found] == [(value.shape, value.dtype) for value in expected]
+    """`error` is that of values up to one, and grows with the largest; whole numbers are the same
+    ones."""
+    assert [(value.shape, value.dtype) for value in found] == [
+        (value.shape, value.dtype) for value in expected
+    ]
     for ours, right in zip(found, expected, strict=True):
         exact = right.astype(np.float64)
         allowed = error * max(1.0, np.abs(exact).max()) if right.dtype.kind == "f" else 0.0
@@ -95,7 +108,9 @@ def recurrent(
         shape = (batch, directions, units) if turned else (directions, batch, units)
         values = {name: floats(*shape) for name in first}
         inputs, constants = (
-            ({**inputs, **values}, constants) if states == "inputs" else (inputs, {**constants, **values})
+            ({**inputs, **values}, constants)
+            if states == "inputs"
+            else (inputs, {**constants, **values})
         )
         names += first
     if peepholes:
@@ -156,11 +171,17 @@ def test_a_thousand_steps_are_as_many_functions_as_five() -> None:
     assert functions(1000) == functions(5)
 
 
-@pytest.mark.parametrize("attributes", [{"clip": 1.0}, {"activations": ["Elu", "Tanh", "Tanh"]}], ids=str)
-def test_an_attribute_that_nothing_here_has_is_refused_with_the_node(attributes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "attributes", [{"clip": 1.0}, {"activations": ["Elu", "Tanh", "Tanh"]}], ids=str
+)
+def test_an_attribute_that_nothing_here_has_is_refused_with_the_node(
+    attributes: dict[str, Any],
+) -> None:
     found, _ = recurrent("LSTM", **attributes)
     found.graph.node[0].name = "layer/7"
-    with pytest.raises(BadInput, match=r"net cannot be imported: the operator LSTM \(layer/7\): .* not supported\."):
+    with pytest.raises(
+        BadInput, match=r"net cannot be imported: the operator LSTM \(layer/7\): .* not supported\."
+    ):
         importer.to_relax(found, "net")
 
 
@@ -224,12 +245,21 @@ def dynamic() -> tuple[Any, dict[str, Any]]:
 
 
 def linear_product() -> tuple[Any, dict[str, Any]]:
-    constants = {**SCALES, "w": PRODUCT["w"], "ws": np.float32(0.01), "wz": np.int8(3), "ys": np.float32(0.3)}
-    return model([node("QLinearMatMul", "x xs xz w ws wz ys yz", "y")], BYTES, ["y"], constants), BYTES
+    constants = {
+        **SCALES,
+        "w": PRODUCT["w"],
+        "ws": np.float32(0.01),
+        "wz": np.int8(3),
+        "ys": np.float32(0.3),
+    }
+    return model(
+        [node("QLinearMatMul", "x xs xz w ws wz ys yz", "y")], BYTES, ["y"], constants
+    ), BYTES
 
 
 def by_axis() -> tuple[Any, dict[str, Any]]:
-    """Quarters times scales of halves and more: many lie in the middle between two whole numbers."""
+    """Quarters times scales of halves and more: many lie in the middle between two whole
+    numbers."""
     inputs = {"x": (np.arange(-18, 18).reshape(4, 9) / 4).astype(np.float32)}
     constants = {"s": np.array([0.5, 0.25, 1.0] * 3, np.float32), "z": whole(-9, 9, np.int8, 9)}
     nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")]
@@ -243,7 +273,8 @@ def by_axis() -> tuple[Any, dict[str, Any]]:
 )
 def test_quantised_operators_are_those_of_onnx_to_the_last_bit(made: Any) -> None:
     found, inputs = made()
-    expected = of_onnxruntime(found, inputs) if made is linear_convolution else None  # ONNX's has no scale per channel
+    # ONNX's has no scale per channel
+    expected = of_onnxruntime(found, inputs) if made is linear_convolution else None
     same(answers(found, inputs), expected or onnx_reference.run(found, inputs), 2e-6)
 
 
@@ -260,7 +291,9 @@ def test_a_quantised_convolution_has_the_kernel_of_any_other() -> None:
 
 
 def branch(name: str, *nodes: Any) -> Any:
-    return helper.make_graph(list(nodes), name, [], [helper.make_tensor_value_info("t", FLOAT, None)])
+    return helper.make_graph(
+        list(nodes), name, [], [helper.make_tensor_value_info("t", FLOAT, None)]
+    )
 
 
 def decided(condition: list[Any], constants: dict[str, Any], inner: Any = None) -> Any:
@@ -296,7 +329,9 @@ def test_a_branch_in_a_branch_is_written_out_too() -> None:
 
 def test_a_branch_that_the_input_decides_is_refused_by_its_name() -> None:
     condition = [node("ReduceMax", "x", "m", keepdims=0), node("Less", "m one", "go")]
-    with pytest.raises(BadInput, match=r"cannot be imported: If \(1: choose, which depends on the input\)\."):
+    with pytest.raises(
+        BadInput, match=r"cannot be imported: If \(1: choose, which depends on the input\)\."
+    ):
         importer.to_relax(decided(condition, {"one": np.float32(1.0)}), "net")
 
 
@@ -319,8 +354,12 @@ def looped(trips: int, going: str = "c") -> tuple[Any, dict[str, Any]]:
         [helper.make_tensor_value_info(*value) for value in values],
         [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs],
     )
-    whole_loop = [helper.make_node("Loop", ["trips", "yes", "x"], ["y", "turns"], name="around", body=body)]
-    return model(whole_loop, inputs, ["y", "turns"], {"trips": np.int64(trips), "yes": np.bool_(True)}), inputs
+    whole_loop = [
+        helper.make_node("Loop", ["trips", "yes", "x"], ["y", "turns"], name="around", body=body)
+    ]
+    return model(
+        whole_loop, inputs, ["y", "turns"], {"trips": np.int64(trips), "yes": np.bool_(True)}
+    ), inputs
 
 
 def test_a_loop_whose_turns_are_known_is_written_out() -> None:
@@ -347,7 +386,9 @@ def test_functions_that_the_importer_writes_out_are_kept() -> None:
 
 def test_a_slice_of_an_old_model_has_its_limits_as_attributes() -> None:
     inputs = {"x": floats(4, 9)}
-    found = model([node("Slice", "x", "y", starts=[1], ends=[7], axes=[1])], inputs, ["y"], {}, opset=9)
+    found = model(
+        [node("Slice", "x", "y", starts=[1], ends=[7], axes=[1])], inputs, ["y"], {}, opset=9
+    )
     same(answers(found, inputs), [inputs["x"][:, 1:7]], 0.0)
 
 
@@ -386,4 +427,8 @@ def test_constants_without_values_come_through_a_library(tmp_path: Path) -> None
     planned = build.plan(importer.to_relax(found, "net"), Kernels(target, {}), target)
     build.compile_to(planned, target, tmp_path / "net.so")
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "net.so")), tvm.cpu())
-    same([machine["main"](tvm.runtime.tensor(inputs["x"])).numpy()], [np.maximum(inputs["x"], 0)], 0.0)
+    same(
+        [machine["main"](tvm.runtime.tensor(inputs["x"])).numpy()],
+        [np.maximum(inputs["x"], 0)],
+        0.0,
+    )

@@ -38,19 +38,29 @@ def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Pat
     model, path = NETS[name](), tmp_path / "net.so"
     build.compile_to(planned(model), tvm.target.Target(TARGET), path)
     known = [one["bounds"] for one in inputs.of(importer.to_relax(model, "net"))]
-    wanted = [one | {"bounds": found} for one, found in zip(importer.inputs_of(model), known, strict=True)]
+    wanted = [
+        one | {"bounds": found} for one, found in zip(importer.inputs_of(model), known, strict=True)
+    ]
     given = inputs.values(wanted, seed=3)
-    assert timing.error_of(model, path, given) < (1e-3 if name == "activated" else 1e-5)  # its answer is in fp16
+    # its answer is in fp16
+    assert timing.error_of(model, path, given) < (1e-3 if name == "activated" else 1e-5)
 
 
 def epilogues(found: build.Planned) -> list[tuple[str, ...]]:
     """Of each call of a convolution."""
-    return [task.epilogue for task, count in found.tasks() for _ in range(count) if isinstance(task.core, ConvConfig)]
+    return [
+        task.epilogue
+        for task, count in found.tasks()
+        for _ in range(count)
+        if isinstance(task.core, ConvConfig)
+    ]
 
 
 def test_a_residual_network_stays_in_blocks_from_its_input_to_its_classifier() -> None:
     found = planned(nets.residual())
-    assert sorted(epilogues(found)) == sorted([("bias", "relu")] * 3 + [("bias", "residual", "relu")] * 2 + [("bias",)])
+    assert sorted(epilogues(found)) == sorted(
+        [("bias", "relu")] * 3 + [("bias", "residual", "relu")] * 2 + [("bias",)]
+    )
     others = {task.name: count for task, count in found.tasks() if task.core is None}
     assert set(others) == {"max_pool", "global_average", "reshape"}
 
@@ -69,7 +79,11 @@ def test_operators_on_single_values_and_gates_for_channels_work_on_blocks(net: A
 
 
 def test_a_sum_that_others_read_too_is_written_before_its_relu() -> None:
-    assert epilogues(planned(nets.shared())) == [("bias",), ("bias", "residual"), ("bias", "residual")]
+    assert epilogues(planned(nets.shared())) == [
+        ("bias",),
+        ("bias", "residual"),
+        ("bias", "residual"),
+    ]
 
 
 def test_activations_in_any_form_and_casts_become_part_of_a_core() -> None:
@@ -93,13 +107,19 @@ def test_an_activation_whose_parts_are_read_elsewhere_stays_an_operator() -> Non
 
 
 def test_transposed_convolutions_are_backward_data_with_an_epilogue() -> None:
-    tasks = [task for task, _ in planned(nets.enlarged()).tasks() if isinstance(task.core, ConvConfig)]
+    tasks = [
+        task for task, _ in planned(nets.enlarged()).tasks() if isinstance(task.core, ConvConfig)
+    ]
     assert all(task.core.direction is Direction.BACKWARD_DATA for task in tasks)
     assert [task.epilogue for task in tasks] == [("bias", "relu"), ("sigmoid",), ("bias",), ()]
 
 
 def test_attention_is_products_with_tasks_of_their_own() -> None:
-    tasks = {task.label: count for task, count in planned(nets.attention()).tasks() if task.core is not None}
+    tasks = {
+        task.label: count
+        for task, count in planned(nets.attention()).tasks()
+        if task.core is not None
+    }
     assert tasks == {
         "gemm 12x10x10 NN fp32 +bias native": 3,
         "gemm b6 4x4x5 NT fp32 layer": 1,
@@ -127,7 +147,9 @@ def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
     good, bad = tasks[1], tasks[2]
     job = KernelJob(good, "TvmConvTile", json.dumps(TARGET), {}, 0, 2)
     params = TvmBuilder().propose(job)[-1]
-    kernels = Kernels(target, {good.key: Record("TvmConvTile", params), bad.key: Record("TvmConvTile", "[]")})
+    kernels = Kernels(
+        target, {good.key: Record("TvmConvTile", params), bad.key: Record("TvmConvTile", "[]")}
+    )
     planned(nets.residual(), kernels)
     assert kernels.classes[good.key] is Class.EXACT
     assert kernels.classes[bad.key] is Class.PREDICTED
@@ -137,7 +159,8 @@ def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
 def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> None:
     target = tvm.target.Target(TARGET)
     small, large = (
-        TaskConfig(core=ConvConfig(batch, 16, 8, 8, 32, 1, 1), layouts="native", epilogue=("bias",)) for batch in (1, 4)
+        TaskConfig(core=ConvConfig(batch, 16, 8, 8, 32, 1, 1), layouts="native", epilogue=("bias",))
+        for batch in (1, 4)
     )
     space = problems.with_family(small, "direct", Mode.NATIVE, target)
     assert space is not None
@@ -158,16 +181,22 @@ def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> Non
 def test_all_operators_that_cannot_be_imported_are_named_at_once() -> None:
     net = Net((1, 8))
     x = net.add("Mystery", net.add("Relu", "x"), domain="com.example")
-    model = net.model(net.add("Bernoulli", net.add("Mystery", x, domain="com.example")), check=False)
+    model = net.model(
+        net.add("Bernoulli", net.add("Mystery", x, domain="com.example")), check=False
+    )
     model.graph.node[-1].name = "last"
-    with pytest.raises(BadInput, match=r"cannot be imported: Bernoulli \(1: last\), com\.example\.Mystery \(2: "):
+    with pytest.raises(
+        BadInput, match=r"cannot be imported: Bernoulli \(1: last\), com\.example\.Mystery \(2: "
+    ):
         importer.to_relax(model, "net.onnx")
 
 
 def test_an_input_without_a_shape_has_to_be_given_one(tmp_path: Path) -> None:
     net, path = Net(("n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
     onnx.save(net.model(net.relu("x")), path)
-    with pytest.raises(BadInput, match=r"net\.onnx has open extents in the shape of its input x=n,8\.") as refused:
+    with pytest.raises(
+        BadInput, match=r"net\.onnx has open extents in the shape of its input x=n,8\."
+    ) as refused:
         importer.read_onnx(path, {})
     assert refused.value.hint == "give them: --shape n=N; --batch N is the first of every input"
     for given in ({"shapes": {"x": [4, 8]}}, {"shapes": {"n": [4]}}, {"shapes": {}, "batch": 4}):
@@ -188,12 +217,16 @@ def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -
     onnx.save(net.model(net.add("Bernoulli", y), inputs=inputs, check=False), path)
     with pytest.raises(BadInput) as refused:
         importer.read_onnx(path, {})
-    assert str(refused.value) == (
-        "net.onnx has operators that cannot be imported: Bernoulli (1: v1), own.Mystery (1: v0); and open extents "
-        "in the shape of its inputs ids=batch,length and mask=batch,length and image=1,3,?,?."
+    assert (
+        str(refused.value)
+        == "net.onnx has operators that cannot be imported: Bernoulli (1: v1), own.Mystery (1: v0);"
+        " and open extents in the shape of its inputs ids=batch,length and mask=batch,length and"
+        " image=1,3,?,?."
     )
-    assert refused.value.hint == (
-        "give them: --shape batch=N --shape length=N --shape image=1,3,N,N; --batch N is the first of every input"
+    assert (
+        refused.value.hint
+        == "give them: --shape batch=N --shape length=N --shape image=1,3,N,N; --batch N is the"
+        " first of every input"
     )
 
 
@@ -214,7 +247,12 @@ def test_what_one_input_says_of_an_extent_holds_for_all(tmp_path: Path) -> None:
 
 def test_an_input_that_is_no_tensor_of_numbers_is_refused(tmp_path: Path) -> None:
     net, path = Net(()), tmp_path / "net.onnx"
-    onnx.save(net.model(net.add("Identity", "x"), inputs=[("x", onnx.TensorProto.STRING, [1])], check=False), path)
+    onnx.save(
+        net.model(
+            net.add("Identity", "x"), inputs=[("x", onnx.TensorProto.STRING, [1])], check=False
+        ),
+        path,
+    )
     with pytest.raises(BadInput, match=r"net\.onnx has an input x of type object"):
         importer.read_onnx(path, {})
 
@@ -235,6 +273,8 @@ def test_tasks_of_a_model_are_tuned_but_for_what_is_scheduled_as_it_is_made() ->
     found = dict(TvmLibrary().applicable(tasks, here))
     for task in tasks:
         assert bool(found[task]) == (task.core is not None)
-    three = next(task for task in tasks if isinstance(task.core, ConvConfig) and task.core.conv_stride_h == 1)
+    three = next(
+        task for task in tasks if isinstance(task.core, ConvConfig) and task.core.conv_stride_h == 1
+    )
     assert {"TvmConvTile", "TvmConvWinogradF2"} <= set(found[three])
     assert isinstance(three, TaskConfig)

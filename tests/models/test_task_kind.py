@@ -24,7 +24,11 @@ class TestTask(KindContract):
         TaskConfig(core=CONV, layouts="layer", epilogue=("bias", "relu6")),
         TaskConfig(core=CONV, layouts="native"),
         TaskConfig(core=GemmConfig(2, 3, 4), layouts="native"),
-        TaskConfig(core=GemmConfig(2, 3, 4, batch_count=2), layouts="layer", epilogue=("gelu", "residual", "to_fp16")),
+        TaskConfig(
+            core=GemmConfig(2, 3, 4, batch_count=2),
+            layouts="layer",
+            epilogue=("gelu", "residual", "to_fp16"),
+        ),
     )
     keys = ()
 
@@ -57,7 +61,9 @@ def test_a_task_that_makes_no_sense_is_refused(fields: dict[str, object]) -> Non
         TaskConfig(**fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"core": 3}, {"core": {"kind": "batch_norm"}}, {"epilogue": "bias"}, {"name": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"core": 3}, {"core": {"kind": "batch_norm"}}, {"epilogue": "bias"}, {"name": 1}]
+)
 def test_json_that_is_no_task_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(BadInput):
         from_json({**TaskConfig(core=CONV, layouts="native").to_json(), **wrong})
@@ -65,7 +71,9 @@ def test_json_that_is_no_task_is_refused(wrong: dict[str, object]) -> None:
 
 def test_the_reference_applies_the_epilogue_after_the_core() -> None:
     plain = reference.make(CONV, 5)
-    task = reference.make(TaskConfig(core=CONV, layouts="native", epilogue=("bias", "residual", "relu")), 5)
+    task = reference.make(
+        TaskConfig(core=CONV, layouts="native", epilogue=("bias", "residual", "relu")), 5
+    )
     x, w, bias, residual = task.inputs
     assert np.array_equal(x, plain.inputs[0])
     assert np.array_equal(w, plain.inputs[1])
@@ -80,10 +88,15 @@ def test_the_reference_applies_the_epilogue_after_the_core() -> None:
         ("sigmoid", lambda x: 1 / (1 + math.exp(-x))),
         ("silu", lambda x: x / (1 + math.exp(-x))),
         ("gelu", lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2),
-        ("gelu_tanh", lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2),
+        (
+            "gelu_tanh",
+            lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+        ),
     ],
 )
-def test_the_reference_of_an_activation_is_its_definition(name: str, right: Callable[[float], float]) -> None:
+def test_the_reference_of_an_activation_is_its_definition(
+    name: str, right: Callable[[float], float]
+) -> None:
     core = GemmConfig(2, 3, 4)
     plain = reference.make(TaskConfig(core=core, layouts="native", epilogue=("bias", "tanh")), 5)
     task = reference.make(TaskConfig(core=core, layouts="native", epilogue=("bias", name)), 5)

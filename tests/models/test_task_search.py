@@ -1,4 +1,5 @@
-"""Functions of a model without a core: what is proposed for them, that it is right, and that the build takes the winner."""
+"""Functions of a model without a core: what is proposed for them, that it is right, and that the
+build takes the winner."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def job(made: Any, folder: Path, count: int = 4) -> KernelJob:
 
 
 @pytest.mark.parametrize("made", [softmax(2, 3, 64), normalised(64)], ids=["softmax", "layer norm"])
-def test_the_schedule_by_rule_comes_before_sampled_ones_and_all_are_right(made: Any, tmp_path: Path) -> None:
+def test_the_schedule_by_rule_comes_before_sampled_ones_and_all_are_right(
+    made: Any, tmp_path: Path
+) -> None:
     given, loader = job(made, tmp_path), TvmLoader()
     proposed = TvmBuilder().propose(given)
     assert len(set(proposed)) == len(proposed) == 4
@@ -73,7 +76,9 @@ def taken() -> Any:
     ],
     ids=["softmax", "root", "view", "whole numbers", "two answers", "indices", "no inputs"],
 )
-def test_only_functions_of_fp32_with_one_answer_are_tuned(made: Any, can: bool, tmp_path: Path) -> None:
+def test_only_functions_of_fp32_with_one_answer_are_tuned(
+    made: Any, can: bool, tmp_path: Path
+) -> None:
     assert tasks.can_be_tuned(tasks.module_of(tasks.to_text(made))) == can
     assert bool(TvmBuilder().propose(job(made, tmp_path, 1))) == can
     assert bool(choosing.estimates(TASK, None, tasks.to_text(made))) == can
@@ -81,7 +86,8 @@ def test_only_functions_of_fp32_with_one_answer_are_tuned(made: Any, can: bool, 
 
 def test_the_inputs_of_a_root_are_positive() -> None:
     problem = tasks.problem(
-        tasks.module_of(tasks.to_text(applied(topi.sqrt, 64))), tvm.target.Target(json.loads(TARGET))
+        tasks.module_of(tasks.to_text(applied(topi.sqrt, 64))),
+        tvm.target.Target(json.loads(TARGET)),
     )
     assert np.allclose(problem.expected**2, problem.inputs[0])
 

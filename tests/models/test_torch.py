@@ -1,4 +1,5 @@
-"""A module of PyTorch goes through `torch.export`. Without torch these tests are skipped: it is too large for most machines."""
+"""A module of PyTorch goes through `torch.export`. Without torch these tests are skipped: it is too
+large for most machines."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ class BasicBlock(torch.nn.Module):
 class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        stem = torch.nn.Conv2d(3, 16, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(16), torch.nn.ReLU()
+        stem = (
+            torch.nn.Conv2d(3, 16, 7, 2, 3, bias=False),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.ReLU(),
+        )
         blocks = BasicBlock(16, 16, 1), BasicBlock(16, 32, 2)
         self.body = torch.nn.Sequential(*stem, torch.nn.MaxPool2d(3, 2, 1), *blocks)
         self.classifier = torch.nn.Linear(32, 10)
@@ -54,7 +59,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The network, exported with an open batch."""
     torch.manual_seed(1)
     batch = {"x": {0: torch.export.Dim("n", min=1, max=64)}}
-    program = torch.export.export(Network().eval(), (torch.randn(2, 3, 16, 16),), dynamic_shapes=batch)
+    program = torch.export.export(
+        Network().eval(), (torch.randn(2, 3, 16, 16),), dynamic_shapes=batch
+    )
     path = tmp_path_factory.mktemp("torch") / "net.pt2"
     torch.export.save(program, path)
     return path
@@ -64,7 +71,12 @@ def test_a_module_is_planned_in_blocks_and_answers_as_pytorch(file: Path, tmp_pa
     model, path = importer.read(file, {}, batch=2), tmp_path / "net.so"
     assert importer.inputs_of(model) == [{"name": "x", "shape": [2, 3, 16, 16], "dtype": "float32"}]
     found = planned(model)
-    tasks = [task for task, count in found.tasks() for _ in range(count) if isinstance(task.core, ConvConfig)]
+    tasks = [
+        task
+        for task, count in found.tasks()
+        for _ in range(count)
+        if isinstance(task.core, ConvConfig)
+    ]
     assert len(tasks) == 6
     assert all("bias" in task.epilogue for task in tasks), "batch normalisation is in the weights"
     build.compile_to(found, tvm.target.Target(TARGET), path)
@@ -94,7 +106,9 @@ class Odd(torch.nn.Module):
 def test_all_operators_that_cannot_be_imported_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "odd.pt2"
     torch.export.save(torch.export.export(Odd(), (torch.eye(3),)), path)
-    with pytest.raises(BadInput, match=r"net has operators that cannot be imported: .*\(1: \w+\), .*\(1: \w+\)"):
+    with pytest.raises(
+        BadInput, match=r"net has operators that cannot be imported: .*\(1: \w+\), .*\(1: \w+\)"
+    ):
         importer.to_relax(importer.read(path, {}), "net")
 
 

@@ -1,4 +1,5 @@
-"""kill -9 in the middle of tuning a model: the next call goes on, and nothing that is known is measured again."""
+"""kill -9 in the middle of tuning a model: the next call goes on, and nothing that is known is
+measured again."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def measured() -> dict[tuple[int, int], object]:
     """When each trial of a finished job was measured."""
     with reading(open_database()) as connection:
         rows = connection.execute(
-            sa.select(Trial.job_id, Trial.number, Trial.measured_at).join(Job).where(Job.state == "evaluated")
+            sa.select(Trial.job_id, Trial.number, Trial.measured_at)
+            .join(Job)
+            .where(Job.state == "evaluated")
         )
         return {(row.job_id, row.number): row.measured_at for row in rows}
 

@@ -55,16 +55,27 @@ def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     bare = KernelJob(CORE, SOLVER, facts.target, {"layouts": layouts}, 0, place + 1)
     won = TvmBuilder().propose(bare)[place]
     entries = (Task(config=TASK.to_json(), count=1),)
-    given = {"file": "0" * 64, "size_bytes": 1, "opset": "17", "shapes": {}, "inputs": (), "text": "1" * 64}
+    given = {
+        "file": "0" * 64,
+        "size_bytes": 1,
+        "opset": "17",
+        "shapes": {},
+        "inputs": (),
+        "text": "1" * 64,
+    }
     manifest = Manifest(target=facts.target, tvm=facts.library_version, tasks=entries, **given)
     with writing(open_database()) as connection:
         store.save(connection, "net", manifest, {})
-        solver = connection.execute(sa.select(tables.Solver.id).where(tables.Solver.name == SOLVER)).scalar_one()
+        solver = connection.execute(
+            sa.select(tables.Solver.id).where(tables.Solver.name == SOLVER)
+        ).scalar_one()
         build = DatabaseBuilder(connection, START)
         build.winner(here.id, build.config(CORE), solver, 1.0, params=won)
     api.tune_model("net", candidates=4)
     with reading(open_database()) as connection:
-        statement = sa.select(tables.Job).join(tables.Session).where(tables.Session.reason == "models")
+        statement = (
+            sa.select(tables.Job).join(tables.Session).where(tables.Session.reason == "models")
+        )
         (job,) = connection.execute(statement.where(tables.Job.solver_id == solver)).all()
     proposed = TvmBuilder().propose(KernelJob(TASK, SOLVER, facts.target, {}, 0, 4, job.options))
     assert readable(proposed[0]) == readable(won)

@@ -1,4 +1,5 @@
-"""The model beside the real pipeline: what it knows, how it judges what happened, what its workers do."""
+"""The model beside the real pipeline: what it knows, how it judges what happened, what its workers
+do."""
 
 from __future__ import annotations
 
@@ -74,7 +75,10 @@ class Machine(RuleBasedStateMachine):
         self.engine = make_engine(f"sqlite:///{scene.folder}/run.sqlite")
         self.reader = sqlite3.connect(scene.folder / "run.sqlite", isolation_level=None)
         with reading(self.engine) as connection:
-            info, namespace = sessions.get(connection, scene.session_id), sessions.namespace(connection)
+            info, namespace = (
+                sessions.get(connection, scene.session_id),
+                sessions.namespace(connection),
+            )
         self.work = SessionWork(scene.session_id, namespace, info.environment, LIBRARY)
         self.leases = Leases(scene.client, namespace, scene.settings.lease_s)
         self.broker, self.moments = Broker(), Moments()
@@ -102,10 +106,15 @@ class Machine(RuleBasedStateMachine):
         self.seen = 0  # of the history
 
     def _start(self) -> ObservedCoordinator:
-        coordinator = ObservedCoordinator(self.engine, self.scene.client, self.broker, self.scene.settings, [self.work])
+        coordinator = ObservedCoordinator(
+            self.engine, self.scene.client, self.broker, self.scene.settings, [self.work]
+        )
         coordinator.moments = self.moments
         leases = ObservedLeases(self.scene.client, self.work.namespace, self.scene.settings.lease_s)
-        leases.moments, leases.opened = self.moments, lambda chunks: self.held.update(dict.fromkeys(chunks))
+        leases.moments, leases.opened = (
+            self.moments,
+            lambda chunks: self.held.update(dict.fromkeys(chunks)),
+        )
         coordinator._leases = coordinator.publisher.leases = leases
         send = coordinator.publisher.send
 
@@ -119,7 +128,8 @@ class Machine(RuleBasedStateMachine):
     def _die(self) -> None:
         raise Died
 
-    # -- what holds after every step ----------------------------------------------------------------------------------
+    # -- what holds after every step
+    # ----------------------------------------------------------------------------------
 
     @invariant()
     def all_is_well(self) -> None:
@@ -140,14 +150,19 @@ class Machine(RuleBasedStateMachine):
 
     def _judge_round(self, event: Any) -> None:
         """A round was opened; the unique key of `job` has it that it is done once."""
-        judge_opened(event, next(search for search in self._searches() if event.job in [one.id for one in search]))
+        judge_opened(
+            event,
+            next(search for search in self._searches() if event.job in [one.id for one in search]),
+        )
 
     def _judge_answer(self, event: Any) -> None:
         assert State(event.state) in IN_FLIGHT
         assert event.result_attempt == event.attempt
         self.own.pop(event.job, None)
         if event.cause == Cause.WORKER_LOST.value:
-            assert event.chunk in self.lost, "a worker that nobody lost was charged, or two jobs for one"
+            assert event.chunk in self.lost, (
+                "a worker that nobody lost was charged, or two jobs for one"
+            )
             self.lost.remove(event.chunk)
             self.divided.add(event.chunk)
         elif event.worker == "":
@@ -156,12 +171,18 @@ class Machine(RuleBasedStateMachine):
             self.answered[event.job] = event.attempt
             return
         else:
-            accepted = Said(event.chunk, event.worker, event.job, event.step, event.attempt, event.cause)
-            assert self.said.get(event.words) == accepted, "it was not said by the one who holds the job"
+            accepted = Said(
+                event.chunk, event.worker, event.job, event.step, event.attempt, event.cause
+            )
+            assert self.said.get(event.words) == accepted, (
+                "it was not said by the one who holds the job"
+            )
             self.owed.discard(event.words)
         self.answered[event.job] = event.attempt
         policy = LIBRARY.retry(Cause(event.cause)) if event.cause else Retry()
-        free = not policy.charged and policy.again not in PERMANENT and self.free[event.job] < MAX_FREE
+        free = (
+            not policy.charged and policy.again not in PERMANENT and self.free[event.job] < MAX_FREE
+        )
         if event.cause == Cause.ARTIFACT_LOST.value:
             self.rebuilt.add(event.job)
         if event.cause is None:
@@ -180,7 +201,9 @@ class Machine(RuleBasedStateMachine):
         assert after is before or after in TRANSITIONS[before]
         claimed = before not in IN_FLIGHT and after in IN_FLIGHT
         assert event.to_attempt == event.attempt + claimed
-        assert not (claimed and event.ready_at and event.ready_at > str(utc_now())), "it was not to be tried yet"
+        assert not (claimed and event.ready_at and event.ready_at > str(utc_now())), (
+            "it was not to be tried yet"
+        )
         taken = before in IN_FLIGHT and after not in IN_FLIGHT | {State.CANCELED}
         if taken and self.answered.get(event.job) != event.attempt:
             assert event.chunk in self.freed, "it was taken from its worker"
@@ -204,15 +227,21 @@ class Machine(RuleBasedStateMachine):
             assert (job.chunk is not None) is (job.leased_at is not None) is (state in IN_FLIGHT)
             assert job.failures == self.failures[job.id] <= MAX
             assert job.uncharged == self.free[job.id] <= MAX_FREE
-            assert (job.avoid is None) or (cause is not None and LIBRARY.retry(cause).again is Again.ELSEWHERE)
+            assert (job.avoid is None) or (
+                cause is not None and LIBRARY.retry(cause).again is Again.ELSEWHERE
+            )
             if job.ready_at and state not in IN_FLIGHT | {State.CANCELED}:
                 assert cause is not None
                 assert LIBRARY.retry(cause).delay_s
             steps = job.steps.split(",")
-            assert job.step == next((step for step in steps if step not in self.good[job.id]), steps[-1])
+            assert job.step == next(
+                (step for step in steps if step not in self.good[job.id]), steps[-1]
+            )
             if state is not State.CANCELED:
                 permanent = cause is not None and LIBRARY.retry(cause).again in PERMANENT
-                assert (state is State.ERRORED) is (job.failures == MAX or (job.failures > 0 and permanent))
+                assert (state is State.ERRORED) is (
+                    job.failures == MAX or (job.failures > 0 and permanent)
+                )
 
     def _judge_leases(self) -> None:
         pipe = self.scene.client.pipeline()
@@ -223,8 +252,12 @@ class Machine(RuleBasedStateMachine):
         assert set(self.leases.expired()) == self.silent
 
     def _judge_stream(self) -> None:
-        texts = b"".join(fields[b"r"] for _, fields in self.scene.client.xrange(self.leases.results_key))
-        assert all(f'"{words}"'.encode() in texts for words in self.owed), "a result was taken and never heard of"
+        texts = b"".join(
+            fields[b"r"] for _, fields in self.scene.client.xrange(self.leases.results_key)
+        )
+        assert all(f'"{words}"'.encode() in texts for words in self.owed), (
+            "a result was taken and never heard of"
+        )
 
     def teardown(self) -> None:
         try:
@@ -254,7 +287,9 @@ class Machine(RuleBasedStateMachine):
         for job in self._jobs():
             assert is_final(job)
             assert job.id != killer or (job.state, job.cause) == ("errored", "worker_lost")
-            assert (job.state == ENDS[job.steps]) is (self.good[job.id] == set(job.steps.split(",")))
+            assert (job.state == ENDS[job.steps]) is (
+                self.good[job.id] == set(job.steps.split(","))
+            )
             assert job.state != "evaluated" or (job.config_id, job.solver_id) in found
 
     def _judge_searches(self) -> None:
@@ -262,10 +297,12 @@ class Machine(RuleBasedStateMachine):
             numbers = ", ".join(str(job.id) for job in search)
             judge_ended(search, self._rows(f"SELECT params FROM trial WHERE job_id IN ({numbers})"))
 
-    # -- the model ----------------------------------------------------------------------------------------------------
+    # -- the model
+    # ----------------------------------------------------------------------------------------------------
 
     def _busy(self, pick: int) -> list[Worker]:
-        """One worker that has something to do, if need be a new one; now and then one that lost its chunk."""
+        """One worker that has something to do, if need be a new one; now and then one that lost its
+        chunk."""
         late = [worker for worker in self.workers if worker.todo and not self._holds(worker)]
         if late and pick % 4 == 3:
             return choose(late, pick // 4)
@@ -274,7 +311,9 @@ class Machine(RuleBasedStateMachine):
                 self.coordinator.publish()
             for message in self.broker.waiting[:1]:
                 self._deliver(message)
-        return choose([worker for worker in self.workers if worker.todo and self._holds(worker)], pick // 4)
+        return choose(
+            [worker for worker in self.workers if worker.todo and self._holds(worker)], pick // 4
+        )
 
     def _jobs(self) -> list[Any]:
         return self._rows("SELECT * FROM job ORDER BY id")
@@ -358,7 +397,13 @@ class Machine(RuleBasedStateMachine):
         self._tell(self.leases.finish, worker, ReportKind.FINISHED, answers, owed=owed)
 
     def _tell(
-        self, call: Any, worker: Worker, kind: ReportKind, answers: Sequence[Result], *, owed: bool = True
+        self,
+        call: Any,
+        worker: Worker,
+        kind: ReportKind,
+        answers: Sequence[Result],
+        *,
+        owed: bool = True,
     ) -> None:
         chunk, held = worker.chunk.id, self._holds(worker)
         report = Report(kind=kind, chunk=chunk, worker=worker.name, results=tuple(answers))
@@ -368,7 +413,9 @@ class Machine(RuleBasedStateMachine):
         self.said |= said_of(worker, answers)
         if owed:
             wanted = {job.id for job in self._jobs() if job.chunk == chunk}
-            self.owed |= {a.output_tail for a in answers if a.job_id in wanted and a.output_tail != LIE}
+            self.owed |= {
+                a.output_tail for a in answers if a.job_id in wanted and a.output_tail != LIE
+            }
         self.silent.discard(chunk)
         if kind is not ReportKind.RESULTS:
             self._let_go([chunk])
@@ -378,12 +425,21 @@ class Machine(RuleBasedStateMachine):
     def _let_time_pass(self) -> None:
         """Whatever is claimed by now is no longer left in peace."""
         with writing(self.engine) as connection:
-            connection.execute(sa.update(Job).where(Job.leased_at.is_not(None)).values(leased_at=LONG_AGO))
-            connection.execute(sa.update(Job).where(Job.ready_at.is_not(None)).values(ready_at=LONG_AGO))
+            connection.execute(
+                sa.update(Job).where(Job.leased_at.is_not(None)).values(leased_at=LONG_AGO)
+            )
+            connection.execute(
+                sa.update(Job).where(Job.ready_at.is_not(None)).values(ready_at=LONG_AGO)
+            )
 
     def _reap(self, coordinator: Coordinator) -> None:
-        lost, old = set(self.silent), {job.chunk for job in self._jobs() if job.chunk and job.leased_at < "2001"}
-        unsent = {c for c in old if c in self.held and self.held[c] is None and not self.broker.waiting}
+        lost, old = (
+            set(self.silent),
+            {job.chunk for job in self._jobs() if job.chunk and job.leased_at < "2001"},
+        )
+        unsent = {
+            c for c in old if c in self.held and self.held[c] is None and not self.broker.waiting
+        }
         gone = {c for c in old if c not in self.held} | unsent
         gone |= {chunk for chunk, worker in self.held.items() if worker is None} - self._chunks()
         self.lost |= lost

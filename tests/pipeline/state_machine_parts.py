@@ -1,4 +1,5 @@
-"""What the state machine test drives: a broker, a coordinator whose moments are seen, workers, and how one answers."""
+"""What the state machine test drives: a broker, a coordinator whose moments are seen, workers, and
+how one answers."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ LIE = "a lie"
 #: The artifact of every candidate, which nobody reads.
 CODE = "c" * 64
 PICK = st.integers(0, 40)
-CAUSES = st.sampled_from([None, None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST, *POLICIES])
+CAUSES = st.sampled_from(
+    [None, None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST, *POLICIES]
+)
 HISTORY = """
 CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk,
     step, result_attempt, cause, worker, words, opened);
@@ -72,12 +75,17 @@ CREATE TRIGGER opened AFTER INSERT ON job WHEN NEW.round > 0 BEGIN
 
 
 class SmallChunks(NoopLibrary):
-    """Two steps on a CPU and one on a device, searches of three rounds, and a policy of its own for some failures."""
+    """Two steps on a CPU and one on a device, searches of three rounds, and a policy of its own for
+    some failures."""
 
     search = Step("search", Resource.CPU, chunk=3, urgent=True)
     steps = tuple(
         Step(name, resource, chunk=3)
-        for name, resource in (("build", Resource.CPU), ("link", Resource.CPU), ("measure", Resource.DEVICE))
+        for name, resource in (
+            ("build", Resource.CPU),
+            ("link", Resource.CPU),
+            ("measure", Resource.DEVICE),
+        )
     )
 
     def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
@@ -110,7 +118,9 @@ class Broker:
 
     def connection_for_read(self) -> Any:
         transport = SimpleNamespace(driver_type="redis")
-        return contextlib.nullcontext(SimpleNamespace(channel=lambda: self, channel_errors=(), transport=transport))
+        return contextlib.nullcontext(
+            SimpleNamespace(channel=lambda: self, channel_errors=(), transport=transport)
+        )
 
     def queue_declare(self, _queue: str, passive: bool) -> Any:
         return SimpleNamespace(message_count=len(self.waiting))
@@ -178,7 +188,8 @@ class Said:
 
 
 class OwnCauses(dict[int, str | None]):
-    """By job that was not charged when the worker of its chunk was lost: why it failed last itself, which still holds."""
+    """By job that was not charged when the worker of its chunk was lost: why it failed last itself,
+    which still holds."""
 
     def keep(self, event: Any) -> None:
         if event.cause != Cause.WORKER_LOST.value or event.job not in self:
@@ -202,7 +213,11 @@ class Scene:
 
 def _params_of(item: WorkItem) -> str:
     """What a round proposes: another candidate after another history, as searches do."""
-    return item.candidates[0].params or "" if item.candidates else f"{item.round} {' '.join(item.history)}"
+    return (
+        item.candidates[0].params or ""
+        if item.candidates
+        else f"{item.round} {' '.join(item.history)}"
+    )
 
 
 def answer_to(item: WorkItem, cause: Cause | None, words: str) -> StepResult:
@@ -211,7 +226,14 @@ def answer_to(item: WorkItem, cause: Cause | None, words: str) -> StepResult:
     blamed = cause if item.attempt % 2 else None
     params = _params_of(item) if item.step in ("search", "build") else None
     code = None if item.step == "search" else CODE
-    trial = Trial(index=0, params=params, artifact=code, cause=blamed, times_ms=times, time_ms=1.0 if times else None)
+    trial = Trial(
+        index=0,
+        params=params,
+        artifact=code,
+        cause=blamed,
+        times_ms=times,
+        time_ms=1.0 if times else None,
+    )
     facts = {"ok": cause is None, "cause": cause, "output_tail": words, "ended_at": 1.0}
     return result_of(item, trials=(trial,), kernels=(), **facts)
 
@@ -220,7 +242,12 @@ def said_of(worker: Worker, answers: Iterable[StepResult]) -> dict[str, Said]:
     """By their words, the answers of a worker that are not lies."""
     return {
         one.output_tail: Said(
-            worker.chunk.id, worker.name, one.job_id, one.step, one.attempt, one.cause.value if one.cause else None
+            worker.chunk.id,
+            worker.name,
+            one.job_id,
+            one.step,
+            one.attempt,
+            one.cause.value if one.cause else None,
         )
         for one in answers
         if one.output_tail != LIE
@@ -257,6 +284,8 @@ def judge_opened(event: Any, search: Sequence[Any]) -> None:
 
 def judge_ended(search: Sequence[Any], trials: Sequence[Any]) -> None:
     """Nothing is left to do of the search, whose trials are given."""
-    assert len(search) == ROUNDS or any(job.state == "canceled" for job in search), "a search stands still"
+    assert len(search) == ROUNDS or any(job.state == "canceled" for job in search), (
+        "a search stands still"
+    )
     params = [trial.params for trial in trials]
     assert len(params) == len(set(params)), "a candidate was proposed twice"

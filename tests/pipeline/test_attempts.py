@@ -37,12 +37,22 @@ class Bench:
 
     def claim(self, step: str) -> WorkItem:
         with writing(self.engine) as connection:
-            (chunk,) = claim.claim(connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 10)
+            (chunk,) = claim.claim(
+                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 10
+            )
         self.chunk = chunk.id
         return chunk.items[0]
 
-    def answer(self, item: WorkItem, *trials: Trial, cause: Cause | None = None, noisy: bool = False) -> None:
-        facts = {"ok": cause is None, "cause": cause, "trials": trials, "noisy": noisy, "ended_at": 1.0}
+    def answer(
+        self, item: WorkItem, *trials: Trial, cause: Cause | None = None, noisy: bool = False
+    ) -> None:
+        facts = {
+            "ok": cause is None,
+            "cause": cause,
+            "trials": trials,
+            "noisy": noisy,
+            "ended_at": 1.0,
+        }
         result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
         report = Report(kind=ReportKind.FINISHED, chunk=self.chunk, worker="w", results=(result,))
         self.drain.write([Entry("1-0", report)])
@@ -50,7 +60,11 @@ class Bench:
     def built(self) -> None:
         """Candidates 0 and 1 are built, 2 is not."""
         failed = Trial(index=2, params="2", cause=Cause.BUILD_ERROR)
-        self.answer(self.claim("build"), *(Trial(index=n, params=f"{n}", artifact=self.code) for n in (0, 1)), failed)
+        self.answer(
+            self.claim("build"),
+            *(Trial(index=n, params=f"{n}", artifact=self.code) for n in (0, 1)),
+            failed,
+        )
 
 
 @pytest.fixture()
@@ -65,7 +79,8 @@ def measured(index: int, time_ms: float | None) -> Trial:
 
 
 def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -> None:
-    """D1: its candidates had the causes of the first one, so that it got none: a false `not_applicable`."""
+    """D1: its candidates had the causes of the first one, so that it got none: a false
+    `not_applicable`."""
     built = tuple(Candidate(index=index, artifact=bench.code) for index in (0, 1))
     bench.built()
     for attempt in (2, 3):
@@ -132,7 +147,9 @@ def test_the_best_of_a_solvers_jobs_is_kept(
 ) -> None:
     """D13: 1.0 ms, then 5.0 ms from another job, gave 5.0."""
     with writing(bench.engine) as connection:
-        request = jobs.JobRequest(bench.session_id, "noop", ["measure"], "x", "new", solvers=["Noop1"])
+        request = jobs.JobRequest(
+            bench.session_id, "noop", ["measure"], "x", "new", solvers=["Noop1"]
+        )
         assert jobs.load(connection, request) == 1
     bench.built()
     with writing(bench.engine) as connection:
@@ -145,7 +162,12 @@ def test_the_best_of_a_solvers_jobs_is_kept(
         trial = Trial(index=0, params=params, time_ms=time_ms, times_ms=(time_ms,))
         facts = {"ok": True, "trials": (trial,), "noisy": noisy, "ended_at": 1.0}
         result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
-        entries.append(Entry("1-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=(result,))))
+        entries.append(
+            Entry(
+                "1-0",
+                Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=(result,)),
+            )
+        )
     for part in [entries] if together else [[entry] for entry in entries]:
         bench.drain.write(part)
     with reading(bench.engine) as connection:
@@ -160,13 +182,22 @@ def rounds(bench: Bench) -> Bench:
         ready = {"steps": "search,build,measure", "step": "measure", "state": "compiled"}
         connection.execute(sa.update(models.Job).values(ready))
         first = connection.execute(sa.select(models.Job.__table__)).mappings().one()
-        connection.execute(sa.insert(models.Job).values({**first, "id": first["id"] + 1, "round": 1}))
+        connection.execute(
+            sa.insert(models.Job).values({**first, "id": first["id"] + 1, "round": 1})
+        )
         rows = [
-            {"job_id": first["id"] + number, "number": index, "params": f"{number}/{index}", "artifact": bench.code}
+            {
+                "job_id": first["id"] + number,
+                "number": index,
+                "params": f"{number}/{index}",
+                "artifact": bench.code,
+            }
             for number in (0, 1)
             for index in (0, 1)
         ]
-        connection.execute(sa.insert(models.Trial).values(step="build", output_tail="", times_ms="[]"), rows)
+        connection.execute(
+            sa.insert(models.Trial).values(step="build", output_tail="", times_ms="[]"), rows
+        )
     return bench
 
 
@@ -175,14 +206,18 @@ def _answer(bench: Bench, *times_ms: float, noisy: bool, ended_early: bool = Fal
     (chunk,) = _claimed(bench)
     bench.chunk = chunk.id
     facts = {"ended_early": ended_early}
-    trials = [Trial(index=n, time_ms=time, times_ms=(time,), **facts) for n, time in enumerate(times_ms)]
+    trials = [
+        Trial(index=n, time_ms=time, times_ms=(time,), **facts) for n, time in enumerate(times_ms)
+    ]
     bench.answer(chunk.items[0], *trials, noisy=noisy)
     return chunk.items[0]
 
 
 def _claimed(bench: Bench) -> list[claim.ClaimedChunk]:
     with writing(bench.engine) as connection:
-        return claim.claim(connection, Scope(bench.session_id, LIBRARY, ""), LIBRARY.step("measure"), 1)
+        return claim.claim(
+            connection, Scope(bench.session_id, LIBRARY, ""), LIBRARY.step("measure"), 1
+        )
 
 
 _QUIET, _NOISY = False, True
@@ -214,6 +249,12 @@ def test_what_ended_early_is_no_result_and_stays_marked(rounds: Bench) -> None:
     assert _answer(rounds, 4.0, 9.0, noisy=False, ended_early=True).best_ms == 1.0
     with reading(rounds.engine) as connection:
         assert connection.execute(sa.select(FindDb.time_ms, FindDb.noisy)).one() == (1.0, True)
-        query = sa.select(models.Trial.time_ms, models.Trial.ended_early).where(models.Trial.time_ms.is_not(None))
-        assert sorted(map(tuple, connection.execute(query))) == [(1.0, False), (4.0, True), (9.0, True)]
+        query = sa.select(models.Trial.time_ms, models.Trial.ended_early).where(
+            models.Trial.time_ms.is_not(None)
+        )
+        assert sorted(map(tuple, connection.execute(query))) == [
+            (1.0, False),
+            (4.0, True),
+            (9.0, True),
+        ]
     assert states(rounds.engine) == {"evaluated": 2}

@@ -1,4 +1,5 @@
-"""A config whose text is too large for a field: its body is kept in SQL and reaches the worker as an artifact."""
+"""A config whose text is too large for a field: its body is kept in SQL and reaches the worker as
+an artifact."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def session_id(engine: sa.Engine) -> int:
         solvers.update_solvers(connection, LIBRARY)
     solvers.update_applicability(engine, LIBRARY, number, "t")
     with writing(engine) as connection:
-        request = jobs.JobRequest(number, "noop", ["build", "measure"], "test", "new", tag="t", solvers=["Noop1"])
+        request = jobs.JobRequest(
+            number, "noop", ["build", "measure"], "test", "new", tag="t", solvers=["Noop1"]
+        )
         assert jobs.load(connection, request) == len(FUNCTIONS)
     return number
 
@@ -89,7 +92,9 @@ def session_id(engine: sa.Engine) -> int:
 def store(engine: sa.Engine, tuna_home: Path) -> Artifacts:
     """The store as workers see it: signed with the installation's secret."""
     with reading(engine) as connection:
-        return Artifacts.from_settings(get_settings(), "", sessions.artifact_keys(connection, get_settings()))
+        return Artifacts.from_settings(
+            get_settings(), "", sessions.artifact_keys(connection, get_settings())
+        )
 
 
 @pytest.fixture()
@@ -111,7 +116,9 @@ def _library_that_reads(lose: Callable[[WorkItem], None]) -> Callable[..., Itera
             try:
                 body = context.artifacts.get(item.body or "")
             except KeyError as error:
-                yield result_of(item, ok=False, cause=Cause.ARTIFACT_LOST, output_tail=f"body {error} is gone")
+                yield result_of(
+                    item, ok=False, cause=Cause.ARTIFACT_LOST, output_tail=f"body {error} is gone"
+                )
                 continue
             right = body == TEXTS[int(item.layer.name[1:])]
             yield result_of(item, ok=right, cause=None if right else Cause.WRONG_RESULT)
@@ -121,7 +128,9 @@ def _library_that_reads(lose: Callable[[WorkItem], None]) -> Callable[..., Itera
 
 def _causes(engine: sa.Engine) -> list[tuple[str, str | None]]:
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(StepResult.step, StepResult.cause).order_by(StepResult.id))
+        rows = connection.execute(
+            sa.select(StepResult.step, StepResult.cause).order_by(StepResult.id)
+        )
         return sorted((row.step, row.cause or "") for row in rows)
 
 
@@ -148,12 +157,23 @@ def test_a_body_that_is_lost_is_put_again_when_its_job_is_published_again(
     coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 3})
     assert len(lost) == 1
     # The job went back to its first step, as for every lost artifact.
-    assert _causes(engine) == [("build", "")] * 4 + [("measure", "")] * 3 + [("measure", "artifact_lost")]
+    assert _causes(engine) == [("build", "")] * 4 + [("measure", "")] * 3 + [
+        ("measure", "artifact_lost")
+    ]
 
 
 def _items(session_id: int, *digests: str | None) -> list[WorkItem]:
-    facts: dict[str, Any] = {"library": "noop", "step": "build", "solver": "Noop1", "config": {}, "attempt": 1}
-    return [WorkItem(job_id=n, session_id=session_id, body=body, **facts) for n, body in enumerate(digests)]
+    facts: dict[str, Any] = {
+        "library": "noop",
+        "step": "build",
+        "solver": "Noop1",
+        "config": {},
+        "attempt": 1,
+    }
+    return [
+        WorkItem(job_id=n, session_id=session_id, body=body, **facts)
+        for n, body in enumerate(digests)
+    ]
 
 
 def test_only_what_the_store_lacks_is_put_and_each_body_once(
@@ -179,7 +199,10 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
 
 def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:
     function = FUNCTIONS[0]
-    with pytest.raises(BadInput, match=f"needs the body {function.digest}"), writing(engine) as connection:
+    with (
+        pytest.raises(BadInput, match=f"needs the body {function.digest}"),
+        writing(engine) as connection,
+    ):
         configs.store(connection, [function], "t")
     with pytest.raises(BadInput, match="another SHA-256"), writing(engine) as connection:
         configs.store(connection, [function], "t", bodies={function.digest: b"something else"})
@@ -203,6 +226,9 @@ def test_a_digest_that_is_none_is_refused() -> None:
 
 
 def test_a_config_that_does_not_fit_into_its_column_is_refused(engine: sa.Engine) -> None:
-    with pytest.raises(BadInput, match="json of a function config has") as error, writing(engine) as connection:
+    with (
+        pytest.raises(BadInput, match="json of a function config has") as error,
+        writing(engine) as connection,
+    ):
         configs.store(connection, [Function("f" * 5000, FUNCTIONS[0].digest)], "t", bodies=BODIES)
     assert "body" in error.value.hint

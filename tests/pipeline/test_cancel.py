@@ -1,4 +1,5 @@
-"""`tuna cancel` ends what a worker runs, whatever its host is called: fin, and all that fin started."""
+"""`tuna cancel` ends what a worker runs, whatever its host is called: fin, and all that fin
+started."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ END_S = 2.0 + 8.0
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it is there; one whose parent has ended stays a zombie for as long as the machine's first process likes."""
+    """Whether it is there; one whose parent has ended stays a zombie for as long as the machine's
+    first process likes."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -51,7 +53,9 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     monkeypatch.setenv("TUNA_SANDBOX", "off")  # in the box nothing leaves its process group
     get_settings.cache_clear()
     fin = rocm(options={"sleep_s": 600}) / "bin" / "fin"
-    (tmp_path / "layers.txt").write_text("MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -F 1\n")
+    (tmp_path / "layers.txt").write_text(
+        "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -F 1\n"
+    )
     for line in (
         "init-session miopen -l test",
         "import layers.txt -t t",
@@ -62,7 +66,9 @@ def test_a_call_of_fin_that_takes_ten_minutes(
         assert type_in("tuna", *line.split()).code == 0
     started = [tmp_path / "fin.pid", tmp_path / "grandchild.pid"]
     grandchild = f"setsid sh -c 'echo $$ > {started[1]}; exec sleep 600' &\n"
-    fin.write_text(fin.read_text().replace("exec ", f"echo $$ > {started[0]}\n{grandchild}exec ", 1))
+    fin.write_text(
+        fin.read_text().replace("exec ", f"echo $$ > {started[0]}\n{grandchild}exec ", 1)
+    )
     ensure_services(get_settings())
     engine, library, client = open_database(), get_library("miopen"), connect(get_settings())
     with writing(engine) as connection:
@@ -76,7 +82,9 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     runner, ended = Runner(client, LEASE_S, context, "far-away"), list[str]()
     worker = threading.Thread(target=lambda: ended.append(runner.run(chunk, library)))
     worker.start()
-    eventually(lambda: all(path.exists() and path.read_text().endswith("\n") for path in started), 30)
+    eventually(
+        lambda: all(path.exists() and path.read_text().endswith("\n") for path in started), 30
+    )
     running = [psutil.Process(int(path.read_text())) for path in started]
     assert all(map(_runs, running))
     assert type_in("tuna", "cancel", "--session-id", "1").code == 0

@@ -50,15 +50,22 @@ def work(engine: sa.Engine) -> SessionWork:
     """Two layers, each with a search whose second round waits after 10 ms in the first."""
     session_id = make_jobs(engine, 2, solvers=["Noop0"])
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluated"))
+        connection.execute(
+            sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluated")
+        )
         names = [c.name for c in Job.__table__.c if c.name not in ("id", "round", "step", "state")]
         rows = sa.select(
-            *(Job.__table__.c[name] for name in names), sa.literal(1), sa.literal("search"), sa.literal("new")
+            *(Job.__table__.c[name] for name in names),
+            sa.literal(1),
+            sa.literal("search"),
+            sa.literal("new"),
         )
         connection.execute(sa.insert(Job).from_select([*names, "round", "step", "state"], rows))
         for job_id in connection.execute(sa.select(Job.id).where(Job.round == 0)).scalars().all():
             facts = {"output_tail": "", "times_ms": "[10]", "step": "measure", "clock": "cpu"}
-            connection.execute(sa.insert(Trial).values(job_id=job_id, number=0, time_ms=10.0, **facts))
+            connection.execute(
+                sa.insert(Trial).values(job_id=job_id, number=0, time_ms=10.0, **facts)
+            )
         (found,) = read_works(connection, [session_id])
     return replace(found, library=SearchLibrary())
 
@@ -81,15 +88,29 @@ def in_model(engine: sa.Engine, *weights: int) -> None:
     with writing(engine) as connection:
         connection.execute(sa.insert(Model).values(id=1, name="net", version="1"))
         connection.execute(sa.insert(Framework).values(id=1, name="f", version="1"))
-        configs = connection.execute(sa.select(Job.config_id).distinct().order_by(Job.config_id)).scalars().all()
+        configs = (
+            connection.execute(sa.select(Job.config_id).distinct().order_by(Job.config_id))
+            .scalars()
+            .all()
+        )
         for config_id, weight in zip(configs, weights, strict=True):
-            row = {"model_id": 1, "framework_id": 1, "gpu_count": 1, "config_id": config_id, "weight": weight}
+            row = {
+                "model_id": 1,
+                "framework_id": 1,
+                "gpu_count": 1,
+                "config_id": config_id,
+                "weight": weight,
+            }
             connection.execute(sa.insert(ModelConfig).values(row))
 
 
 def taken(engine: sa.Engine) -> list[tuple[int, str]]:
     with reading(engine) as connection:
-        query = sa.select(Job.config_id, Job.steps).where(Job.chunk.is_not(None)).order_by(Job.leased_at)
+        query = (
+            sa.select(Job.config_id, Job.steps)
+            .where(Job.chunk.is_not(None))
+            .order_by(Job.leased_at)
+        )
         return [tuple(row) for row in connection.execute(query)]
 
 
@@ -145,7 +166,9 @@ def test_the_round_that_waits_longest_is_first_under_fifo(
 ) -> None:
     with writing(engine) as connection:
         hour_ago = utc_now() - timedelta(hours=1)
-        connection.execute(sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago))
+        connection.execute(
+            sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago)
+        )
     make(work, POLICIES["fifo"]).publish()
     assert taken(engine) == [(2, "search,build,measure")]
 
@@ -155,11 +178,17 @@ def test_the_round_that_waits_longest_is_first_under_fifo(
     [
         (1, "search,build,measure,learn", "search"),
         (0, "search,build,measure,learn", "learn"),  # a search that begins makes nobody wait
-        (1, "search,build,learn", "learn"),  # nor one that would keep the process for all its rounds
+        # nor one that would keep the process for all its rounds
+        (1, "search,build,learn", "learn"),
     ],
 )
 def test_a_session_goes_on_with_the_next_round_where_the_last_one_ended(
-    engine: sa.Engine, work: SessionWork, make: Callable[..., Coordinator], number: int, steps: str, first: str
+    engine: sa.Engine,
+    work: SessionWork,
+    make: Callable[..., Coordinator],
+    number: int,
+    steps: str,
+    first: str,
 ) -> None:
     """The device is out of work until what the next round proposes is built."""
     with writing(engine) as connection:
@@ -173,19 +202,31 @@ def test_a_session_goes_on_with_the_next_round_where_the_last_one_ended(
     order = []
     while coordinator.publish():
         with writing(engine) as connection:
-            order += connection.execute(sa.select(Job.step).where(Job.chunk.is_not(None))).scalars().all()
-            connection.execute(sa.update(Job).where(Job.chunk.is_not(None)).values(chunk=None, state="canceled"))
+            order += (
+                connection.execute(sa.select(Job.step).where(Job.chunk.is_not(None)))
+                .scalars()
+                .all()
+            )
+            connection.execute(
+                sa.update(Job).where(Job.chunk.is_not(None)).values(chunk=None, state="canceled")
+            )
         coordinator._leases.drop(coordinator._leases.all())
     assert order == [first, *({"search", "learn"} - {first})]
 
 
 def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
-    engine: sa.Engine, work: SessionWork, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    work: SessionWork,
+    make: Callable[..., Coordinator],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two devices are live, and one round waits to be measured; the other layer's rounds have ended."""
+    """Two devices are live, and one round waits to be measured; the other layer's rounds have
+    ended."""
     with writing(engine) as connection:
         second = (Job.round == 1, Job.config_id == 1)
-        connection.execute(sa.update(Job).where(Job.round == 1).values(state="evaluated", step="measure"))
+        connection.execute(
+            sa.update(Job).where(Job.round == 1).values(state="evaluated", step="measure")
+        )
         job_id = connection.execute(sa.select(Job.id).where(*second)).scalar_one()
         connection.execute(sa.update(Job).where(*second).values(state="compiled"))
         facts = {"output_tail": "", "times_ms": "[]", "step": "build", "job_id": job_id}
@@ -195,9 +236,13 @@ def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
     get_settings.cache_clear()
     coordinator = make(work)
     (queue,) = {work.queue(step) for step in work.steps if step.name == "measure"}
-    monkeypatch.setattr(coordinator.publisher._snapshots, "_live_processes", lambda: Counter({queue: 2}))
+    monkeypatch.setattr(
+        coordinator.publisher._snapshots, "_live_processes", lambda: Counter({queue: 2})
+    )
     assert coordinator.publish() == 2
     with reading(engine) as connection:
         query = sa.select(Job.part, sa.func.count()).join(Trial, Trial.job_id == Job.id)
-        found = connection.execute(query.where(Job.chunk.is_not(None)).group_by(Job.id).order_by(Job.part)).all()
+        found = connection.execute(
+            query.where(Job.chunk.is_not(None)).group_by(Job.id).order_by(Job.part)
+        ).all()
     assert [tuple(row) for row in found] == [(0, 4), (1, 4)]

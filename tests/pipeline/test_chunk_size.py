@@ -21,11 +21,14 @@ STEP = Step("build", Resource.CPU, chunk=8)
 
 
 def result(seconds: float, *, ok: bool = True, step: str = "build") -> StepResult:
-    return StepResult(job_id=1, attempt=1, step=step, ok=ok, started_at=100.0, ended_at=100.0 + seconds)
+    return StepResult(
+        job_id=1, attempt=1, step=step, ok=ok, started_at=100.0, ended_at=100.0 + seconds
+    )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "size"), [(0.0, 128), (0.09, 22), (0.19, 10), (1.0, 8), (7.0, 8), (9.0, 6), (59.0, 1), (900.0, 1)]
+    ("seconds", "size"),
+    [(0.0, 128), (0.09, 22), (0.19, 10), (1.0, 8), (7.0, 8), (9.0, 6), (59.0, 1), (900.0, 1)],
 )
 def test_short_items_travel_in_numbers_and_long_ones_alone(seconds: float, size: int) -> None:
     pace = ChunkSizer()
@@ -43,7 +46,9 @@ def test_items_are_long_by_the_average_of_the_latest_ones_good_or_not() -> None:
     assert pace.ahead([key]) == 1
     for _ in range(2):
         pace.note(1, result(0.01, ok=False))
-    assert pace.ahead([key]) is None, "what fails at once leaves a process without work as soon as what succeeds"
+    assert pace.ahead([key]) is None, (
+        "what fails at once leaves a process without work as soon as what succeeds"
+    )
     for _ in range(5):
         pace.note(1, result(1.5))
     assert pace.ahead([key]) == 1
@@ -77,11 +82,17 @@ def test_the_step_decides_until_enough_is_known() -> None:
     assert pace.chunk(1, STEP) == 8
 
 
-@pytest.mark.parametrize(("size", "expected"), [(4, [4, 4, 2] * 3), (10, [10] * 3), (15, [10] * 3), (20, [20, 10])])
-def test_a_config_is_split_only_where_it_does_not_fit(engine: sa.Engine, size: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "expected"), [(4, [4, 4, 2] * 3), (10, [10] * 3), (15, [10] * 3), (20, [20, 10])]
+)
+def test_a_config_is_split_only_where_it_does_not_fit(
+    engine: sa.Engine, size: int, expected: list[int]
+) -> None:
     session_id, library = make_jobs(engine, 3), get_library("noop")
     with writing(engine) as connection:
-        chunks = claim.claim(connection, Scope(session_id, library, ""), library.step("build"), 1000, size)
+        chunks = claim.claim(
+            connection, Scope(session_id, library, ""), library.step("build"), 1000, size
+        )
     assert [len(chunk.items) for chunk in chunks] == expected
     assert len({item.job_id for chunk in chunks for item in chunk.items}) == 30
 

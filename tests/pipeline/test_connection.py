@@ -14,7 +14,8 @@ from tuna.settings import Settings
 
 
 def test_each_home_has_its_own_broker(tmp_path: Path) -> None:
-    """A coordinator kept the broker of the first home that its process had opened, which was gone."""
+    """A coordinator kept the broker of the first home that its process had opened, which was
+    gone."""
     for name in ("one", "other"):
         settings = Settings(home=tmp_path / name)
         server = EmbeddedRedis(settings.run_dir)

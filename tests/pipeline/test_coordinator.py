@@ -65,11 +65,21 @@ class InProcess:
         return contextlib.nullcontext()
 
     def send_task(
-        self, _name: str, kwargs: dict[str, str], *, time_limit: float, shadow: str, kwargsrepr: str, **_: Any
+        self,
+        _name: str,
+        kwargs: dict[str, str],
+        *,
+        time_limit: float,
+        shadow: str,
+        kwargsrepr: str,
+        **_: Any,
     ) -> None:
         self.limits_s.add(time_limit)
         self.shown.add((shadow, kwargsrepr))
-        assert self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), self._library) == "finished"
+        assert (
+            self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), self._library)
+            == "finished"
+        )
 
 
 @pytest.fixture()
@@ -141,17 +151,22 @@ def test_a_round_that_was_opened_is_published_at_once(
             sa.select(sa.func.min(StepResultRow.started_at), sa.func.max(StepResultRow.ended_at))
         ).one()
         served_s = served_time.Served(connection, session_id).seconds(first, last)
-    assert served_s == pytest.approx((last - first).total_seconds()), "all of it is time of the search"
+    assert served_s == pytest.approx((last - first).total_seconds()), (
+        "all of it is time of the search"
+    )
 
 
 def test_a_later_step_is_published_before_earlier_ones(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D14: of 1,000 jobs with four steps, the third step of the first began after the first step of all."""
+    """D14: of 1,000 jobs with four steps, the third step of the first began after the first step of
+    all."""
     sent: list[str] = []
     with writing(engine) as connection:
         some = connection.execute(sa.select(Job.id).limit(100)).scalars().all()
-        connection.execute(sa.update(Job).where(Job.id.in_(some)).values(step="measure", state="compiled"))
+        connection.execute(
+            sa.update(Job).where(Job.id.in_(some)).values(step="measure", state="compiled")
+        )
     celery = coordinator.publisher._celery
 
     def send_task(name: str, kwargs: dict[str, str], **rest: Any) -> None:
@@ -175,7 +190,9 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
         ticks.append(time.monotonic())
 
     def mend() -> None:
-        while sum(line["event"] == "waiting for a server" for line in said) == 0 or len(refused) < 3:
+        while (
+            sum(line["event"] == "waiting for a server" for line in said) == 0 or len(refused) < 3
+        ):
             ended.wait(0.01)
         assert not ticks, "no round got through"
         redis_client.replicaof("NO", "ONE")
@@ -186,7 +203,11 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
     try:
         with structlog.testing.capture_logs() as said, pytest.MonkeyPatch.context() as patch:
             is_passing = server_errors.is_passing
-            patch.setattr(server_errors, "is_passing", lambda error: refused.append(str(error)) or is_passing(error))
+            patch.setattr(
+                server_errors,
+                "is_passing",
+                lambda error: refused.append(str(error)) or is_passing(error),
+            )
             coordinator = make()
             mending.start()
             coordinator.run(tick, lambda: states(engine) == {"evaluated": 400})
@@ -210,7 +231,9 @@ def test_an_error_of_the_drain_ends_the_run(
     monkeypatch.setattr(Drain, "write", fail)
     with pytest.raises(ValueError, match="a bug"):
         coordinator.run(lambda: None, lambda: False)
-    assert states(engine)["compile_queued"] > 0, "what was published stays claimed, for the next coordinator to find"
+    assert states(engine)["compile_queued"] > 0, (
+        "what was published stays claimed, for the next coordinator to find"
+    )
 
 
 @contextlib.contextmanager
@@ -262,7 +285,8 @@ def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(
         assert queue_depth(connection, "nobody's") == 0
         connection.SimpleQueue("ours").put("x")
         assert queue_depth(connection, "ours") == 1
-        if redis_client.info()["redis_version"].startswith("6."):  # later ones count although they are full
+        # later ones count although they are full
+        if redis_client.info()["redis_version"].startswith("6."):
             with full(redis_client), pytest.raises(redis.ResponseError):
                 queue_depth(connection, "ours")
         redis_client.delete("ours")
@@ -272,17 +296,24 @@ def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(
 
 
 def test_a_lost_message_is_found_while_another_queue_is_full(
-    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Coordinator],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     coordinator, steps = make(), ("build", "measure")
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled"))
+        connection.execute(
+            sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled")
+        )
         scope = Scope(1, LIBRARY)
         chunks = {name: claim(connection, scope, LIBRARY.step(name), 5)[0].id for name in steps}
         connection.execute(sa.update(Job).values(leased_at=utc_now() - timedelta(minutes=1)))
         namespace = sessions.namespace(connection)
     Leases(redis_client, namespace, 30.0).open(chunks.values())
-    monkeypatch.setattr(coordinator, "_depth", lambda queue: 7 if queue.startswith("compile") else 0)
+    monkeypatch.setattr(
+        coordinator, "_depth", lambda queue: 7 if queue.startswith("compile") else 0
+    )
     coordinator.reap()
     with reading(engine) as connection:
         held = set(connection.execute(sa.select(Job.chunk).where(Job.chunk.is_not(None))).scalars())
@@ -290,7 +321,10 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
 
 
 def test_after_an_outage_workers_have_time_to_renew_their_leases(
-    engine: sa.Engine, coordinator: Coordinator, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    coordinator: Coordinator,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(InProcess, "send_task", lambda *_, **__: None)
     coordinator.publish()
@@ -330,7 +364,9 @@ def test_while_the_artifact_store_is_away_an_coordinator_waits(
     assert len(accepted(engine)) == 800
 
 
-def test_celerys_events_name_library_step_session_solver_and_layer(make: Callable[[], Coordinator]) -> None:
+def test_celerys_events_name_library_step_session_solver_and_layer(
+    make: Callable[[], Coordinator],
+) -> None:
     """U18: Flower shows the name and the arguments that a task was sent with."""
     coordinator = make()
     coordinator.publish()
@@ -339,9 +375,13 @@ def test_celerys_events_name_library_step_session_solver_and_layer(make: Callabl
     assert re.fullmatch(r"Noop\d on (conv|gemm) .+ and \d+ more", arguments), arguments
 
 
-def test_celerys_limit_is_that_of_the_items(make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_celerys_limit_is_that_of_the_items(
+    make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D7: a job option gave fin four hours, and Celery killed the worker after one."""
-    monkeypatch.setattr(LIBRARY, "time_limit_s", lambda step, item: 14_400.0 + item.job_id % 2, raising=False)
+    monkeypatch.setattr(
+        LIBRARY, "time_limit_s", lambda step, item: 14_400.0 + item.job_id % 2, raising=False
+    )
     coordinator = make()
     coordinator.publish()
     (limit_s,) = coordinator.publisher._celery.limits_s  # type: ignore[attr-defined]

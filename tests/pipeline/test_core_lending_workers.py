@@ -38,10 +38,16 @@ def test_a_worker_that_measures_lends_its_cores_until_it_leaves(tuna_home: Path)
 
 
 @pytest.mark.parametrize(
-    ("usable", "compiling", "with_lent"), [((0, 1, 2, 3), 3, 4), ((0, 1), 1, 2), ((5,), 1, 1)], ids=str
+    ("usable", "compiling", "with_lent"),
+    [((0, 1, 2, 3), 3, 4), ((0, 1), 1, 2), ((5,), 1, 1)],
+    ids=str,
 )
 def test_there_is_a_compile_process_for_each_core_that_may_build(
-    usable: tuple[int, ...], compiling: int, with_lent: int, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+    usable: tuple[int, ...],
+    compiling: int,
+    with_lent: int,
+    tuna_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: usable)
     for library, number in ((NoopLibrary(), compiling), (Borrower(), with_lent)):
@@ -54,7 +60,9 @@ def test_a_worker_warms_up_what_it_serves_of_the_libraries_that_it_is_told(
     tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[bool] = []
-    monkeypatch.setattr(NoopLibrary, "warm_up", lambda self, context: warmed.append(context.device is not None))
+    monkeypatch.setattr(
+        NoopLibrary, "warm_up", lambda self, context: warmed.append(context.device is not None)
+    )
     get_library.cache_clear()
     served = ServedQueues()
     process = WorkerProcess(get_settings(), served)
@@ -64,4 +72,6 @@ def test_a_worker_warms_up_what_it_serves_of_the_libraries_that_it_is_told(
         process.warm_up([queue], ["noop", "there-is-no-such-library"])
         process.warm_up([queue], [""])
     assert warmed == [False, True]
-    assert {spec.env["TUNA_WORKER_LIBRARIES"] for spec in default_workers([NoopLibrary()])} == {"noop"}
+    assert {spec.env["TUNA_WORKER_LIBRARIES"] for spec in default_workers([NoopLibrary()])} == {
+        "noop"
+    }

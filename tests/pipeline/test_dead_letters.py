@@ -1,4 +1,5 @@
-"""Reports that cannot be drained: of libraries that are not installed here, malformed ones, refused ones."""
+"""Reports that cannot be drained: of libraries that are not installed here, malformed ones, refused
+ones."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def _claim(engine: sa.Engine, session_id: int, limit: int = 1000) -> list[Claime
 
 
 def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:
-    results = tuple(Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=True) for i in chunk.items)
+    results = tuple(
+        Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=True) for i in chunk.items
+    )
     report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
     client.xadd("results", {"r": report.model_dump_json()})
 
@@ -61,7 +64,10 @@ def _others(name: str, missing: str) -> Library | None:
 
 def _letters(engine: sa.Engine) -> list[tuple[str, int | None]]:
     with reading(engine) as connection:
-        return [tuple(row) for row in connection.execute(sa.select(DeadLetter.library, DeadLetter.session_id))]
+        return [
+            tuple(row)
+            for row in connection.execute(sa.select(DeadLetter.library, DeadLetter.session_id))
+        ]
 
 
 def _other_session(engine: sa.Engine) -> int:
@@ -70,14 +76,20 @@ def _other_session(engine: sa.Engine) -> int:
     with writing(engine) as connection:
         environment = get_library("example").environment()
         other, _ = sessions.create(connection, environment, "of a library that is not everywhere")
-        connection.execute(sa.update(Job).where(Job.session_id == session_id).values(session_id=other))
+        connection.execute(
+            sa.update(Job).where(Job.session_id == session_id).values(session_id=other)
+        )
     return other
 
 
 def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it(
-    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Drain], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Drain],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D2: the first such result ended every coordinator of the database, and again at each restart."""
+    """D2: the first such result ended every coordinator of the database, and again at each
+    restart."""
     other = _other_session(engine)
     theirs, mine = _claim(engine, other), _claim(engine, make_jobs(engine, 1))
     for chunk in (*theirs, *mine):
@@ -103,13 +115,22 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
 
 
 def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_in_parts(
-    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Drain], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Drain],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of 17 MiB was taken for an outage of MariaDB, and sent again and again."""
     (chunk,) = _claim(engine, _other_session(engine))
     long = {chunk.items[3].job_id: "x" * 4000}
     results = tuple(
-        Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=True, output_tail=long.get(i.job_id, ""))
+        Result(
+            job_id=i.job_id,
+            attempt=i.attempt,
+            step=i.step,
+            ok=True,
+            output_tail=long.get(i.job_id, ""),
+        )
         for i in chunk.items
     )
     report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
@@ -123,7 +144,9 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
     assert make().take_letters() == len(results)
     assert states(engine) == {"compiled": 9, "new": 1}
     with reading(engine) as connection:
-        (row,) = connection.execute(sa.select(StepResult.job_id, StepResult.output_tail).where(~StepResult.ok))
+        (row,) = connection.execute(
+            sa.select(StepResult.job_id, StepResult.output_tail).where(~StepResult.ok)
+        )
     assert (row.job_id in long, "more than the database takes" in row.output_tail) == (True, True)
 
 
@@ -138,12 +161,17 @@ def test_lost_workers_of_a_library_that_is_missing_are_left_to_a_coordinator_tha
         assert release(connection, chunks, max_attempts=3, worker_lost=True) == 10
     assert states(engine) == {"compile_queued": 10, "new": 10}
     with writing(engine) as connection:
-        assert release(connection, [chunk.id for chunk in theirs], max_attempts=3) == 10, "a worker returned them"
+        assert release(connection, [chunk.id for chunk in theirs], max_attempts=3) == 10, (
+            "a worker returned them"
+        )
     assert states(engine) == {"new": 20}
 
 
 def test_a_malformed_report_is_kept_with_its_bytes_and_counted(
-    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Drain], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Drain],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dead_letters, "KEPT_BYTES", 100)
     monkeypatch.setattr(dead_letters, "KEPT", 3)
@@ -153,7 +181,9 @@ def test_a_malformed_report_is_kept_with_its_bytes_and_counted(
     assert make().once() == 4
     assert redis_client.xlen("results") == 0
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(DeadLetter.body, DeadLetter.fault).order_by(DeadLetter.id)).all()
+        rows = connection.execute(
+            sa.select(DeadLetter.body, DeadLetter.fault).order_by(DeadLetter.id)
+        ).all()
     assert [row.body for row in rows] == [b"{", b"\x80" * 100, b'{"kind": "finished"}']
     assert all(row.fault for row in rows)
     assert overview.undrained(engine) == 3
@@ -169,10 +199,13 @@ def test_a_refused_result_is_a_failure_of_its_job_and_a_dead_letter(
     entries = drain._stream.read(10, None)
     report = entries[0].report
     assert report
-    nameless = DeviceReport(name="x").model_copy(update={"name": None})  # as no worker that is checked can send it
+    # as no worker that is checked can send it
+    nameless = DeviceReport(name="x").model_copy(update={"name": None})
     bad = report.results[3].model_copy(update={"device": nameless})
     results = (*report.results[:3], bad, *report.results[4:])
-    drain.write([type(entries[0])("1-0", report.model_copy(update={"results": results})), *entries[1:]])
+    drain.write(
+        [type(entries[0])("1-0", report.model_copy(update={"results": results})), *entries[1:]]
+    )
     assert states(engine) == {"compiled": 9, "new": 1}
     with reading(engine) as connection:
         (letter,) = connection.execute(sa.select(DeadLetter)).all()
@@ -181,7 +214,10 @@ def test_a_refused_result_is_a_failure_of_its_job_and_a_dead_letter(
 
 
 def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
-    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Drain], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Drain],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> str:
         raise RuntimeError("a bug of a plug-in")
@@ -189,7 +225,9 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
     theirs, mine = _claim(engine, _other_session(engine)), _claim(engine, make_jobs(engine, 1))
     broken = NoopLibrary()
     monkeypatch.setattr(broken, "next_step", fail)
-    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda name: broken if name == "example" else LIBRARY)
+    monkeypatch.setattr(
+        "tuna.pipeline.scope.find_library", lambda name: broken if name == "example" else LIBRARY
+    )
     for chunk in (*theirs, *mine):
         _report(redis_client, chunk)
     drain = make()
@@ -197,5 +235,7 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
         pass
     assert states(engine) == {"errored": 10, "compiled": 10}
     with reading(engine) as connection:
-        tails = set(connection.execute(sa.select(StepResult.output_tail).where(~StepResult.ok)).scalars())
+        tails = set(
+            connection.execute(sa.select(StepResult.output_tail).where(~StepResult.ok)).scalars()
+        )
     assert [text.endswith("RuntimeError: a bug of a plug-in") for text in tails] == [True]

@@ -38,7 +38,10 @@ class OnAmd(NoopLibrary):
 def test_a_library_gets_a_device_of_its_kind() -> None:
     assert device_for(Anywhere(), SETTINGS, {}, CARDS).uuid == "GPU-a"
     found = device_for(OnAmd(), SETTINGS, {}, CARDS)
-    assert (found.uuid, found.variables) == ("GPU-b", {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"})
+    assert (found.uuid, found.variables) == (
+        "GPU-b",
+        {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"},
+    )
     assert device_for(NoopLibrary(), SETTINGS, {}, CARDS) == DeviceHandle("cpu0", cpus=(0,))
 
 
@@ -55,11 +58,14 @@ def test_without_any_gpu_it_is_the_measuring_cores() -> None:
 
 
 def test_a_device_that_only_its_variable_tells_of_is_known_by_it() -> None:
-    """A driver that discovery does not know, or the stand-in for a GPU: workers as the seeds start them."""
+    """A driver that discovery does not know, or the stand-in for a GPU: workers as the seeds start
+    them."""
     cpu = [Device(Kind.CPU, "CPU")]
     first, second = (device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": n}, cpu) for n in "01")
     assert first.variables == {"HIP_VISIBLE_DEVICES": "0"}
-    assert first.locks != second.locks, "D9: they waited for each other, for they shared the last core"
+    assert first.locks != second.locks, (
+        "D9: they waited for each other, for they shared the last core"
+    )
     assert device_for(OnAmd(), SETTINGS, {}, cpu).locks == ("amd0",)
 
 
@@ -69,24 +75,28 @@ def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
     """D5, D9: workers as the seeds start them, with HIP_VISIBLE_DEVICES alone."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     program = (
-        "import os, pathlib, sys, time\n"
-        "mine = os.environ['HIP_VISIBLE_DEVICES']\n"
-        "pathlib.Path(f'here-{mine}').touch()\n"
-        "deadline = time.monotonic() + 60\n"
-        "while not pathlib.Path(f'here-{1 - int(mine)}').exists() and time.monotonic() < deadline: time.sleep(0.01)\n"
-        "print(mine, time.monotonic() < deadline)\n"
+        "import os, pathlib, sys, time\nmine ="
+        " os.environ['HIP_VISIBLE_DEVICES']\npathlib.Path(f'here-{mine}').touch()\ndeadline ="
+        " time.monotonic() + 60\nwhile not pathlib.Path(f'here-{1 - int(mine)}').exists() and"
+        " time.monotonic() < deadline: time.sleep(0.01)\nprint(mine, time.monotonic() < deadline)\n"
     )
 
     class Prints(OnAmd):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             assert context.device
             env = child_env(context.device.variables)
             # Each waits for the other's file, which a box would hide.
-            done = run([sys.executable, "-c", program], timeout_s=120, env=env, cwd=tmp_path, box=None)
+            done = run(
+                [sys.executable, "-c", program], timeout_s=120, env=env, cwd=tmp_path, box=None
+            )
             yield result_of(items[0], ok=True, output_tail=done.output)
 
     leases, reports = Leases(redis_client, "n", 60), []
-    item = WorkItem(job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={})
+    item = WorkItem(
+        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={}
+    )
     facts = {
         "namespace": "n",
         "library": "noop",
@@ -98,14 +108,19 @@ def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
     leases.open(["0", "1"])
     threads = []
     for number in "01":
-        device = device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(Kind.CPU, "CPU")])
+        device = device_for(
+            OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(Kind.CPU, "CPU")]
+        )
         context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), device)
         work = (Chunk(id=number, **facts), Prints())
         threads.append(threading.Thread(target=Runner(redis_client, 60, context).run, args=work))
         threads[-1].start()
     for thread in threads:
         thread.join()
-    reports = [Report.model_validate_json(fields[b"r"]) for _, fields in redis_client.xrange(leases.results_key)]
+    reports = [
+        Report.model_validate_json(fields[b"r"])
+        for _, fields in redis_client.xrange(leases.results_key)
+    ]
     outputs = {result.output_tail for report in reports for result in report.results}
     assert outputs == {"0 True\n", "1 True\n"}
 

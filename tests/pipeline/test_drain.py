@@ -1,4 +1,5 @@
-"""The drain and the reaper on both databases: exactly one accepted result for each job and step, whatever happens."""
+"""The drain and the reaper on both databases: exactly one accepted result for each job and step,
+whatever happens."""
 
 from __future__ import annotations
 
@@ -43,10 +44,17 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain
 
 
 def _claim(
-    engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000, size: int = 0, most: int | None = None
+    engine: sa.Engine,
+    session_id: int,
+    step: str = "build",
+    limit: int = 1000,
+    size: int = 0,
+    most: int | None = None,
 ) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit, size, most)
+        return claim.claim(
+            connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit, size, most
+        )
 
 
 def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
@@ -58,9 +66,13 @@ def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
     }
     reports = []
     for chunk in chunks:
-        results = tuple(Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **facts) for i in chunk.items)
+        results = tuple(
+            Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **facts) for i in chunk.items
+        )
         reports.append(Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w"))
-        reports.append(Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results))
+        reports.append(
+            Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
+        )
     return [Entry(f"{n}-0", report) for n, report in enumerate(reports, 1)]
 
 
@@ -87,7 +99,9 @@ def test_a_job_goes_through_both_steps(engine: sa.Engine, drain: Drain) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_entries_in_any_order_and_number_count_once(engine: sa.Engine, drain: Drain, seed: int) -> None:
+def test_the_same_entries_in_any_order_and_number_count_once(
+    engine: sa.Engine, drain: Drain, seed: int
+) -> None:
     session_id = make_jobs(engine, 3)
     entries = _entries(_claim(engine, session_id))
     shuffled = entries * 3
@@ -102,7 +116,9 @@ def test_the_same_entries_in_any_order_and_number_count_once(engine: sa.Engine, 
     assert drain.counts.accepted == 30
 
 
-def test_each_commit_names_the_jobs_that_it_moved(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_each_commit_names_the_jobs_that_it_moved(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path
+) -> None:
     session_id, named = make_jobs(engine, 1), list[list[int]]()
     stream = ResultStream(redis_client, "results", "me")
     artifacts = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
@@ -133,7 +149,9 @@ def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: 
     assert {count for *_, count in accepted(engine)} == {1}
 
 
-def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_nothing(engine: sa.Engine) -> None:
+def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_nothing(
+    engine: sa.Engine,
+) -> None:
     session_id = make_jobs(engine, 1)
     _release(engine, _claim(engine, session_id, size=8), worker_lost=True)
     with reading(engine) as connection:
@@ -144,12 +162,16 @@ def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_
     assert [row.isolate for row in rows] == [bool(row.failures) for row in rows]
     assert lost == ["worker_lost"] * 2
     chunks = _claim(engine, session_id, size=8)
-    assert [len(chunk.items) for chunk in chunks] == [1, 2, 2, 2, 2, 1], "a quarter, and the first ones alone"
+    assert [len(chunk.items) for chunk in chunks] == [1, 2, 2, 2, 2, 1], (
+        "a quarter, and the first ones alone"
+    )
     _release(engine, chunks, worker_lost=True)
     assert [len(chunk.items) for chunk in _claim(engine, session_id, size=8)] == [1] * 10
 
 
-def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_smaller(engine: sa.Engine) -> None:
+def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_smaller(
+    engine: sa.Engine,
+) -> None:
     """R9: of 2,000 jobs the 49 oldest, isolated, ended last, and 600 went in 288 chunks."""
     session_id = make_jobs(engine, 40)
     with writing(engine) as connection:
@@ -177,19 +199,33 @@ def test_a_job_that_always_kills_its_worker_ends_as_errored_and_takes_no_other_w
         chunks = _claim(engine, session_id)
         if not chunks:
             break
-        poisoned = [chunk for chunk in chunks if any(item.solver == "Noop7" for item in chunk.items)]
+        poisoned = [
+            chunk for chunk in chunks if any(item.solver == "Noop7" for item in chunk.items)
+        ]
         drain.write(_entries([chunk for chunk in chunks if chunk not in poisoned]))
         _release(engine, poisoned, worker_lost=True)
     assert states(engine) == {"compiled": 9, "errored": 1}
     with reading(engine) as connection:
-        assert connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalar() == "worker_lost"
+        assert (
+            connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalar()
+            == "worker_lost"
+        )
 
 
-def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(engine: sa.Engine, drain: Drain) -> None:
+def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = make_jobs(engine, 1)
     chunk = _claim(engine, session_id)[0]
     drain.write(
-        [Entry("1-0", Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker="w", reason="wrong environment"))]
+        [
+            Entry(
+                "1-0",
+                Report(
+                    kind=ReportKind.RETURNED, chunk=chunk.id, worker="w", reason="wrong environment"
+                ),
+            )
+        ]
     )
     _release(engine, _claim(engine, session_id), worker_lost=False)
     with reading(engine) as connection:
@@ -198,7 +234,8 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(engine: sa.Engi
 
 
 def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.Engine) -> None:
-    """P2: a worker of another version took messages and dropped them, for ever, and `tuna status` said nothing."""
+    """P2: a worker of another version took messages and dropped them, for ever, and `tuna status`
+    said nothing."""
     session_id = make_jobs(engine, 1)
     rounds = 0
     while chunks := _claim(engine, session_id):
@@ -208,9 +245,10 @@ def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.
         if rounds == 1:
             assert states(engine) == {"new": 10}
             (seen,) = overview.read(engine)
-            assert [(failure.cause, "another version" in failure.output_tail) for failure in seen.failures] == [
-                ("infra", True)
-            ]
+            assert [
+                (failure.cause, "another version" in failure.output_tail)
+                for failure in seen.failures
+            ] == [("infra", True)]
     assert rounds == MAX_UNCHARGED + MAX
     assert states(engine) == {"errored": 10}
 
@@ -224,7 +262,9 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            NoopLibrary, "environment", lambda self: Environment("noop", "1", "none", 0, "noop-1", target="gfx90a 104")
+            NoopLibrary,
+            "environment",
+            lambda self: Environment("noop", "1", "none", 0, "noop-1", target="gfx90a 104"),
         )
         session_id = make_jobs(engine, 1)
         patch.setattr("tuna.pipeline.scope.find_library", lambda _: Aimed())
@@ -234,7 +274,8 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
 
 
 @pytest.mark.parametrize(
-    ("cause", "tries"), [(Cause.WRONG_RESULT, 1), (Cause.BUILD_ERROR, 1), (Cause.RUN_TIMEOUT, MAX), (Cause.INFRA, MAX)]
+    ("cause", "tries"),
+    [(Cause.WRONG_RESULT, 1), (Cause.BUILD_ERROR, 1), (Cause.RUN_TIMEOUT, MAX), (Cause.INFRA, MAX)],
 )
 def test_a_failure_is_tried_again_only_if_that_can_help(
     engine: sa.Engine, drain: Drain, cause: Cause, tries: int
@@ -268,41 +309,57 @@ def test_how_well_a_time_is_known_is_stored_and_counted(engine: sa.Engine, drain
     session_id = make_jobs(engine, 1, steps="measure")
     known = {"time_ms": 1.5, "times_ms": (1.5,), "low_ms": 1.4, "high_ms": 1.7, "clock": "cpu"}
     trial = Trial(index=0, params="p", **known)
-    drain.write(_entries(_claim(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07))
+    drain.write(
+        _entries(_claim(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07)
+    )
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(models.Trial.low_ms, models.Trial.high_ms, models.Trial.clock)).all()
+        rows = connection.execute(
+            sa.select(models.Trial.low_ms, models.Trial.high_ms, models.Trial.clock)
+        ).all()
         assert set(rows) == {(1.4, 1.7, "cpu")}
-        assert set(connection.execute(sa.select(FindDb.noisy, FindDb.clock)).all()) == {(True, "cpu")}
+        assert set(connection.execute(sa.select(FindDb.noisy, FindDb.clock)).all()) == {
+            (True, "cpu")
+        }
         assert set(connection.execute(sa.select(StepResult.drift)).scalars()) == {0.07}
     (seen,) = overview.read(engine)
     assert seen.noisy == 10
 
 
-def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(engine: sa.Engine, drain: Drain) -> None:
+def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(
+    engine: sa.Engine, drain: Drain
+) -> None:
     make_jobs(engine, 1, steps="measure")
     found = []
     for peak, source in ((80.0, ""), (70.0, "fma"), (103.5, "fma"), (99.0, "fma"), (None, "")):
         device = DeviceReport(name="d", peak_gflops=peak, peak_source=source)
         drain.write(_entries(_claim(engine, 1, "measure", limit=1), device=device))
         with reading(engine) as connection:
-            found.append(tuple(connection.execute(sa.select(Device.peak_gflops, Device.peak_source)).one()))
+            found.append(
+                tuple(connection.execute(sa.select(Device.peak_gflops, Device.peak_source)).one())
+            )
     assert found == [(80.0, ""), (70.0, "fma"), (103.5, "fma"), (103.5, "fma"), (103.5, "fma")]
 
 
-def test_the_number_of_statements_does_not_grow_with_the_results_of_a_batch(engine: sa.Engine, drain: Drain) -> None:
+def test_the_number_of_statements_does_not_grow_with_the_results_of_a_batch(
+    engine: sa.Engine, drain: Drain
+) -> None:
     make_jobs(engine, 6, steps="measure")
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2]))
     numbers = []
     for limit in (1, 9, 50):
-        entries = _entries(_claim(engine, 1, "measure", limit), device=DeviceReport(name="d", peak_gflops=9.0))
+        entries = _entries(
+            _claim(engine, 1, "measure", limit), device=DeviceReport(name="d", peak_gflops=9.0)
+        )
         sent.clear()
         drain.write(entries)
         numbers.append(len(sent))
     assert numbers[1] == numbers[2], "the first batch also looks for the session's library"
 
 
-def test_a_lost_artifact_sends_the_job_back_to_its_first_step(engine: sa.Engine, drain: Drain) -> None:
+def test_a_lost_artifact_sends_the_job_back_to_its_first_step(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = make_jobs(engine, 1)
     gone = Trial(index=0, params="p", artifact="0" * 64)
     drain.write(_entries(_claim(engine, session_id), trials=(gone,)))
@@ -345,7 +402,9 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
         lost = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
     assert _release(engine, lost, worker_lost=True) == 1
     with writing(engine) as connection:
-        chunks = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
+        chunks = claim.claim(
+            connection, Scope(session_id, example, ""), example.step("execute"), 10
+        )
     drain.write(_entries(chunks))
     assert states(engine) == {"new": 10, "evaluated": 1}
 
@@ -354,45 +413,69 @@ def test_an_artifact_that_the_server_would_hang_up_on_fails_its_own_job_only(
     engine: sa.Engine, drain: Drain, tmp_path: Path
 ) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
-    small, large = (Artifacts((tmp_path / "a").as_uri(), tmp_path / "c").put(bytes(n)) for n in (1 << 20, 20 << 20))
+    small, large = (
+        Artifacts((tmp_path / "a").as_uri(), tmp_path / "c").put(bytes(n))
+        for n in (1 << 20, 20 << 20)
+    )
     entries = []
     for number, chunk in enumerate(_claim(engine, session_id, "measure")):
         artifact = small if number else large
-        entries += _entries([chunk], trials=(Trial(index=0, artifact=artifact, time_ms=1.5, times_ms=(1.5,)),))
+        entries += _entries(
+            [chunk], trials=(Trial(index=0, artifact=artifact, time_ms=1.5, times_ms=(1.5,)),)
+        )
     drain.write(entries)
     if engine.dialect.name == "sqlite":
         assert states(engine) == {"evaluated": 10}
         return
     assert states(engine)["new"] == len(entries[1].report.results)
     with reading(engine) as connection:
-        cause, text = connection.execute(sa.select(StepResult.cause, StepResult.output_tail)).first()
+        cause, text = connection.execute(
+            sa.select(StepResult.cause, StepResult.output_tail)
+        ).first()
     assert cause == "infra"
     assert "20 MiB" in text
     assert "max_allowed_packet" in text
 
 
-def test_a_report_that_is_longer_than_one_statement_may_be_is_written(engine: sa.Engine, drain: Drain) -> None:
+def test_a_report_that_is_longer_than_one_statement_may_be_is_written(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = make_jobs(engine, 1)
-    long = tuple(Trial(index=n, params="x" * (1 << 20), time_ms=1.5, times_ms=(1.5,)) for n in range(26))
+    long = tuple(
+        Trial(index=n, params="x" * (1 << 20), time_ms=1.5, times_ms=(1.5,)) for n in range(26)
+    )
     chunks = _claim(engine, session_id)
     entries = _entries(chunks[:1])
     report = entries[1].report
     results = (report.results[0].model_copy(update={"trials": long}), *report.results[1:])
-    drain.write([entries[0], Entry("2-0", report.model_copy(update={"results": results})), *_entries(chunks[1:])])
+    drain.write(
+        [
+            entries[0],
+            Entry("2-0", report.model_copy(update={"results": results})),
+            *_entries(chunks[1:]),
+        ]
+    )
     assert states(engine) == {"compiled": 10}
 
 
-def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(engine: sa.Engine, drain: Drain) -> None:
+def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(
+    engine: sa.Engine, drain: Drain
+) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
     entries = _entries(_claim(engine, session_id, "measure"))
     report = entries[1].report
-    bad = report.results[3].model_copy(update={"algorithm": None})  # as no worker that is checked can send it
+    # as no worker that is checked can send it
+    bad = report.results[3].model_copy(update={"algorithm": None})
     results = (*report.results[:3], bad, *report.results[4:])
-    drain.write([entries[0], Entry("2-0", report.model_copy(update={"results": results})), *entries[2:]])
+    drain.write(
+        [entries[0], Entry("2-0", report.model_copy(update={"results": results})), *entries[2:]]
+    )
     assert drain.counts.accepted == 10
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.state, Job.cause).where(Job.id == bad.job_id)).one()
-        text = connection.execute(sa.select(StepResult.output_tail).where(StepResult.job_id == bad.job_id)).scalar_one()
+        text = connection.execute(
+            sa.select(StepResult.output_tail).where(StepResult.job_id == bad.job_id)
+        ).scalar_one()
     assert tuple(rows) == ("new", "infra")
     assert "refused" in text
     assert "algorithm" in text

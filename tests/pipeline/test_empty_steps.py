@@ -58,7 +58,9 @@ def statements(engine: sa.Engine) -> Iterator[list[str]]:
 
 
 @pytest.fixture()
-def make(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Callable[..., Coordinator]:
+def make(
+    engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path
+) -> Callable[..., Coordinator]:
     def coordinator(work: SessionWork) -> Coordinator:
         return Coordinator(engine, redis_client, Silent(), get_settings(), [work])  # type: ignore[arg-type]
 
@@ -84,7 +86,11 @@ def test_one_query_says_for_which_of_all_steps_jobs_wait(
 ) -> None:
     session_id = make_jobs(engine, 1)
     monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 0.0)
-    build, measure, other = step("build", session_id), step("measure", session_id), step("build", session_id + 1)
+    build, measure, other = (
+        step("build", session_id),
+        step("measure", session_id),
+        step("build", session_id + 1),
+    )
     empty = EmptySteps(engine)
     for one in (build, measure, other):
         empty.note(one, Resource.CPU, None)
@@ -97,7 +103,9 @@ def test_one_query_says_for_which_of_all_steps_jobs_wait(
     assert other in empty
 
 
-def test_only_the_jobs_that_are_meant_count(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_jobs_that_are_meant_count(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session_id = make_jobs(engine, 1)
     monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 0.0)
     later, first = step("build", session_id, continues=True), step("build", session_id)
@@ -109,11 +117,15 @@ def test_only_the_jobs_that_are_meant_count(engine: sa.Engine, monkeypatch: pyte
     assert first not in empty
 
 
-def test_it_is_asked_at_once_whether_the_jobs_that_are_expected_are_those_that_are_meant(engine: sa.Engine) -> None:
-    """Each round that a policy chooses was followed by a claim for the session's other jobs, in vain."""
+def test_it_is_asked_at_once_whether_the_jobs_that_are_expected_are_those_that_are_meant(
+    engine: sa.Engine,
+) -> None:
+    """Each round that a policy chooses was followed by a claim for the session's other jobs, in
+    vain."""
     session_id = make_jobs(engine, 1)
     later, first, every = (
-        step(name, session_id, continues=c) for name, c in (("build", True), ("build", False), ("measure", False))
+        step(name, session_id, continues=c)
+        for name, c in (("build", True), ("build", False), ("measure", False))
     )
     empty = EmptySteps(engine)
     empty.note(later, Resource.CPU, Job.round > 0)
@@ -159,13 +171,20 @@ def test_a_round_is_no_reason_to_claim_other_jobs(
         assert claimed == [name]
     claimed.clear()
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id != first).values(step="measure", state="compiled", chunk=None))
+        connection.execute(
+            sa.update(Job)
+            .where(Job.id != first)
+            .values(step="measure", state="compiled", chunk=None)
+        )
     coordinator.publisher.expect([(session_id, "measure")])
     assert coordinator.publish() == len(claimed) == int(mixed)
 
 
 def test_an_empty_step_is_claimed_once_until_jobs_wait(
-    engine: sa.Engine, make: Callable[..., Coordinator], claimed: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    make: Callable[..., Coordinator],
+    claimed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session_id = make_jobs(engine, 1)
     with reading(engine) as connection:
@@ -185,7 +204,10 @@ def test_an_empty_step_is_claimed_once_until_jobs_wait(
 
 
 def test_what_is_known_to_wait_is_published_before_the_others_are_looked_at(
-    engine: sa.Engine, make: Callable[..., Coordinator], claimed: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine,
+    make: Callable[..., Coordinator],
+    claimed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session_id = make_jobs(engine, 1)
     with reading(engine) as connection:
@@ -194,7 +216,11 @@ def test_what_is_known_to_wait_is_published_before_the_others_are_looked_at(
     coordinator.publish()
     with writing(engine) as connection:
         connection.execute(sa.update(Job).where(Job.id % 2 == 0).values(state="new", chunk=None))
-        connection.execute(sa.update(Job).where(Job.id % 2 == 1).values(state="compiled", step="measure", chunk=None))
+        connection.execute(
+            sa.update(Job)
+            .where(Job.id % 2 == 1)
+            .values(state="compiled", step="measure", chunk=None)
+        )
     claimed.clear()
     look = EmptySteps.look
     monkeypatch.setattr(EmptySteps, "look", lambda *args: claimed.append("look") or look(*args))
@@ -210,7 +236,9 @@ def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
     """To the first one the step has the session's other jobs alone, of which there is none."""
     session_id = make_jobs(engine, 1, solvers=["Noop0"])
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluating"))
+        connection.execute(
+            sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluating")
+        )
         (work,) = read_works(connection, [session_id])
     monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", NEVER_S)
     coordinator = make(replace(work, library=SearchLibrary()))

@@ -56,7 +56,9 @@ class Fails(NoopLibrary):
     def retry(self, cause: Cause) -> Retry:
         return self.policy if cause is CAUSE else super().retry(cause)
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         return (result_of(item, ok=False, cause=CAUSE, ended_at=1.0) for item in items)
 
 
@@ -66,7 +68,9 @@ def after(policy: Retry, row: Row | None = None) -> NextState:
 
 def test_by_default_it_is_tried_again_and_charged() -> None:
     assert after(Retry()) == NextState(State.COMPILED, "measure", failures=1)
-    assert after(Retry(), Row(failures=MAX - 1)) == NextState(State.ERRORED, "measure", failures=MAX)
+    assert after(Retry(), Row(failures=MAX - 1)) == NextState(
+        State.ERRORED, "measure", failures=MAX
+    )
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -81,28 +85,42 @@ def test_the_default_of_each_cause(cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.WRONG_RESULT, Cause.BUILD_ERROR])
-def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_worker(cause: Cause) -> None:
+def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_worker(
+    cause: Cause,
+) -> None:
     def end(failures: int, *, alone: bool, before: str = "v") -> NextState:
         row = Row(failures=failures, avoid=before)
         return after_failure(
-            row, cause, NoopLibrary(), max_attempts=MAX, place="w", now=NOW, alone=lambda place: alone or place != "w"
+            row,
+            cause,
+            NoopLibrary(),
+            max_attempts=MAX,
+            place="w",
+            now=NOW,
+            alone=lambda place: alone or place != "w",
         )
 
     assert end(0, alone=False) == NextState(State.COMPILED, "measure", failures=1, avoid="w")
     assert end(1, alone=False) == NextState(State.ERRORED, "measure", failures=2)
     assert end(0, alone=True) == NextState(State.ERRORED, "measure", failures=1)
     twice = end(1, alone=False, before="w")
-    assert twice == NextState(State.COMPILED, "measure", failures=2, avoid="w"), "the same worker confirms nothing"
+    assert twice == NextState(State.COMPILED, "measure", failures=2, avoid="w"), (
+        "the same worker confirms nothing"
+    )
 
 
 @pytest.mark.parametrize("cause", [Cause.BUILD_ERROR, Cause.INFRA, Cause.DEVICE_LOST])
 def test_the_fault_of_a_machine_is_not_charged_whatever_its_cause(cause: Cause) -> None:
-    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=1, place="w", now=NOW, uncharged=True)
+    found = after_failure(
+        Row(), cause, NoopLibrary(), max_attempts=1, place="w", now=NOW, uncharged=True
+    )
     assert found == NextState(State.COMPILED, "measure", uncharged=1, avoid="w")
 
 
 def test_what_is_permanent_ends_whoever_is_charged() -> None:
-    assert after(Retry(Again.NEVER, charged=False)) == NextState(State.ERRORED, "measure", failures=1)
+    assert after(Retry(Again.NEVER, charged=False)) == NextState(
+        State.ERRORED, "measure", failures=1
+    )
 
 
 def test_it_goes_back_to_the_first_step() -> None:
@@ -118,11 +136,18 @@ def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
         if found.state is State.ERRORED:
             break
         row = replace(row, failures=found.failures, uncharged=found.uncharged)
-    assert (rounds, found.failures, found.uncharged) == (MAX_UNCHARGED + MAX - 1, MAX, MAX_UNCHARGED)
+    assert (rounds, found.failures, found.uncharged) == (
+        MAX_UNCHARGED + MAX - 1,
+        MAX,
+        MAX_UNCHARGED,
+    )
 
 
 def test_loss_of_a_worker_at_another_job_is_counted_up_to_the_maximum() -> None:
-    counts = [with_loss(Row(uncharged=count))["uncharged"] for count in (0, MAX_UNCHARGED - 1, MAX_UNCHARGED)]
+    counts = [
+        with_loss(Row(uncharged=count))["uncharged"]
+        for count in (0, MAX_UNCHARGED - 1, MAX_UNCHARGED)
+    ]
     assert counts == [1, MAX_UNCHARGED, MAX_UNCHARGED]
 
 
@@ -134,20 +159,28 @@ def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
     policy = Retry(delay_s=10.0, backoff=3.0, max_delay_s=60.0, charged=False)
     rows = [Row(failures=1, uncharged=number) for number in range(4)]
     moments = [after(policy, row).ready_at for row in [Row(), *rows]]
-    assert moments == [NOW + timedelta(seconds=seconds) for seconds in (10.0, 30.0, 60.0, 60.0, 60.0)]
+    assert moments == [
+        NOW + timedelta(seconds=seconds) for seconds in (10.0, 30.0, 60.0, 60.0, 60.0)
+    ]
     assert Retry(delay_s=1.0, backoff=1e9).wait_s(10_000) == 600.0
 
 
 class Scene:
     """A session whose jobs all fail, and the pipeline around it."""
 
-    def __init__(self, engine: sa.Engine, client: redis.Redis, folder: Path, library: Fails) -> None:
+    def __init__(
+        self, engine: sa.Engine, client: redis.Redis, folder: Path, library: Fails
+    ) -> None:
         self.engine, self.library = engine, library
         self.session_id = make_jobs(engine, 1)
         self.store = Artifacts((folder / "a").as_uri(), folder / "c")
         self.leases = Leases(client, "n", 30)
-        self.runner = Runner(client, 30, RunContext(artifacts=self.store, scratch=folder, cpus=()), "me")
-        self.drain = Drain(engine, ResultStream(client, self.leases.results_key, "d"), self.store, MAX)
+        self.runner = Runner(
+            client, 30, RunContext(artifacts=self.store, scratch=folder, cpus=()), "me"
+        )
+        self.drain = Drain(
+            engine, ResultStream(client, self.leases.results_key, "d"), self.store, MAX
+        )
 
     def work(self) -> list[WorkItem]:
         """One round; returns what was claimed."""
@@ -189,16 +222,28 @@ def test_a_delayed_job_is_not_claimed_before_its_time(scene: Scene) -> None:
     scene.let_time_pass()
     assert len(scene.work()) == 10
     with reading(scene.engine) as connection:
-        waits = {(row.ready_at - utc_now()).total_seconds() for row in connection.execute(sa.select(Job.ready_at))}
+        waits = {
+            (row.ready_at - utc_now()).total_seconds()
+            for row in connection.execute(sa.select(Job.ready_at))
+        }
     assert all(590 < seconds <= 600 for seconds in waits)
 
 
-@pytest.mark.parametrize("scene", [Retry(Again.ELSEWHERE, delay_s=600.0, charged=False)], indirect=True)
-def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    "scene", [Retry(Again.ELSEWHERE, delay_s=600.0, charged=False)], indirect=True
+)
+def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
+    scene: Scene,
+) -> None:
     assert {item.avoid for item in scene.work()} == {""}
     scene.let_time_pass()
     with writing(scene.engine) as connection:
-        chunks = claim.claim(connection, Scope(scene.session_id, scene.library, ""), scene.library.step("build"), 1000)
+        chunks = claim.claim(
+            connection,
+            Scope(scene.session_id, scene.library, ""),
+            scene.library.step("build"),
+            1000,
+        )
     assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place] * 10]
 
 

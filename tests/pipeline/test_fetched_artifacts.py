@@ -1,4 +1,5 @@
-"""P9: winners' artifacts are read from the store before SQL's write transaction, several at a time."""
+"""P9: winners' artifacts are read from the store before SQL's write transaction, several at a
+time."""
 
 from __future__ import annotations
 
@@ -31,10 +32,16 @@ LIBRARY = get_library("noop")
 
 
 class Scene:
-    """Jobs that are built, each with its own artifact; the store notes what is read, and whether a transaction is open."""
+    """Jobs that are built, each with its own artifact; the store notes what is read, and whether a
+    transaction is open."""
 
     def __init__(
-        self, engine: sa.Engine, client: redis.Redis, folder: Path, monkeypatch: pytest.MonkeyPatch, solvers: int
+        self,
+        engine: sa.Engine,
+        client: redis.Redis,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        solvers: int,
     ) -> None:
         self.engine, self.open = engine, 0
         files = UrlFiles((folder / "a").as_uri())
@@ -61,18 +68,31 @@ class Scene:
         monkeypatch.setattr(draining, "writing", noted)
         self.store = Artifacts(files, folder / "c")
         self.drain = Drain(engine, ResultStream(client, "results", "me"), self.store, 3)
-        self.session_id = make_jobs(engine, 1, solvers=[f"Noop{number}" for number in range(solvers)])
+        self.session_id = make_jobs(
+            engine, 1, solvers=[f"Noop{number}" for number in range(solvers)]
+        )
         self.digests = [self.store.put(f"code {number}".encode()) for number in range(solvers)]
-        self.write("build", lambda n: {"artifact": self.digests[n], "params": "p"}, workload=self.store.put(b"text"))
+        self.write(
+            "build",
+            lambda n: {"artifact": self.digests[n], "params": "p"},
+            workload=self.store.put(b"text"),
+        )
         self.read.clear()
 
     def write(self, step: str, facts: Any, **more: object) -> None:
         with writing(self.engine) as connection:
-            chunks = claim.claim(connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 100)
+            chunks = claim.claim(
+                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 100
+            )
         for chunk in chunks:
             results = tuple(
                 Result(
-                    job_id=i.job_id, attempt=i.attempt, step=step, ok=True, trials=(Trial(index=0, **facts(n)),), **more
+                    job_id=i.job_id,
+                    attempt=i.attempt,
+                    step=step,
+                    ok=True,
+                    trials=(Trial(index=0, **facts(n)),),
+                    **more,
                 )
                 for n, i in enumerate(chunk.items)
             )
@@ -88,7 +108,9 @@ class Scene:
 
 
 @pytest.fixture()
-def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def scene(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     return lambda solvers: Scene(engine, redis_client, tmp_path, monkeypatch, solvers)
 
 
@@ -103,7 +125,8 @@ def test_nothing_is_read_from_the_store_within_the_transaction(scene: Any) -> No
 
 def test_several_are_read_at_once(scene: Any) -> None:
     one = scene(3)
-    one.before_read = threading.Barrier(4, timeout=30).wait  # each read goes on once all four have begun
+    # each read goes on once all four have begun
+    one.before_read = threading.Barrier(4, timeout=30).wait
     one.measure()
     assert states(one.engine) == {"evaluated": 3}
 
@@ -124,12 +147,16 @@ def test_an_artifact_that_is_lost_fails_its_own_job_only(scene: Any, tmp_path: P
     one.measure()
     assert states(one.engine) == {"evaluated": 2, "new": 1}
     with reading(one.engine) as connection:
-        (cause,) = connection.execute(sa.select(StepResult.cause).where(StepResult.ok.is_(False))).scalars()
+        (cause,) = connection.execute(
+            sa.select(StepResult.cause).where(StepResult.ok.is_(False))
+        ).scalars()
     assert cause == "artifact_lost"
     assert one.within == []
 
 
-def test_more_than_memory_should_hold_is_read_one_by_one(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_memory_should_hold_is_read_one_by_one(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = scene(10)
     monkeypatch.setattr(winners, "_FETCHED_BYTES", 8)
     one.measure()
@@ -138,7 +165,9 @@ def test_more_than_memory_should_hold_is_read_one_by_one(scene: Any, monkeypatch
     assert one.count(Kernel) == 11
 
 
-def test_what_is_checked_is_what_is_kept_for_exports_and_archives(scene: Any, tmp_path: Path) -> None:
+def test_what_is_checked_is_what_is_kept_for_exports_and_archives(
+    scene: Any, tmp_path: Path
+) -> None:
     """M13: the file is changed in the store as soon as it was read."""
     one = scene(3)
     files, read = one.store._files, one.store._files.read

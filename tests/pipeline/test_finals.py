@@ -1,4 +1,5 @@
-"""Finals: the winners of a config's solvers are measured again in turn, and decide by that, on both databases."""
+"""Finals: the winners of a config's solvers are measured again in turn, and decide by that, on both
+databases."""
 
 from __future__ import annotations
 
@@ -54,13 +55,20 @@ class Drifting:
         self.broken: set[str] = set()  #: solvers whose kernel crashes in finals
         self.measured: list[tuple[str, ...]] = []  #: solvers of each of the finals
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         for item in items:
             trials: tuple[Trial, ...] = (Trial(index=0, params=f"p{item.solver}"),)
             if step.name == FINALS:
                 self.measured.append(tuple(rival.solver for rival in item.rivals))
                 trials = tuple(
-                    Trial(index=rival.index, params=rival.params, cause=Cause.RUN_ERROR, output_tail="it crashed")
+                    Trial(
+                        index=rival.index,
+                        params=rival.params,
+                        cause=Cause.RUN_ERROR,
+                        output_tail="it crashed",
+                    )
                     if rival.solver in self.broken
                     else self._timed(rival.index, rival.params, rival.solver, FINALS)
                     for rival in item.rivals
@@ -68,7 +76,9 @@ class Drifting:
             elif step.resource is Resource.DEVICE:
                 trials = (self._timed(0, None, item.solver, item.solver),)
             device = DeviceReport(name="a card") if step.resource is Resource.DEVICE else None
-            yield result_of(item, ok=True, trials=trials, device=device, started_at=1.0, ended_at=2.0)
+            yield result_of(
+                item, ok=True, trials=trials, device=device, started_at=1.0, ended_at=2.0
+            )
 
     def _timed(self, index: int, params: str | None, solver: str, when: str) -> Trial:
         time_ms = TRUE_MS[int(solver[-1])] * self.factors.get(when, 1.0)
@@ -79,14 +89,18 @@ class Drifting:
 class Scene:
     """A session whose jobs are claimed, run and drained in this process."""
 
-    def __init__(self, engine: sa.Engine, drain: Drain, machine: Drifting, context: RunContext) -> None:
+    def __init__(
+        self, engine: sa.Engine, drain: Drain, machine: Drifting, context: RunContext
+    ) -> None:
         self.engine, self.drain, self.machine, self.context = engine, drain, machine, context
         self.library = get_library("noop")
         self.session_id = make_jobs(engine, 1)
 
     def claim(self, step: str) -> list[claim.ClaimedChunk]:
         with writing(self.engine) as connection:
-            return claim.claim(connection, Scope(self.session_id, self.library), self.library.step(step), 100)
+            return claim.claim(
+                connection, Scope(self.session_id, self.library), self.library.step(step), 100
+            )
 
     def load(self, configs: Sequence[int] | None = None) -> int:
         with writing(self.engine) as connection:
@@ -114,9 +128,14 @@ class Scene:
 
     def times_ms(self) -> dict[str, float]:
         """Of the results, the fastest first."""
-        query = sa.select(models.Solver.name, FindDb.time_ms).join(FindDb, FindDb.solver_id == models.Solver.id)
+        query = sa.select(models.Solver.name, FindDb.time_ms).join(
+            FindDb, FindDb.solver_id == models.Solver.id
+        )
         with reading(self.engine) as connection:
-            return {row[0]: round(row[1], 6) for row in connection.execute(query.order_by(FindDb.time_ms)).all()}
+            return {
+                row[0]: round(row[1], 6)
+                for row in connection.execute(query.order_by(FindDb.time_ms)).all()
+            }
 
     def finals(self) -> list[sa.Row[Any]]:
         with reading(self.engine) as connection:
@@ -140,7 +159,9 @@ def scene(
     return make
 
 
-def test_what_drift_decided_between_solvers_is_decided_again_in_turn(scene: Callable[..., Scene]) -> None:
+def test_what_drift_decided_between_solvers_is_decided_again_in_turn(
+    scene: Callable[..., Scene],
+) -> None:
     """Noop0 was measured on a faster machine than Noop1, which is the better one."""
     one = scene(Noop0=0.85, Noop1=1.15, finals=1.2)
     assert one.load() == 0, "nothing has ended yet"
@@ -151,7 +172,12 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(scene: Call
     assert (one.load(sorted(ended)), one.load()) == (1, 0)
     one.drain.write(one.work(FINALS))
     assert one.machine.measured == [("Noop0", "Noop2", "Noop1")]
-    assert list(one.times_ms().items())[:4] == [("Noop1", 1.2), ("Noop2", 1.26), ("Noop0", 1.32), ("Noop3", 3.0)]
+    assert list(one.times_ms().items())[:4] == [
+        ("Noop1", 1.2),
+        ("Noop2", 1.26),
+        ("Noop0", 1.32),
+        ("Noop3", 3.0),
+    ]
     assert [(row.state, row.name) for row in one.finals()] == [("evaluated", "Noop0")]
     assert one.load() == 0, "all that are close are from the same finals"
     assert states(one.engine) == {"evaluated": 11}
@@ -168,7 +194,10 @@ def test_jobs_that_ask_for_no_finalists_have_no_finals(
 
 
 def test_a_coordinator_makes_them_and_is_done_after_them(
-    scene: Callable[..., Scene], redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Callable[..., Scene],
+    redis_client: redis.Redis,
+    tuna_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, settings = scene(Noop0=0.85), get_settings()
     monkeypatch.setattr(NoopLibrary, "run", lambda _, *given: one.machine.run(*given))
@@ -185,8 +214,13 @@ def test_a_coordinator_makes_them_and_is_done_after_them(
         lambda: None, lambda: not unfinished("build")
     )
     assert (unfinished("build"), unfinished()) == (0, 10)
-    Coordinator(one.engine, redis_client, celery, settings, [work]).run(lambda: None, lambda: not unfinished())
-    assert (one.machine.measured, next(iter(one.times_ms()))) == ([("Noop0", "Noop1", "Noop2")], "Noop1")
+    Coordinator(one.engine, redis_client, celery, settings, [work]).run(
+        lambda: None, lambda: not unfinished()
+    )
+    assert (one.machine.measured, next(iter(one.times_ms()))) == (
+        [("Noop0", "Noop1", "Noop2")],
+        "Noop1",
+    )
     assert states(one.engine) == {"evaluated": 11}
 
 
@@ -198,7 +232,9 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
         selected = of_session(connection, one.session_id, None)
         found = {record.solver: record for record in records(connection, selected)}
         result = releasable.select(releasable.ResultSelection(one.session_id))
-        workers = connection.execute(sa.select(result.c.worker, sa.func.count()).group_by(result.c.worker)).all()
+        workers = connection.execute(
+            sa.select(result.c.worker, sa.func.count()).group_by(result.c.worker)
+        ).all()
     winner, other = found["Noop1"], found["Noop5"]
     assert (winner.worker, other.worker) == ("w-finals", "w-measure")
     assert winner.time_ms == winner.spread.median_ms == pytest.approx(1.2)
@@ -210,7 +246,9 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
         assert commands(connection, [repeated])[repeated].count("--step measure") == 3
 
 
-def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(scene: Callable[..., Scene]) -> None:
+def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(
+    scene: Callable[..., Scene],
+) -> None:
     """The machine got so slow that Noop3 seems the fastest, which was not in the finals."""
     one = scene(finals=3.5).tuned()
     one.load()
@@ -234,7 +272,9 @@ def test_there_are_none_where_there_is_nothing_to_decide(
     assert (one.load(), one.library.served_with(())) == (0, list(one.library.steps))
 
 
-def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(scene: Callable[..., Scene]) -> None:
+def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(
+    scene: Callable[..., Scene],
+) -> None:
     one = scene().tuned()
     one.machine.broken = {"Noop1"}
     one.load()
@@ -246,13 +286,16 @@ def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(scene: Callable[
 
 
 def test_finals_are_jobs_like_others(scene: Callable[..., Scene]) -> None:
-    """A lost worker costs an attempt, a late result is refused, the last failure ends them, and nothing goes in circles."""
+    """A lost worker costs an attempt, a late result is refused, the last failure ends them, and
+    nothing goes in circles."""
     one = scene(Noop0=0.85).tuned()
     one.load()
     late = one.work(FINALS)
     for _ in range(3):
         with writing(one.engine) as connection:
-            chunks = connection.execute(sa.select(Job.chunk).where(Job.steps == FINALS)).scalars().all()
+            chunks = (
+                connection.execute(sa.select(Job.chunk).where(Job.steps == FINALS)).scalars().all()
+            )
             assert release(connection, chunks, max_attempts=3, worker_lost=True) == 1
         one.claim(FINALS)
     one.drain.write(late)
@@ -262,17 +305,26 @@ def test_finals_are_jobs_like_others(scene: Callable[..., Scene]) -> None:
     assert one.load() == 0, "a person may retry them"
 
 
-def test_a_result_that_changed_meanwhile_and_what_is_no_rival_are_left_alone(scene: Callable[..., Scene]) -> None:
+def test_a_result_that_changed_meanwhile_and_what_is_no_rival_are_left_alone(
+    scene: Callable[..., Scene],
+) -> None:
     one = scene(Noop0=0.85).tuned()
     one.load()
     entries = one.work(FINALS)
     with writing(one.engine) as connection:
-        connection.execute(sa.update(FindDb).where(FindDb.params == "pNoop0").values(params="newer"))
+        connection.execute(
+            sa.update(FindDb).where(FindDb.params == "pNoop0").values(params="newer")
+        )
     report = entries[0].report
     assert report is not None
     (result,) = report.results
-    many = tuple(Trial.model_construct(index=index, params="x", time_ms=1.0) for index in range(50_000, 83_000))
+    many = tuple(
+        Trial.model_construct(index=index, params="x", time_ms=1.0)
+        for index in range(50_000, 83_000)
+    )
     changed = result.model_copy(update={"trials": (*result.trials, *many)})
     one.drain.write([Entry("1-0", report.model_copy(update={"results": (changed,)}))])
-    assert one.drain.counts.accepted == 21, "as the two steps of ten jobs, in spite of what else it names"
+    assert one.drain.counts.accepted == 21, (
+        "as the two steps of ten jobs, in spite of what else it names"
+    )
     assert one.times_ms()["Noop0"] == pytest.approx(0.85 * 1.1)

@@ -24,7 +24,9 @@ from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
 GPU = DeviceHandle("GPU-a", "GPU-a")
-ITEM = WorkItem(job_id=7, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={})
+ITEM = WorkItem(
+    job_id=7, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={}
+)
 #: Nobody else succeeds.
 ALONE: Callable[[], bool | None] = lambda: False  # noqa: E731
 
@@ -38,10 +40,18 @@ class Card(NoopLibrary):
         return self.words
 
 
-def failed(cause: Cause, output: str = "", *, job_id: int = 1, trial_output: str = "") -> StepResult:
+def failed(
+    cause: Cause, output: str = "", *, job_id: int = 1, trial_output: str = ""
+) -> StepResult:
     trials = (Trial(index=0, cause=cause, output_tail=trial_output),)
     return StepResult(
-        job_id=job_id, attempt=1, step="measure", ok=False, cause=cause, output_tail=output, trials=trials
+        job_id=job_id,
+        attempt=1,
+        step="measure",
+        ok=False,
+        cause=cause,
+        output_tail=output,
+        trials=trials,
     )
 
 
@@ -63,7 +73,9 @@ def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_probe_that_hangs_or_raises_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_or_raises_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Hangs(Card):
         def probe(self, device: DeviceHandle) -> str:
             time.sleep(5.0)
@@ -75,19 +87,26 @@ def test_a_probe_that_hangs_or_raises_has_answered(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(healths, "PROBE_S", 0.05)
     assert Health([], GPU).examine(Hangs()) == Fault(
-        Cause.DEVICE_LOST, "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end"
+        Cause.DEVICE_LOST,
+        "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end",
     )
-    assert Health([], GPU).examine(Raises()) == Fault(Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver")
+    assert Health([], GPU).examine(Raises()) == Fault(
+        Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver"
+    )
 
 
-SAID = [("fin: write: No space left on device", ""), ("", "OSError: [Errno 122] Disk quota exceeded")]
+SAID = [
+    ("fin: write: No space left on device", ""),
+    ("", "OSError: [Errno 122] Disk quota exceeded"),
+]
 
 
 @pytest.mark.parametrize(("output", "trial_output"), SAID)
 def test_a_disk_without_room_is_looked_for_where_a_program_said_so(
     output: str, trial_output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D19: fin died of a full disk, and 22 jobs were errored as `build_error`; its files were gone with it."""
+    """D19: fin died of a full disk, and 22 jobs were errored as `build_error`; its files were gone
+    with it."""
 
     def refuse(_fd: int, _offset: int, size_bytes: int) -> None:
         assert size_bytes > 1 << 20
@@ -96,8 +115,12 @@ def test_a_disk_without_room_is_looked_for_where_a_program_said_so(
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     result = failed(Cause.BUILD_ERROR, output, trial_output=trial_output)
     found = Health([tmp_path]).judge(result, Card(), ALONE)
-    assert found == Fault(Cause.INFRA, f"{tmp_path} has less than 256 MiB left: Disk quota exceeded")
-    assert Health([tmp_path]).judge(failed(Cause.BUILD_ERROR, "a bug"), Card(), ALONE) is None, "nobody said so"
+    assert found == Fault(
+        Cause.INFRA, f"{tmp_path} has less than 256 MiB left: Disk quota exceeded"
+    )
+    assert Health([tmp_path]).judge(failed(Cause.BUILD_ERROR, "a bug"), Card(), ALONE) is None, (
+        "nobody said so"
+    )
 
 
 @pytest.mark.parametrize(("output", "trial_output"), SAID)
@@ -139,22 +162,30 @@ def test_a_child_that_cannot_be_started_is_the_machines_fault(tmp_path: Path) ->
     assert Health([]).of_error(caught.value, Card())
 
 
-def test_three_different_jobs_in_a_row_count_if_others_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_different_jobs_in_a_row_count_if_others_succeed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(healths, "NEWS_S", 0.05)
     card, news = Card(), [None, None, True]
     health = Health([], GPU)
     for job_id in (1, 1, 2):  # one job twice is not two
         assert health.judge(failed(Cause.RUN_ERROR, job_id=job_id), card, news.pop) is None
     found = health.judge(failed(Cause.RUN_ERROR, job_id=3), card, lambda: news.pop(0))
-    assert found == Fault(Cause.DEVICE_LOST, "3 different jobs failed here, and others succeed elsewhere")
+    assert found == Fault(
+        Cause.DEVICE_LOST, "3 different jobs failed here, and others succeed elsewhere"
+    )
     assert news == [], "it waited for news of the others"
 
 
 @pytest.mark.parametrize("elsewhere", [None, False])
-def test_what_fails_everywhere_is_the_jobs_own_fault(elsewhere: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_everywhere_is_the_jobs_own_fault(
+    elsewhere: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(healths, "NEWS_S", 0.0)
     health = Health([], GPU)
-    assert [health.judge(failed(Cause.RUN_ERROR, job_id=n), Card(), lambda: elsewhere) for n in range(9)] == [None] * 9
+    assert [
+        health.judge(failed(Cause.RUN_ERROR, job_id=n), Card(), lambda: elsewhere) for n in range(9)
+    ] == [None] * 9
 
 
 def test_one_success_outweighs_crashes_and_not_wrong_answers() -> None:
@@ -170,7 +201,9 @@ def test_where_nobody_else_is_the_device_repeats_what_it_did_after_ever_more_fai
     health, asked = Health([], GPU), list[int]()
 
     def fails(number: int, cause: Cause, *, again: bool | None) -> Fault | None:
-        return health.judge(failed(cause, job_id=number), Card(), ALONE, lambda: asked.append(number) or again)
+        return health.judge(
+            failed(cause, job_id=number), Card(), ALONE, lambda: asked.append(number) or again
+        )
 
     assert not any(fails(number, Cause.RUN_ERROR, again=True) for number in range(1, 14))
     assert asked == [3, 6, 12]
@@ -194,7 +227,9 @@ def test_a_final_failure_that_others_are_there_to_confirm_needs_no_repetition() 
     assert Health([], GPU).judge(result, Card(), lambda: None, never) is None
 
 
-def test_it_stays_aside_until_the_device_repeats_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stays_aside_until_the_device_repeats_what_it_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: None)
     health, answers = Health([], GPU), [True, False, False]
     health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), Card(), 60.0, lambda: answers.pop())
@@ -215,7 +250,9 @@ def test_what_it_means_how_a_repeated_item_ends(
     end: Cause | Exception | None, again: bool | None, tmp_path: Path
 ) -> None:
     class Ends(Card):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             if isinstance(end, Exception):
                 raise end
             yield result_of(items[0], ok=end is None, cause=end)
@@ -226,7 +263,9 @@ def test_what_it_means_how_a_repeated_item_ends(
 
 def test_a_repeated_item_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hangs(Card):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             run(["sleep", "60"], timeout_s=60.0, cancelled=context.cancelled, box=None)
             yield result_of(items[0], ok=True)
 
@@ -243,7 +282,9 @@ def test_of_an_item_one_good_candidate_is_repeated_if_that_is_quick() -> None:
     trials = (Trial(index=0, cause=Cause.RUN_ERROR), Trial(index=1), Trial(index=2))
     seconds = 3 * healths.REPEAT_S / 2
     result = good().model_copy(update={"trials": trials})
-    assert healths.to_repeat(item, result, seconds) == ITEM.model_copy(update={"candidates": candidates[1:2]})
+    assert healths.to_repeat(item, result, seconds) == ITEM.model_copy(
+        update={"candidates": candidates[1:2]}
+    )
     assert healths.to_repeat(item, result, seconds + 1.0) is None
 
 

@@ -22,7 +22,9 @@ def test_a_column_that_has_no_field_of_its_own_is_set_for_every_job(engine: sa.E
     with writing(engine) as connection:
         assert jobs.load(connection, request) == 10
     with reading(engine) as connection:
-        found = connection.execute(sa.select(Job.steps, Job.isolate, sa.func.count()).group_by(Job.steps, Job.isolate))
+        found = connection.execute(
+            sa.select(Job.steps, Job.isolate, sa.func.count()).group_by(Job.steps, Job.isolate)
+        )
         assert {tuple(row) for row in found} == {("build,measure", False, 10), ("build", True, 10)}
 
 
@@ -39,7 +41,14 @@ def test_a_step_whose_name_begins_another_gets_what_that_made(engine: sa.Engine)
     with writing(engine) as connection:
         connection.execute(sa.update(Job).values(step="measure", state="compiled"))
         job_id = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
-        row = {"job_id": job_id, "number": 5, "params": "", "artifact": "a", "output_tail": "", "times_ms": "[]"}
+        row = {
+            "job_id": job_id,
+            "number": 5,
+            "params": "",
+            "artifact": "a",
+            "output_tail": "",
+            "times_ms": "[]",
+        }
         connection.execute(sa.insert(Trial).values(row))
         library = TwoLooks()
         (chunk,) = claim(connection, Scope(session_id, library, ""), library.step("measure"), 1)

@@ -1,4 +1,5 @@
-"""`tuna key rotate`: who runs takes the new key up, what jobs need stays usable, whenever it is interrupted or repeated."""
+"""`tuna key rotate`: who runs takes the new key up, what jobs need stays usable, whenever it is
+interrupted or repeated."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class Scene:
         self.digests = sorted(self.store.put(bytes([n])) for n in range(3))
         with writing(engine) as connection:
             ids = connection.execute(sa.select(Job.id)).scalars().all()
-            rows = [{"digest": name, "job_id": one} for name, one in zip(self.digests, ids, strict=True)]
+            rows = [
+                {"digest": name, "job_id": one} for name, one in zip(self.digests, ids, strict=True)
+            ]
             connection.execute(sa.insert(JobArtifact), rows)
 
     def keys(self) -> Keys:
@@ -57,7 +60,9 @@ class Scene:
 
     def a_day_later(self) -> None:
         with writing(self.engine) as connection:
-            connection.execute(sa.update(FormerKey).values(superseded_at=utc_now() - timedelta(days=1, seconds=1)))
+            connection.execute(
+                sa.update(FormerKey).values(superseded_at=utc_now() - timedelta(days=1, seconds=1))
+            )
 
     def retired(self) -> None:
         """Until a coordinator has forgotten the former keys."""
@@ -131,8 +136,11 @@ def test_what_a_leaked_key_signed_is_refused_at_once(scene: Scene) -> None:
     assert next(sign_all(scene.engine, scene.store))[1:] == (0, 3)
 
 
-def test_who_still_has_the_former_key_looks_for_a_newer_one_before_it_refuses(scene: Scene, tmp_path: Path) -> None:
-    """One coordinator of several reads the new key up to a second after another, and after the workers."""
+def test_who_still_has_the_former_key_looks_for_a_newer_one_before_it_refuses(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """One coordinator of several reads the new key up to a second after another, and after the
+    workers."""
     scene_keys = scene.keys()
     replace(scene.engine, scene.settings, leaked=False)
     digest = Artifacts(scene.files, tmp_path, scene.keys()).put(b"new")
@@ -171,7 +179,9 @@ def test_own_workers_get_the_secret_and_members_public_keys_alone(
     assert artifact_keys(redis_client, joined, "n") == keys.verifier
     name = f"{prefix('n', 'm:1')}public"
     assert keys.secret not in redis_client.get(name).decode()
-    assert 0 < redis_client.ttl(name) <= 600, "one that is revoked at this moment leaves nothing for ever"
+    assert 0 < redis_client.ttl(name) <= 600, (
+        "one that is revoked at this moment leaves nothing for ever"
+    )
 
 
 def test_a_worker_that_runs_signs_with_the_new_key(
@@ -183,8 +193,22 @@ def test_a_worker_that_runs_signs_with_the_new_key(
     leases, process, ids = Leases(redis_client, "n", 30), WorkerProcess(settings), []
     for number in range(2):
         ids.append(announce(engine, redis_client, settings, "n").ids[0])
-        item = WorkItem(job_id=number, attempt=1, session_id=1, library="noop", step="build", solver="Noop1", config={})
-        facts = {"namespace": "n", "library": "noop", "step": "build", "environment": "", "toolchain": "noop-1"}
+        item = WorkItem(
+            job_id=number,
+            attempt=1,
+            session_id=1,
+            library="noop",
+            step="build",
+            solver="Noop1",
+            config={},
+        )
+        facts = {
+            "namespace": "n",
+            "library": "noop",
+            "step": "build",
+            "environment": "",
+            "toolchain": "noop-1",
+        }
         leases.open([str(number)])
         chunk = Chunk(id=str(number), items=(item,), **facts)
         assert process.run_chunk(chunk.model_dump_json()) == "finished"
@@ -210,7 +234,9 @@ def test_the_command_rotates_and_shows_no_secret(engine: sa.Engine, type_in: Cal
     assert len(json.loads(type_in("tuna", "key", "show", "--json").out)) == 1
 
 
-def test_a_key_of_the_settings_is_not_rotated(type_in: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_the_settings_is_not_rotated(
+    type_in: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TUNA_ARTIFACTS_KEY", "ab" * 32)
     get_settings.cache_clear()
     ended = type_in("tuna", "key", "rotate")

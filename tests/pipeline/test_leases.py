@@ -31,7 +31,11 @@ def test_only_the_holder_can_report_renew_and_finish(redis_client: redis.Redis) 
     assert leases.renew("c", "holder")
     assert leases.report("c", "holder", "some")
     assert leases.finish("c", "holder", "all")
-    assert [fields[b"r"] for _, fields in redis_client.xrange(leases.results_key)] == [b"started", b"some", b"all"]
+    assert [fields[b"r"] for _, fields in redis_client.xrange(leases.results_key)] == [
+        b"started",
+        b"some",
+        b"all",
+    ]
     assert leases.missing(["c"]) == ["c"]
 
 

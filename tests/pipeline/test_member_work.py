@@ -57,12 +57,16 @@ def room(
             redis_client.acl_deluser(user)
 
 
-def test_a_member_has_a_chunk_for_each_process_and_one_more_and_its_reports_count(room: Room) -> None:
+def test_a_member_has_a_chunk_for_each_process_and_one_more_and_its_reports_count(
+    room: Room,
+) -> None:
     room.turn()
     dealt = room.client.hgetall(room.first.key("dealt"))
     assert len(dealt) == 2
     assert set(dealt.values()) == {b""}
-    assert {room.client.hget(room.leases.holders_key, chunk).split(b"/")[0] for chunk in dealt} == {b"m1:dealt"}
+    assert {room.client.hget(room.leases.holders_key, chunk).split(b"/")[0] for chunk in dealt} == {
+        b"m1:dealt"
+    }
     chunk = room.first.next_chunk()
     room.first.report(ReportKind.STARTED, chunk.id, worker="somebody:9", place="elsewhere")
     room.turn()
@@ -80,8 +84,11 @@ def test_a_member_has_a_chunk_for_each_process_and_one_more_and_its_reports_coun
     assert len(room.client.hgetall(room.first.key("dealt"))) == 2, "the free place is filled"
 
 
-def test_short_chunks_are_dealt_for_half_a_second_ahead(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator comes by some ten times a second: between its rounds a member with two short chunks would wait."""
+def test_short_chunks_are_dealt_for_half_a_second_ahead(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator comes by some ten times a second: between its rounds a member with two short
+    chunks would wait."""
     pace = room.coordinator._members._pace
     for _ in range(3):
         pace.finish("m1")
@@ -129,7 +136,12 @@ def test_what_it_makes_is_taken_in_signed_and_what_is_missing_fails(room: Room) 
     room.turn()
     chunk = room.first.next_chunk()
     code = b"machine code"
-    names = [hashlib.sha256(code).hexdigest(), hashlib.sha256(b"never put").hexdigest(), "0" * 64, "../../etc/passwd"]
+    names = [
+        hashlib.sha256(code).hexdigest(),
+        hashlib.sha256(b"never put").hexdigest(),
+        "0" * 64,
+        "../../etc/passwd",
+    ]
     room.first.put(chunk.id, names[0], code)
     room.first.put(chunk.id, names[2], b"not what its name says")
     room.first.put(chunk.id, names[3], b"x")
@@ -142,11 +154,15 @@ def test_what_it_makes_is_taken_in_signed_and_what_is_missing_fails(room: Room) 
     assert room.coordinator._artifacts.get(names[0]) == code
     with reading(room.engine) as connection:
         assert (
-            connection.execute(sa.select(Trial.artifact).where(Trial.artifact.is_not(None))).scalars().all()
+            connection.execute(sa.select(Trial.artifact).where(Trial.artifact.is_not(None)))
+            .scalars()
+            .all()
             == names[:1]
         )
     assert room.failures() == [("infra", "m1:7")] * 3
-    assert room.client.hlen(room.first.key("artifacts")) == 0, "what was put for a chunk goes with it"
+    assert room.client.hlen(room.first.key("artifacts")) == 0, (
+        "what was put for a chunk goes with it"
+    )
 
 
 def test_what_a_chunk_needs_is_put_beside_it(room: Room) -> None:
@@ -156,27 +172,37 @@ def test_what_a_chunk_needs_is_put_beside_it(room: Room) -> None:
     name = hashlib.sha256(b"code").hexdigest()
     room.first.put(chunk.id, name, b"code")
     trial = TrialResult(index=0, params="{}", artifact=name)
-    room.first.report(ReportKind.FINISHED, chunk.id, [good(item, trials=(trial,)) for item in chunk.items])
+    room.first.report(
+        ReportKind.FINISHED, chunk.id, [good(item, trials=(trial,)) for item in chunk.items]
+    )
     room.turn()
     room.turn()
     measured = evaluator.next_chunk()
     files = evaluator.artifacts(measured.id)
     assert files[name] == b"code"
     assert len(files) == 2, "with a signature"
-    evaluator.report(ReportKind.FINISHED, measured.id, [good(item, trials=(trial,)) for item in measured.items])
+    evaluator.report(
+        ReportKind.FINISHED, measured.id, [good(item, trials=(trial,)) for item in measured.items]
+    )
     room.turn()
     assert states(room.engine)["evaluated"] == len(measured.items), "an input need not be put again"
     assert not evaluator.artifacts(measured.id)
 
 
-def test_a_chunk_that_was_canceled_or_evicted_leaves_the_member_and_is_no_fault_of_its(room: Room) -> None:
+def test_a_chunk_that_was_canceled_or_evicted_leaves_the_member_and_is_no_fault_of_its(
+    room: Room,
+) -> None:
     room.turn()
     first, second = room.first.next_chunk(), room.first.next_chunk()
     room.leases.drop([first.id])
     room.leases.evict("m1")
-    room.first.report(ReportKind.RESULTS, first.id, [good(first.items[0])])  # before a coordinator knows of it
+    # before a coordinator knows of it
+    room.first.report(ReportKind.RESULTS, first.id, [good(first.items[0])])
     room.turn()
-    assert not {first.id.encode(), second.id.encode()} & room.client.hgetall(room.first.key("dealt")).keys()
+    assert (
+        not {first.id.encode(), second.id.encode()}
+        & room.client.hgetall(room.first.key("dealt")).keys()
+    )
     for chunk in (first, second):
         room.first.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
     room.turn()
@@ -226,7 +252,9 @@ def test_a_chunk_that_was_lost_on_its_way_is_dealt_again_after_a_pause(
     assert room.first.work() == 2
 
 
-def test_a_chunk_that_takes_longer_than_its_limits_is_taken_back(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_takes_longer_than_its_limits_is_taken_back(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room.turn()
     chunk = room.first.next_chunk()
     room.first.report(ReportKind.STARTED, chunk.id)
@@ -243,8 +271,17 @@ def test_a_chunk_that_takes_longer_than_its_limits_is_taken_back(room: Room, mon
     assert chunk.id.encode() not in room.client.hgetall(room.first.key("dealt"))
 
 
-def test_heartbeats_are_shown_under_the_name_of_their_member_and_with_what_it_was_admitted_to(room: Room) -> None:
-    room.first.beat(9, name="owner:1", role="eval", host="owner", environment="x", toolchains=("other", "noop-1"))
+def test_heartbeats_are_shown_under_the_name_of_their_member_and_with_what_it_was_admitted_to(
+    room: Room,
+) -> None:
+    room.first.beat(
+        9,
+        name="owner:1",
+        role="eval",
+        host="owner",
+        environment="x",
+        toolchains=("other", "noop-1"),
+    )
     room.first.beat(10, place="m1/gpu0", job_ids=(1, 2), done=3)
     room.turn()
     live = {one.name: one for one in HeartbeatBoard(room.client, room.namespace, LEASE_S).live()}
@@ -274,7 +311,9 @@ def test_without_members_a_round_costs_no_command(
     before = redis_client.info("commandstats")
     room.coordinator._members.tick()
     after = redis_client.info("commandstats")
-    changed = {name for name in after if after[name]["calls"] != before.get(name, {"calls": 0})["calls"]}
+    changed = {
+        name for name in after if after[name]["calls"] != before.get(name, {"calls": 0})["calls"]
+    }
     assert changed <= {"cmdstat_info"}
 
 
@@ -293,7 +332,8 @@ def test_after_a_stop_of_the_coordinator_a_live_member_keeps_its_chunks(room: Ro
 def test_a_redis_that_forgets_a_script_before_its_run_ends_no_coordinator(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was restarted after redis-py had loaded the scripts of a pipeline, which it repeats without them."""
+    """It was restarted after redis-py had loaded the scripts of a pipeline, which it repeats
+    without them."""
     load, forgotten = Pipeline.load_scripts, []
 
     def load_and_forget(pipe: Pipeline) -> None:
@@ -314,13 +354,17 @@ def test_a_job_that_failed_on_a_member_goes_to_another_worker_first(
     room.turn()
     chunk = room.first.next_chunk()
     bad = good(chunk.items[0], cause=Cause.INFRA).model_copy(update={"ok": False})
-    room.first.report(ReportKind.FINISHED, chunk.id, [bad, *(good(item) for item in chunk.items[1:])])
+    room.first.report(
+        ReportKind.FINISHED, chunk.id, [bad, *(good(item) for item in chunk.items[1:])]
+    )
     room.turn()
     with writing(room.engine) as connection:
         assert connection.execute(sa.select(Job.avoid).where(Job.id == bad.job_id)).scalar() == "m1"
         connection.execute(sa.update(Job).values(ready_at=None))
     done = []
-    while chunks := [(double, chunk) for double in (room.first, other) if (chunk := double.next_chunk())]:
+    while chunks := [
+        (double, chunk) for double in (room.first, other) if (chunk := double.next_chunk())
+    ]:
         for double, chunk in chunks:
             done += [(double.name, item.job_id) for item in chunk.items]
             double.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])

@@ -1,4 +1,5 @@
-"""Artifacts are shared by content: their bytes live while any job that has not ended needs them, in a store that expires."""
+"""Artifacts are shared by content: their bytes live while any job that has not ended needs them, in
+a store that expires."""
 
 from __future__ import annotations
 
@@ -46,22 +47,35 @@ class Scene:
 
     def claim(self, step: str, limit: int = 10) -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
-            return claim.claim(connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), limit)
+            return claim.claim(
+                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), limit
+            )
 
     def report(self, chunks: Sequence[ClaimedChunk], **facts: object) -> None:
         for chunk in chunks:
             results = tuple(
-                Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **{"ok": True, **facts}) for i in chunk.items
+                Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **{"ok": True, **facts})
+                for i in chunk.items
             )
             self.drain.write(
-                [Entry("1-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results))]
+                [
+                    Entry(
+                        "1-0",
+                        Report(
+                            kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results
+                        ),
+                    )
+                ]
             )
 
     def built(self, *refers_to: str) -> str:
-        """All jobs through their first step, with the same artifact, which refers to others; returns it."""
+        """All jobs through their first step, with the same artifact, which refers to others;
+        returns it."""
         digest = self.store.put(b"code")
         code = tuple(CodeObject(artifact=other) for other in refers_to)
-        self.report(self.claim("build"), trials=(Trial(index=0, params="p", artifact=digest),), kernels=code)
+        self.report(
+            self.claim("build"), trials=(Trial(index=0, params="p", artifact=digest),), kernels=code
+        )
         return digest
 
     def measured(self, limit: int = 10, **facts: object) -> None:
@@ -73,7 +87,9 @@ class Scene:
 
     def needs(self) -> int:
         with reading(self.engine) as connection:
-            return connection.execute(sa.select(sa.func.count()).select_from(JobArtifact)).scalar_one()
+            return connection.execute(
+                sa.select(sa.func.count()).select_from(JobArtifact)
+            ).scalar_one()
 
 
 @pytest.fixture()
@@ -111,21 +127,31 @@ def test_the_text_of_a_problem_lives_until_its_last_job_has_ended(scene: Scene) 
 
 
 def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
-    """Also where another job's end shortened its life before the result that needs it was drained."""
+    """Also where another job's end shortened its life before the result that needs it was
+    drained."""
     digest, gone = scene.built(), scene.store.put(b"nobody's")
     for name in (digest, gone):
         scene.client.expire(f"tuna:{{n}}:artifact:{name}", 60)
         scene.client.zadd("tuna:{n}:artifacts", {name: (scene.client.time()[0] + 60) * 1000})
     needed_artifacts.keep(scene.engine, scene.store)
     assert scene.lives_long(digest)
-    assert scene.client.zscore("tuna:{n}:artifacts", digest) > (scene.client.time()[0] + LONG_S) * 1000
+    assert (
+        scene.client.zscore("tuna:{n}:artifacts", digest) > (scene.client.time()[0] + LONG_S) * 1000
+    )
     assert not scene.lives_long(gone)
 
 
 def test_the_files_of_an_imported_model_live_as_long_as_the_model(scene: Scene) -> None:
     """They expired after a day, and no build of the model was possible any more."""
     file, text = scene.store.put(b"a model"), scene.store.put(b"its module")
-    facts: dict[str, Any] = {"size_bytes": 7, "opset": "17", "shapes": {}, "target": "{}", "tvm": "", "inputs": ()}
+    facts: dict[str, Any] = {
+        "size_bytes": 7,
+        "opset": "17",
+        "shapes": {},
+        "target": "{}",
+        "tvm": "",
+        "inputs": (),
+    }
     manifest = Manifest(file=file, text=text, tasks=(), **facts)
     with writing(scene.engine) as connection:
         store.save(connection, "net", manifest, {})
@@ -178,10 +204,17 @@ def test_what_the_finals_need_lives_until_their_end(scene: Scene) -> None:
     chunk = scene.claim  # any job stands for the finals
     with writing(scene.engine) as connection:
         job_id = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
-        connection.execute(sa.update(Job).where(Job.id == job_id).values(state="compiled", step="measure"))
+        connection.execute(
+            sa.update(Job).where(Job.id == job_id).values(state="compiled", step="measure")
+        )
     item: WorkItem = chunk("measure")[0].items[0]
-    rival = Rival(index=1, solver="Noop0", seed=0, number=0, params="p", artifact=digest, time_ms=1.0)
+    rival = Rival(
+        index=1, solver="Noop0", seed=0, number=0, params="p", artifact=digest, time_ms=1.0
+    )
     assert not scene.lives_long(digest)
-    assert provision.provide(scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})]) == 0
+    assert (
+        provision.provide(scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})])
+        == 0
+    )
     assert scene.lives_long(digest)
     assert scene.needs() == 1

@@ -1,4 +1,5 @@
-"""What MITuna's result loop got wrong, done right: no result is never a good one, and text is only text."""
+"""What MITuna's result loop got wrong, done right: no result is never a good one, and text is only
+text."""
 
 from __future__ import annotations
 
@@ -58,19 +59,28 @@ class Quotes(NoopLibrary):
             yield result_of(item, **fault, started_at=1.0, ended_at=2.0)
 
 
-def work_off(engine: sa.Engine, client: redis.Redis, folder: Path, library: NoopLibrary, session_id: int) -> int:
+def work_off(
+    engine: sa.Engine, client: redis.Redis, folder: Path, library: NoopLibrary, session_id: int
+) -> int:
     """One round: claim, run in a real worker's runner, drain; returns the number of chunks."""
     store = Artifacts((folder / "a").as_uri(), folder / "c")
     leases = Leases(client, "n", 30)
     with writing(engine) as connection:
-        claimed = claim.claim(connection, Scope(session_id, library, ""), library.step("build"), 1000)
+        claimed = claim.claim(
+            connection, Scope(session_id, library, ""), library.step("build"), 1000
+        )
     if not claimed:
         return 0
     leases.open([chunk.id for chunk in claimed])
     runner = Runner(client, 30, RunContext(artifacts=store, scratch=folder, cpus=()))
     for chunk in claimed:
         facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
-        assert runner.run(Chunk(id=chunk.id, namespace="n", items=tuple(chunk.items), **facts), library) == "finished"
+        assert (
+            runner.run(
+                Chunk(id=chunk.id, namespace="n", items=tuple(chunk.items), **facts), library
+            )
+            == "finished"
+        )
     drain = Drain(engine, ResultStream(client, leases.results_key, "me"), store, MAX)
     while drain.once():
         pass
@@ -86,7 +96,9 @@ def test_a_job_without_a_result_is_never_compiled(
     assert states(engine) == {"new": 10 - good} | ({"compiled": good} if good else {})
     assert len(accepted(engine)) == good
     with reading(engine) as connection:
-        failed = connection.execute(sa.select(StepResult.cause, StepResult.output_tail).where(~StepResult.ok)).all()
+        failed = connection.execute(
+            sa.select(StepResult.cause, StepResult.output_tail).where(~StepResult.ok)
+        ).all()
         assert len(failed) == 10 - good
         assert {row.cause for row in failed} == {"infra"}
         assert all(row.output_tail for row in failed)
@@ -105,7 +117,9 @@ def test_a_job_that_never_gets_a_result_ends_as_errored(
         assert connection.execute(sa.select(FindDb.id)).all() == []
 
 
-def test_a_reason_with_quotes_is_stored_as_it_is(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_a_reason_with_quotes_is_stored_as_it_is(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path
+) -> None:
     session_id = make_jobs(engine, 1)
     work_off(engine, redis_client, tmp_path, Quotes(), session_id)
     with reading(engine) as connection:

@@ -13,26 +13,40 @@ from tuna.pipeline.policies.gradient import expected_gain_ms
 
 
 def step(session_id: int, name: str = "build", **facts: Any) -> OpenStep:
-    return OpenStep(session_id, name, facts.pop("queue", "cpu"), ready=facts.pop("ready", 9), **facts)
+    return OpenStep(
+        session_id, name, facts.pop("queue", "cpu"), ready=facts.pop("ready", 9), **facts
+    )
 
 
 def order(policy: str, *steps: OpenStep, processes: int = 1, **facts: Any) -> list[int]:
-    """The sessions in the order in which a single process is given to them, with nothing left of a step that was published."""
-    snapshot = Snapshot(list(steps), {}, {"cpu": processes, "device": processes}, 99, per_process=1, **facts)
+    """The sessions in the order in which a single process is given to them, with nothing left of a
+    step that was published."""
+    snapshot = Snapshot(
+        list(steps), {}, {"cpu": processes, "device": processes}, 99, per_process=1, **facts
+    )
     found: list[int] = []
     while snapshot.open and (shares := POLICIES[policy](snapshot)):
         found.append(shares[0].step.session_id)
-        snapshot = replace(snapshot, open=[one for one in snapshot.open if one is not shares[0].step])
+        snapshot = replace(
+            snapshot, open=[one for one in snapshot.open if one is not shares[0].step]
+        )
     return found
 
 
 def test_fair_serves_what_goes_on_then_sessions_in_turn_in_this_queue() -> None:
     served = {(1, "cpu"): 7, (2, "cpu"): 3, (3, "device"): 9}
-    assert order("fair", step(1), step(2), step(3), step(4, continues=True), served=served) == [4, 3, 2, 1]
+    assert order("fair", step(1), step(2), step(3), step(4, continues=True), served=served) == [
+        4,
+        3,
+        2,
+        1,
+    ]
 
 
 def test_fair_serves_a_later_step_of_the_same_session_first() -> None:
-    snapshot = Snapshot([step(1, "propose", remaining=2), step(1, "build", remaining=1)], {}, {"cpu": 1}, 9, 1)
+    snapshot = Snapshot(
+        [step(1, "propose", remaining=2), step(1, "build", remaining=1)], {}, {"cpu": 1}, 9, 1
+    )
     assert [share.step.step for share in POLICIES["fair"](snapshot)] == ["build"]
 
 
@@ -62,7 +76,9 @@ def test_synchronous_starts_one_step_at_a_time() -> None:
 
 
 def test_unsynchronised_publishes_all_at_once() -> None:
-    shares = POLICIES["unsynchronised"](Snapshot([step(1, since_s=2), step(2)], {}, {"cpu": 1}, 1, 1))
+    shares = POLICIES["unsynchronised"](
+        Snapshot([step(1, since_s=2), step(2)], {}, {"cpu": 1}, 1, 1)
+    )
     assert [(share.step.session_id, share.chunks) for share in shares] == [(2, 9), (1, 9)]
 
 
@@ -74,7 +90,12 @@ def test_shortest_serves_the_session_that_would_end_soonest_alone() -> None:
 
 def test_shortest_counts_the_processes_of_the_slowest_queue() -> None:
     snapshot = Snapshot(
-        [step(1), step(2)], {}, {"cpu": 1, "device": 9}, 9, 1, left_s={(1, "device"): 90.0, (2, "cpu"): 11.0}
+        [step(1), step(2)],
+        {},
+        {"cpu": 1, "device": 9},
+        9,
+        1,
+        left_s={(1, "device"): 90.0, (2, "cpu"): 11.0},
     )
     assert POLICIES["shortest"](snapshot)[0].step.session_id == 1
 
@@ -92,7 +113,12 @@ def test_gradient_serves_what_gains_most_for_the_model_in_a_second() -> None:
     flat = Progress(1.0, (5.0, 5.0, 5.0, 5.0), 20)
     falling = Progress(1.0, (9.0, 8.0, 7.0, 6.0), 20)
     heavy = replace(flat, weight=50.0)
-    steps = step(1, progress=flat), step(2, progress=falling), step(3, progress=heavy), step(4, progress=None)
+    steps = (
+        step(1, progress=flat),
+        step(2, progress=falling),
+        step(3, progress=heavy),
+        step(4, progress=None),
+    )
     assert order("gradient", *steps) == [4, 3, 2, 1]
     slow = {StageKind("cpu", "slow", "build"): 1000.0, StageKind("cpu", "", "build"): 1.0}
     assert order("gradient", replace(steps[2], solver="slow"), steps[1], predicted_s=slow) == [2, 3]

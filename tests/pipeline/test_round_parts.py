@@ -1,4 +1,5 @@
-"""Rounds that several devices measure in parts: each candidate once, whoever is killed, and the trials of an undisturbed run."""
+"""Rounds that several devices measure in parts: each candidate once, whoever is killed, and the
+trials of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ ROUNDS = 8
 
 
 @pytest.fixture()
-def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
     """A search of which a part has two candidates at least."""
     monkeypatch.setattr(round_parts, "LEAST", 2)
     return open_scene(engine, redis_client, tmp_path, monkeypatch)
@@ -40,7 +43,9 @@ def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypa
 
 def divide(scene: Scene, devices: int = 2) -> int:
     with writing(scene.engine) as connection:
-        return round_parts.divide(connection, scene.session_id, scene.library.step("measure"), devices)
+        return round_parts.divide(
+            connection, scene.session_id, scene.library.step("measure"), devices
+        )
 
 
 def built(scene: Scene) -> None:
@@ -116,7 +121,9 @@ def test_a_round_in_parts_is_counted_as_one_in_the_state_of_the_part_that_is_fur
     (seen,) = overview.read(scene.engine)
     assert seen.searches == Searches(1, {}, {"eval_queued": 1}, {"eval_queued": 1, "evaluated": 1})
     assert (seen.jobs, seen.in_flight) == ({}, 1)
-    scene.report(second, [result_of(item, ok=False, cause=Cause.NOT_APPLICABLE) for item in second.items])
+    scene.report(
+        second, [result_of(item, ok=False, cause=Cause.NOT_APPLICABLE) for item in second.items]
+    )
     monkeypatch.setattr(SearchLibrary, "search_ends", lambda self, options, found: "enough")
     scene.load()
     with reading(scene.engine) as connection:
@@ -124,7 +131,9 @@ def test_a_round_in_parts_is_counted_as_one_in_the_state_of_the_part_that_is_fur
         figures = read_figures(connection, scene.session_id)
         size = sizes.read(scene.engine)[0]
     (seen,) = overview.read(scene.engine)
-    assert seen.searches == Searches(0, {"enough": 1}, {"errored": 1}, {"errored": 1, "evaluated": 1})
+    assert seen.searches == Searches(
+        0, {"enough": 1}, {"errored": 1}, {"errored": 1, "evaluated": 1}
+    )
     assert figures.searches == size.searches == seen.searches
     assert (progress.rounds, progress.errored, progress.done) == ({"errored": 1}, 1, 1)
     assert (figures.layers[0].solvers[0].rounds, dict(size.jobs)) == (1, {})
@@ -132,7 +141,10 @@ def test_a_round_in_parts_is_counted_as_one_in_the_state_of_the_part_that_is_fur
 
 def _works(scene: Scene) -> list[SessionWork]:
     with reading(scene.engine) as connection:
-        return [replace(work, library=scene.library) for work in read_works(connection, [scene.session_id])]
+        return [
+            replace(work, library=scene.library)
+            for work in read_works(connection, [scene.session_id])
+        ]
 
 
 @pytest.mark.parametrize(("devices", "made"), [(0, 0), (1, 0), (2, 1), (3, 2), (9, 3)])
@@ -201,10 +213,17 @@ def test_the_store_keeps_the_code_of_a_part_until_the_part_has_ended(scene: Scen
     assert {one.artifact for one in second.items[0].candidates} <= held
     scene.report(second, scene.results(second))
     with reading(scene.engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(JobArtifact)).scalar_one() == 0
-        good = sa.select(StepResult.job_id).where(StepResult.step == "measure", StepResult.ok.is_(True))
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(JobArtifact)).scalar_one()
+            == 0
+        )
+        good = sa.select(StepResult.job_id).where(
+            StepResult.step == "measure", StepResult.ok.is_(True)
+        )
         assert len(set(connection.execute(good).scalars())) == 2
-        assert connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one() == BATCH
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one() == BATCH
+        )
 
 
 def test_an_archived_search_has_its_parts(scene: Scene, tmp_path: Path) -> None:
@@ -223,9 +242,13 @@ def test_an_archived_search_has_its_parts(scene: Scene, tmp_path: Path) -> None:
 
 
 def _trials(scene: Scene) -> list[tuple[object, ...]]:
-    query = sa.select(Job.part, Trial.number, Trial.params, Trial.time_ms).join(Job, Job.id == Trial.job_id)
+    query = sa.select(Job.part, Trial.number, Trial.params, Trial.time_ms).join(
+        Job, Job.id == Trial.job_id
+    )
     with reading(scene.engine) as connection:
-        found = connection.execute(query.where(Job.session_id == scene.session_id).order_by(Trial.number))
+        found = connection.execute(
+            query.where(Job.session_id == scene.session_id).order_by(Trial.number)
+        )
         return [tuple(row) for row in found]
 
 
@@ -240,7 +263,9 @@ def test_a_part_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     lose(scene, second)
     assert sorted(row[2] for row in scene.rows()) == ["errored", "evaluated"]
     scene.load()
-    while left := [row for row in scene.rows() if State(row[2]) not in (State.EVALUATED, State.ERRORED)]:
+    while left := [
+        row for row in scene.rows() if State(row[2]) not in (State.EVALUATED, State.ERRORED)
+    ]:
         scene.work(left[0][1])
         scene.load()
     with reading(scene.engine) as connection:

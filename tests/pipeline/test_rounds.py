@@ -1,4 +1,5 @@
-"""Searches in rounds: which round is open when, what it is told, and how a search ends; on both databases."""
+"""Searches in rounds: which round is open when, what it is told, and how a search ends; on both
+databases."""
 
 from __future__ import annotations
 
@@ -22,7 +23,16 @@ from tuna.db.models import Job
 from tuna.errors import NotFound
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.pipeline import claim, history, job_actions, provision, release, reproduction, rounds, scope
+from tuna.pipeline import (
+    claim,
+    history,
+    job_actions,
+    provision,
+    release,
+    reproduction,
+    rounds,
+    scope,
+)
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.reproduction import Repeated
@@ -50,13 +60,19 @@ class Scene:
 
     def claim(self, step: str, limit: int = 1) -> list[claim.ClaimedChunk]:
         with writing(self.engine) as connection:
-            found = claim.claim(connection, Scope(self.session_id, self.library), self.library.step(step), limit, 1)
-        provision.provide(self.engine, self.artifacts, [item for chunk in found for item in chunk.items])
+            found = claim.claim(
+                connection, Scope(self.session_id, self.library), self.library.step(step), limit, 1
+            )
+        provision.provide(
+            self.engine, self.artifacts, [item for chunk in found for item in chunk.items]
+        )
         return found
 
     def results(self, chunk: claim.ClaimedChunk) -> list[StepResult]:
         step = self.library.step(chunk.items[0].step)
-        return list(self.library.run(step, chunk.items, RunContext(self.artifacts, self.folder, (0,))))
+        return list(
+            self.library.run(step, chunk.items, RunContext(self.artifacts, self.folder, (0,)))
+        )
 
     def report(self, chunk: claim.ClaimedChunk, results: list[StepResult]) -> None:
         made = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=tuple(results))
@@ -74,7 +90,9 @@ class Scene:
 
     def waits(self, step: str) -> bool:
         """Whether a round waits for the step."""
-        return any(row[1] == step and row[2] in ("new", "searching", "compiled") for row in self.rows())
+        return any(
+            row[1] == step and row[2] in ("new", "searching", "compiled") for row in self.rows()
+        )
 
     def load(self) -> int:
         with writing(self.engine) as connection:
@@ -82,32 +100,47 @@ class Scene:
 
     def rows(self) -> list[tuple[int, str, str, str | None]]:
         with reading(self.engine) as connection:
-            found = connection.execute(sa.select(Job.round, Job.step, Job.state, Job.stopped).order_by(Job.round))
+            found = connection.execute(
+                sa.select(Job.round, Job.step, Job.state, Job.stopped).order_by(Job.round)
+            )
             return [tuple(row) for row in found]
 
     def trials(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = defaultdict(list)
         with reading(self.engine) as connection:
-            query = sa.select(Job.round, models.Trial.params).join(Job, Job.id == models.Trial.job_id)
-            for number, params in connection.execute(query.order_by(Job.round, models.Trial.number)):
+            query = sa.select(Job.round, models.Trial.params).join(
+                Job, Job.id == models.Trial.job_id
+            )
+            for number, params in connection.execute(
+                query.order_by(Job.round, models.Trial.number)
+            ):
                 found[number].append(params)
         return dict(found)
 
     def expected(self) -> dict[int, list[str]]:
         with reading(self.engine) as connection:
-            query = sa.select(models.Solver.name, models.Config.json).join(Job, Job.solver_id == models.Solver.id)
+            query = sa.select(models.Solver.name, models.Config.json).join(
+                Job, Job.solver_id == models.Solver.id
+            )
             solver, text = (
-                connection.execute(query.join(models.Config, models.Config.id == Job.config_id)).first() or ()
+                connection.execute(
+                    query.join(models.Config, models.Config.id == Job.config_id)
+                ).first()
+                or ()
             )
         return dict(enumerate(expected(solver, json.loads(text))))
 
 
 @pytest.fixture()
-def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
     return open_scene(engine, redis_client, tmp_path, monkeypatch)
 
 
-def open_scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def open_scene(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
     """A search of the library that searches."""
     monkeypatch.setattr(scope, "find_library", lambda name: LIBRARY)
     artifacts = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
@@ -134,10 +167,16 @@ def test_a_round_is_told_the_results_before_the_last_whenever_those_came(scene: 
     scene.load()
     item = scene.work("search")
     told = history.read([scene.artifacts.get(digest) for digest in item.history])
-    assert [list(trial) for trial in told[0]] == [["params"]] * BATCH, "the last one, though it is complete"
+    assert [list(trial) for trial in told[0]] == [["params"]] * BATCH, (
+        "the last one, though it is complete"
+    )
     while not scene.rows()[0][3]:
         scene.load()
-        scene.work(next(step for _, step, state, _ in scene.rows() if State(state) not in (State.EVALUATED,)))
+        scene.work(
+            next(
+                step for _, step, state, _ in scene.rows() if State(state) not in (State.EVALUATED,)
+            )
+        )
     assert scene.trials() == scene.expected()
 
 
@@ -157,7 +196,9 @@ def finish(scene: Scene) -> None:
 
 def rounds_going_on(scene: Scene) -> int:
     with reading(scene.engine) as connection:
-        return connection.execute(sa.select(sa.func.count()).where(*rounds.unended(scene.session_id))).scalar_one()
+        return connection.execute(
+            sa.select(sa.func.count()).where(*rounds.unended(scene.session_id))
+        ).scalar_one()
 
 
 def test_a_block_that_is_lost_is_written_again_from_sql(scene: Scene) -> None:
@@ -175,8 +216,11 @@ def test_a_block_that_is_lost_is_written_again_from_sql(scene: Scene) -> None:
     assert scene.trials() == scene.expected()
 
 
-def test_a_round_whose_code_is_lost_builds_its_candidates_again_and_proposes_none(scene: Scene) -> None:
-    """It was proposed anew: a library whose proposals differ then would have measured some candidates twice and others never."""
+def test_a_round_whose_code_is_lost_builds_its_candidates_again_and_proposes_none(
+    scene: Scene,
+) -> None:
+    """It was proposed anew: a library whose proposals differ then would have measured some
+    candidates twice and others never."""
     for step in ("search", "build"):
         scene.work(step)
     (chunk,) = scene.claim("measure")
@@ -200,12 +244,15 @@ def test_a_round_whose_code_is_lost_builds_its_candidates_again_and_proposes_non
 
 
 def test_a_measurement_is_given_what_was_built_and_no_params_twice(scene: Scene) -> None:
-    """Neither what could not be built, nor what an attempt has measured, nor a candidate of another round."""
+    """Neither what could not be built, nor what an attempt has measured, nor a candidate of another
+    round."""
     scene.work("search")
     (chunk,) = scene.claim("build")
     (built,) = scene.results(chunk)
     broken = built.trials[2].model_copy(update={"artifact": None, "cause": Cause.BUILD_ERROR})
-    scene.report(chunk, [built.model_copy(update={"trials": (*built.trials[:2], broken, built.trials[3])})])
+    scene.report(
+        chunk, [built.model_copy(update={"trials": (*built.trials[:2], broken, built.trials[3])})]
+    )
     for lost in (True, False):
         (chunk,) = scene.claim("measure")
         assert [one.index for one in chunk.items[0].candidates] == [0, 1, 3]
@@ -244,7 +291,11 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
             connection.execute(sa.update(Job).values(ready_at=None))
     assert scene.rows()[0][2] == "errored"
     while [row for row in scene.rows() if row[2] not in ("evaluated", "errored")]:
-        scene.work(next(step for _, step, state, _ in scene.rows() if state not in ("evaluated", "errored")))
+        scene.work(
+            next(
+                step for _, step, state, _ in scene.rows() if state not in ("evaluated", "errored")
+            )
+        )
         scene.load()
     assert len(scene.rows()) == 8
 
@@ -256,7 +307,9 @@ def test_a_search_that_is_canceled_opens_no_round_until_it_is_retried(scene: Sce
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
 
 
-def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_retried(scene: Scene) -> None:
+def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_retried(
+    scene: Scene,
+) -> None:
     """It counted as going on without a round that could be done, so that `tuna run` did not end."""
     for step in ("search", "build", "measure"):
         scene.work(step)
@@ -266,7 +319,10 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
     assert job_actions.cancel(scene.engine, scene.library, one).states == {"compile_queued": 1}
     assert [row[3] for row in scene.rows()] == ["a round was canceled", None]
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
-    assert job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id)) == {}, "it is named"
+    assert (
+        job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id))
+        == {}
+    ), "it is named"
     assert job_actions.retry(scene.engine, scene.library, one) == {"search": 1}
     assert rounds_going_on(scene) == 1
     finish(scene)
@@ -280,7 +336,9 @@ def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene)
     job_actions.cancel(scene.engine, scene.library, job_actions.Selection(scene.session_id))
     ids = _ids(scene)
     for some, going_on in ((ids[1:], 0), (ids[:1], 1)):
-        job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id, some))
+        job_actions.retry(
+            scene.engine, scene.library, job_actions.Selection(scene.session_id, some)
+        )
         scene.load()
         assert rounds_going_on(scene) == going_on
     finish(scene)
@@ -299,11 +357,18 @@ def test_a_candidate_of_a_round_is_repeated_from_its_params(
         scene.work(step)
     scene.load()
     scene.work("search")
-    wanted = [Repeated(job, step, 2) for job, step in zip(_ids(scene), ("measure", "build"), strict=True)]
+    wanted = [
+        Repeated(job, step, 2) for job, step in zip(_ids(scene), ("measure", "build"), strict=True)
+    ]
     with reading(scene.engine) as connection:
         said = reproduction.commands(connection, wanted)
-        trials = [connection.execute(_TRIAL.where(models.Trial.job_id == one.job_id)).one() for one in wanted]
-    assert [said[one] for one in wanted] == [f"tuna reproduce --trial {trial.id}" for trial in trials]
+        trials = [
+            connection.execute(_TRIAL.where(models.Trial.job_id == one.job_id)).one()
+            for one in wanted
+        ]
+    assert [said[one] for one in wanted] == [
+        f"tuna reproduce --trial {trial.id}" for trial in trials
+    ]
     monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
     capsys.readouterr()  # what was logged so far
     for trial in trials:
@@ -343,7 +408,12 @@ def test_two_coordinators_open_a_round_once(scene: Scene) -> None:
     with writing(scene.engine) as connection:
         searches = rounds._searches(connection, scene.session_id, None)
         assert rounds.load(connection, scene.session_id, scene.library) == 1
-        rounds.upsert(connection, Job, [one.next_row() for one in searches], key=(*rounds._SEARCH_KEY, "round", "part"))
+        rounds.upsert(
+            connection,
+            Job,
+            [one.next_row() for one in searches],
+            key=(*rounds._SEARCH_KEY, "round", "part"),
+        )
     assert len(scene.rows()) == 2
 
 

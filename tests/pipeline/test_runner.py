@@ -1,4 +1,5 @@
-"""A worker's side of a chunk: it stops what nobody wants, waits for the device, leaves its own failures to others."""
+"""A worker's side of a chunk: it stops what nobody wants, waits for the device, leaves its own
+failures to others."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
-ITEM = WorkItem(job_id=7, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={})
+ITEM = WorkItem(
+    job_id=7, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={}
+)
 CORE = DeviceHandle("cpu0", cpus=(0,))
 LEASE_S = 2.0
 
@@ -42,12 +45,18 @@ class Foreign(NoopLibrary):
         self._child = Child("sandbox_handlers") if served else None
         self.began = threading.Event()
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         self.began.set()
         if self._child:
             self._child.call({"op": "hang"}, 60.0, context.cancelled)
         else:
-            run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=60.0, cancelled=context.cancelled)
+            run(
+                [sys.executable, "-c", "import time; time.sleep(60)"],
+                timeout_s=60.0,
+                cancelled=context.cancelled,
+            )
         yield result_of(items[0], ok=True)
 
 
@@ -79,15 +88,29 @@ class Bench:
 
     def somebody(self, environment: str) -> None:
         """Another worker that is alive and measures for `environment`."""
-        facts = {"role": "eval", "host": "h", "pid": 1, "device": "", "toolchains": (), "job_ids": ()}
+        facts = {
+            "role": "eval",
+            "host": "h",
+            "pid": 1,
+            "device": "",
+            "toolchains": (),
+            "job_ids": (),
+        }
         status = WorkerStatus(
-            name="other:1", place="other", environment=environment, started_at=0.0, seen_at=0.0, **facts
+            name="other:1",
+            place="other",
+            environment=environment,
+            started_at=0.0,
+            seen_at=0.0,
+            **facts,
         )
         HeartbeatBoard(self._client, "n", 60.0).announce(status)
 
 
 @pytest.fixture()
-def bench(redis_client: redis.Redis, tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(
+    redis_client: redis.Redis, tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Bench:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(running, "_BACKOFF_S", 0.0)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "sandbox"))
@@ -113,9 +136,14 @@ def test_a_lost_lease_ends_the_child_that_works_for_it(
 
 @pytest.mark.parametrize("end", ["canceled", "revoked", "its Redis user is gone"])
 def test_on_another_host_too_what_runs_ends_at_once_with_all_that_it_started(
-    bench: Bench, end: str, tmp_path: Path, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
+    end: str,
+    tmp_path: Path,
+    eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D6: `cancel` was noticed with the next heartbeat, a quarter of a lease later; what left the group lived on."""
+    """D6: `cancel` was noticed with the next heartbeat, a quarter of a lease later; what left the
+    group lived on."""
     note = tmp_path / "pid"
     program = (
         "import os, subprocess, sys, time\n"
@@ -129,8 +157,15 @@ def test_on_another_host_too_what_runs_ends_at_once_with_all_that_it_started(
     )
 
     class Hour(NoopLibrary):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
-            run([sys.executable, "-c", program], timeout_s=600.0, cancelled=context.cancelled, box=None)
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
+            run(
+                [sys.executable, "-c", program],
+                timeout_s=600.0,
+                cancelled=context.cancelled,
+                box=None,
+            )
             yield result_of(items[0], ok=True)
 
     far = bench.on("far-away", lease_s=240.0)
@@ -155,7 +190,9 @@ def test_on_another_host_too_what_runs_ends_at_once_with_all_that_it_started(
     eventually(lambda: not Path(f"/proc/{note.read_text()}").exists(), 5.0)
 
 
-def test_work_is_given_back_when_the_device_stays_somebody_elses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_given_back_when_the_device_stays_somebody_elses(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "DEVICE_WAIT_S", 0.1)
     with device_lock(CORE.locks):
         assert bench.run() == "returned"
@@ -169,7 +206,9 @@ def test_a_measurement_has_its_cores_alone_and_quiet_where_that_is_set(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Looks(NoopLibrary):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             seen.append([core_lending._is_held(name) for name in ("measured-0", "quiet")])
             yield from super().run(step, items, context)
 
@@ -179,7 +218,14 @@ def test_a_measurement_has_its_cores_alone_and_quiet_where_that_is_set(
         get_settings.cache_clear()
         assert bench.run(Looks()) == "finished"
         assert bench.run(Looks(), ITEM.model_copy(update={"step": "build"})) == "finished"
-    assert seen == [[True, False], [False, False], [True, True], [False, False], [True, False], [False, False]]
+    assert seen == [
+        [True, False],
+        [False, False],
+        [True, True],
+        [False, False],
+        [True, False],
+        [False, False],
+    ]
 
 
 def test_a_step_on_a_cpu_waits_for_no_device(bench: Bench) -> None:
@@ -192,7 +238,9 @@ def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) ->
     mine = ITEM.model_copy(update={"avoid": bench.runner.place})
     ends = [bench.run(item=mine) for _ in range(running._MAX_DECLINED + 1)]
     assert ends == ["declined"] * running._MAX_DECLINED + ["finished"]
-    assert {report.results for report in bench.reports() if report.kind is ReportKind.RETURNED} == {()}
+    assert {report.results for report in bench.reports() if report.kind is ReportKind.RETURNED} == {
+        ()
+    }
     assert bench.run(item=mine) == "declined", "it failed again, and is left to others again"
 
 
@@ -212,7 +260,15 @@ def test_a_refusal_outlives_a_short_lease(bench: Bench, monkeypatch: pytest.Monk
     """D15: the pause before it was without heartbeat."""
     monkeypatch.setattr(running, "_BACKOFF_S", 1.5 * LEASE_S)
     bench.leases.open(["c"])
-    chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="t", items=(ITEM,))
+    chunk = Chunk(
+        id="c",
+        namespace="n",
+        library="noop",
+        step="build",
+        environment="",
+        toolchain="t",
+        items=(ITEM,),
+    )
     taken_back: list[str] = []
     watch = threading.Timer(1.25 * LEASE_S, lambda: taken_back.extend(bench.leases.expired()))
     watch.start()
@@ -224,7 +280,9 @@ def test_a_refusal_outlives_a_short_lease(bench: Bench, monkeypatch: pytest.Monk
 
 def test_a_library_that_swallows_the_cancellation_reports_nothing(bench: Bench) -> None:
     class Swallows(NoopLibrary):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             bench.leases.drop(["c"])
             deadline = time.monotonic() + 30
             while not context.cancelled() and time.monotonic() < deadline:
@@ -235,12 +293,16 @@ def test_a_library_that_swallows_the_cancellation_reports_nothing(bench: Bench) 
     assert [report.kind for report in bench.reports()] == [ReportKind.STARTED]
 
 
-def test_what_a_chunk_leaves_in_its_scratch_folder_is_removed_with_it(bench: Bench, tmp_path: Path) -> None:
+def test_what_a_chunk_leaves_in_its_scratch_folder_is_removed_with_it(
+    bench: Bench, tmp_path: Path
+) -> None:
     """D8: an eval worker kept all that it had ever measured."""
     folders: list[Path] = []
 
     class Litters(NoopLibrary):
-        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             folders.append(context.scratch)
             (context.scratch / "folder").mkdir()
             (context.scratch / "folder" / "code.so").write_bytes(b"code")
@@ -254,7 +316,9 @@ def test_what_a_chunk_leaves_in_its_scratch_folder_is_removed_with_it(bench: Ben
     assert not list(tmp_path.glob("chunk-*"))
 
 
-def test_a_scratch_folder_that_cannot_be_made_is_no_fault_of_the_job(bench: Bench, tmp_path: Path) -> None:
+def test_a_scratch_folder_that_cannot_be_made_is_no_fault_of_the_job(
+    bench: Bench, tmp_path: Path
+) -> None:
     bench.runner._context = dataclasses.replace(bench.runner._context, scratch=tmp_path / "gone")
     assert bench.run() == "returned"
     assert [report.kind for report in bench.reports()] == [ReportKind.STARTED, ReportKind.RETURNED]

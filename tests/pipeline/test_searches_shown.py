@@ -1,4 +1,5 @@
-"""What a person sees of searches in rounds: counts, progress, commands; and rounds that are given up; on both databases."""
+"""What a person sees of searches in rounds: counts, progress, commands; and rounds that are given
+up; on both databases."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from test_rounds import BATCH, Scene, SearchLibrary, finish, open_scene, rounds_going_on, time_of, typed
+from test_rounds import (
+    BATCH,
+    Scene,
+    SearchLibrary,
+    finish,
+    open_scene,
+    rounds_going_on,
+    time_of,
+    typed,
+)
 
 from tuna.db import models, overview
 from tuna.db.engine import reading, writing
@@ -36,7 +46,9 @@ ROUNDS = 8
 
 
 @pytest.fixture()
-def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
     return open_scene(engine, redis_client, tmp_path, monkeypatch)
 
 
@@ -45,7 +57,9 @@ class WithFinals(SearchLibrary):
 
     finals = Step(FINALS, Resource.DEVICE)
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         if step is not self.finals:
             yield from super().run(step, items, context)
             return
@@ -62,7 +76,11 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
     with writing(scene.engine) as connection:
         first = connection.execute(sa.select(Job.__table__)).mappings().one()
         for number, steps in ((1, "search,build,measure"), (9, "build,measure")):
-            solver = sa.select(models.Solver.id).where(models.Solver.name == f"Noop{number}").scalar_subquery()
+            solver = (
+                sa.select(models.Solver.id)
+                .where(models.Solver.name == f"Noop{number}")
+                .scalar_subquery()
+            )
             other = {"id": None, "solver_id": solver, "steps": steps, "step": step_names(steps)[0]}
             connection.execute(sa.insert(Job).values({**first, **other}))
         connection.execute(sa.update(Job).values(options={"rounds": 2}))
@@ -74,7 +92,10 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
         job = connection.execute(sa.select(Job.id).where(Job.steps == FINALS)).scalar_one()
         line = reproduction.commands(connection, [Repeated(job, FINALS)])[Repeated(job, FINALS)]
         query = sa.select(models.Trial.id, models.Trial.params, models.Trial.time_ms).join(
-            FindDb, sa.and_(FindDb.job_id == models.Trial.job_id, FindDb.trial_number == models.Trial.number)
+            FindDb,
+            sa.and_(
+                FindDb.job_id == models.Trial.job_id, FindDb.trial_number == models.Trial.number
+            ),
         )
         winners = {row.id: row for row in connection.execute(query)}
     monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
@@ -99,8 +120,11 @@ class Limited(SearchLibrary):
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_a_round_that_nobody_has_begun_is_given_up_when_the_time_is_over(scene: Scene, claimed: bool) -> None:
-    """With eight layers `tuna tune --minutes 1` took three: each had opened two rounds before one was measured."""
+def test_a_round_that_nobody_has_begun_is_given_up_when_the_time_is_over(
+    scene: Scene, claimed: bool
+) -> None:
+    """With eight layers `tuna tune --minutes 1` took three: each had opened two rounds before one
+    was measured."""
     library = Limited()
     scene.work("search")
     scene.load()
@@ -129,7 +153,9 @@ def test_a_round_that_nobody_has_begun_is_given_up_when_the_time_is_over(scene: 
 
 
 @pytest.mark.parametrize("stopped", [None, "another round would end later"])
-def test_after_the_last_moment_all_is_given_up_that_is_not_being_measured(scene: Scene, stopped: str | None) -> None:
+def test_after_the_last_moment_all_is_given_up_that_is_not_being_measured(
+    scene: Scene, stopped: str | None
+) -> None:
     """Also of a search that has been told to end: its last round may wait for builds of others."""
     library = Limited()
     scene.work("search")
@@ -142,7 +168,10 @@ def test_after_the_last_moment_all_is_given_up_that_is_not_being_measured(scene:
         assert rounds.give_up(connection, scene.session_id, library) == set(), "both are built"
         library.limits_s = SearchLimits(0.0, 0.0)
         rounds.give_up(connection, scene.session_id, library)
-    assert [row[2:] for row in scene.rows()] == [("compiled", stopped or rounds.LATE), ("canceled", None)]
+    assert [row[2:] for row in scene.rows()] == [
+        ("compiled", stopped or rounds.LATE),
+        ("canceled", None),
+    ]
     scene.work("measure")
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
 
@@ -155,11 +184,18 @@ def test_a_search_that_has_what_it_was_for_gives_up_a_round_that_nobody_has_begu
         scene.work(step)
     scene.load()
     with writing(scene.engine) as connection:
-        connection.execute(sa.update(Job).where(Job.round == 0).values(stopped="as fast as asked for"))
+        connection.execute(
+            sa.update(Job).where(Job.round == 0).values(stopped="as fast as asked for")
+        )
         assert rounds.give_up(connection, scene.session_id, library) == set()
-        monkeypatch.setattr(Limited, "gives_up_rest", lambda self, why: why == "as fast as asked for")
+        monkeypatch.setattr(
+            Limited, "gives_up_rest", lambda self, why: why == "as fast as asked for"
+        )
         assert rounds.give_up(connection, scene.session_id, library) == set()
-    assert [row[2:] for row in scene.rows()] == [("evaluated", "as fast as asked for"), ("canceled", None)]
+    assert [row[2:] for row in scene.rows()] == [
+        ("evaluated", "as fast as asked for"),
+        ("canceled", None),
+    ]
 
 
 def test_the_first_round_of_a_search_is_never_given_up(scene: Scene) -> None:
@@ -174,14 +210,22 @@ def test_the_first_round_of_a_search_is_never_given_up(scene: Scene) -> None:
 def test_searches_are_counted_by_why_they_ended_and_not_among_the_jobs(scene: Scene) -> None:
     with writing(scene.engine) as connection:
         job = connection.execute(sa.select(Job.__table__)).mappings().one()
-        connection.execute(sa.insert(Job).values({**job, "id": None, "steps": "build,measure", "step": "build"}))
+        connection.execute(
+            sa.insert(Job).values({**job, "id": None, "steps": "build,measure", "step": "build"})
+        )
     scene.work("search")
     scene.load()
     (seen,) = overview.read(scene.engine)
-    assert (seen.jobs, seen.searches) == ({"new": 1}, Searches(1, {}, *2 * [{"new": 1, "searching": 1}]))
+    assert (seen.jobs, seen.searches) == (
+        {"new": 1},
+        Searches(1, {}, *2 * [{"new": 1, "searching": 1}]),
+    )
     finish(scene)
     (seen,) = overview.read(scene.engine)
-    assert (seen.jobs, seen.searches) == ({"evaluated": 1}, Searches(0, {"8 rounds": 1}, *2 * [{"evaluated": 8}]))
+    assert (seen.jobs, seen.searches) == (
+        {"evaluated": 1},
+        Searches(0, {"8 rounds": 1}, *2 * [{"evaluated": 8}]),
+    )
 
 
 def test_the_progress_counts_a_search_once_and_its_rounds_for_the_rate(scene: Scene) -> None:
@@ -203,14 +247,20 @@ def test_the_progress_counts_a_search_once_and_its_rounds_for_the_rate(scene: Sc
     assert (ended.states, ended.rounds) == ({}, {"evaluated": ROUNDS})
 
 
-def test_what_is_left_of_a_search_without_a_bound_is_not_known(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_of_a_search_without_a_bound_is_not_known(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = SessionWork(scene.session_id, "", scene.library.environment(), scene.library)
     for most, known in ((ROUNDS, True), (None, False)):
         monkeypatch.setattr(SearchLibrary, "most_rounds", lambda self, options, most=most: most)
         with reading(scene.engine) as connection:
             left = forecast.left(connection, work)
             found = session_run.progress(connection, scene.library, scene.session_id, [])
-        assert (left.jobs, left.is_bounded, sum(left.stages.values())) == (1, known, 3 * (ROUNDS if known else 1))
+        assert (left.jobs, left.is_bounded, sum(left.stages.values())) == (
+            1,
+            known,
+            3 * (ROUNDS if known else 1),
+        )
         assert (found.unfinished, found.left is not None) == (1, known)
 
 
@@ -224,7 +274,9 @@ def test_a_search_that_is_told_to_end_is_not_finished_before_its_last_round(scen
     assert rounds_going_on(scene) == 0
 
 
-def test_a_report_has_a_search_as_one_line_with_its_end_and_a_curve_over_all_rounds(scene: Scene) -> None:
+def test_a_report_has_a_search_as_one_line_with_its_end_and_a_curve_over_all_rounds(
+    scene: Scene,
+) -> None:
     finish(scene)
     with reading(scene.engine) as connection:
         figures = read_figures(connection, scene.session_id)
@@ -235,7 +287,9 @@ def test_a_report_has_a_search_as_one_line_with_its_end_and_a_curve_over_all_rou
         BATCH * ROUNDS,
         "8 rounds",
     )
-    assert [point.round for point in solver.points] == [number for number in range(ROUNDS) for _ in range(BATCH)]
+    assert [point.round for point in solver.points] == [
+        number for number in range(ROUNDS) for _ in range(BATCH)
+    ]
     assert solver.points[-1].best_ms == solver.time_ms
     assert len({point.params for point in solver.points}) == BATCH * ROUNDS
     assert dict(figures.jobs) == {"evaluated": 1}
@@ -252,7 +306,9 @@ def test_the_best_few_of_a_search_are_those_of_all_its_rounds(scene: Scene) -> N
         found = list(records(connection, of_session(connection, scene.session_id, None), n_best=5))
         job = connection.execute(sa.select(FindDb.job_id)).scalar_one()
         trials = good_trials(connection, job or 0, 0.0, 5)
-    best = sorted((time_of(name), name) for round_ in scene.expected().values() for name in round_)[:5]
+    best = sorted((time_of(name), name) for round_ in scene.expected().values() for name in round_)[
+        :5
+    ]
     assert [(one.time_ms, one.params) for one in found] == best
     assert [trial[1:] for trial in trials] == best
     assert len({one.job_id for one in found}) > 1

@@ -1,4 +1,5 @@
-"""The time of a search goes on while its session is served, and not while nobody works on it; on both databases."""
+"""The time of a search goes on while its session is served, and not while nobody works on it; on
+both databases."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return set_clock
 
 
-def serve(engine: sa.Engine, session_id: int, at: Callable[[float], None], start: int, end: int) -> None:
+def serve(
+    engine: sa.Engine, session_id: int, at: Callable[[float], None], start: int, end: int
+) -> None:
     """A coordinator is there from `start` to `end`."""
     for second in range(start, end + 1, 2):
         at(second)
@@ -44,10 +47,14 @@ def serve(engine: sa.Engine, session_id: int, at: Callable[[float], None], start
 
 def spent(engine: sa.Engine, session_id: int, *between: float) -> float:
     with reading(engine) as connection:
-        return served_time.Served(connection, session_id).seconds(*(BEGUN + timedelta(seconds=s) for s in between))
+        return served_time.Served(connection, session_id).seconds(
+            *(BEGUN + timedelta(seconds=s) for s in between)
+        )
 
 
-def test_time_goes_on_while_a_coordinator_is_there(engine: sa.Engine, at: Callable[[float], None]) -> None:
+def test_time_goes_on_while_a_coordinator_is_there(
+    engine: sa.Engine, at: Callable[[float], None]
+) -> None:
     session_id = make_jobs(engine, 1)
     serve(engine, session_id, at, 0, 100)
     assert spent(engine, session_id, 10) == 90
@@ -57,7 +64,9 @@ def test_time_goes_on_while_a_coordinator_is_there(engine: sa.Engine, at: Callab
     serve(engine, session_id, at, 150, 200)
     assert spent(engine, session_id, 0) == 200, "it was away for less than a minute"
     with reading(engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(ServedTime)).scalar_one() == 1
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(ServedTime)).scalar_one() == 1
+        )
 
 
 def test_a_pause_is_no_time_that_was_spent(engine: sa.Engine, at: Callable[[float], None]) -> None:
@@ -75,18 +84,24 @@ def test_two_coordinators_count_once(engine: sa.Engine, at: Callable[[float], No
     moments = [BEGUN + timedelta(seconds=s) for s in (0, 1, 90, 100)]
     spans = [(moments[0], moments[3]), (moments[1], moments[2])]
     with writing(engine) as connection:
-        rows = [{"session_id": session_id, "began_at": start, "ended_at": end} for start, end in spans]
+        rows = [
+            {"session_id": session_id, "began_at": start, "ended_at": end} for start, end in spans
+        ]
         connection.execute(sa.insert(ServedTime), rows)
     at(DAY_S)
     assert spent(engine, session_id, 0) == 100
 
 
-def test_a_session_is_deleted_with_what_is_known_of_its_time(engine: sa.Engine, at: Callable[[float], None]) -> None:
+def test_a_session_is_deleted_with_what_is_known_of_its_time(
+    engine: sa.Engine, at: Callable[[float], None]
+) -> None:
     session_id = make_jobs(engine, 1)
     serve(engine, session_id, at, 0, 10)
     removal.delete(engine, session_id, lambda _: None)
     with reading(engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(ServedTime)).scalar_one() == 0
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(ServedTime)).scalar_one() == 0
+        )
 
 
 class Minutes(Limited):
@@ -117,7 +132,9 @@ def test_a_search_that_is_resumed_the_next_day_has_the_time_left_that_it_had(
     serve(engine, scene.session_id, at, 0, 20)
     with writing(engine) as connection:
         early, late = BEGUN + timedelta(seconds=1), BEGUN + timedelta(seconds=DAY_S)
-        connection.execute(sa.update(StepResult).values(started_at=early, ended_at=early + timedelta(seconds=2)))
+        connection.execute(
+            sa.update(StepResult).values(started_at=early, ended_at=early + timedelta(seconds=2))
+        )
     scene.work("measure")
     with writing(engine) as connection:
         measured = sa.update(StepResult).where(StepResult.step == "measure")

@@ -44,7 +44,9 @@ def make_session(engine: sa.Engine, reason: str, like: int = 1) -> int:
         session_id, _ = sessions.create(connection, LIBRARY.environment(), reason)
         columns = [c for c in Job.__table__.c if c.name not in ("id", "session_id")]
         rows = sa.select(sa.literal(session_id), *columns).where(Job.session_id == like)
-        connection.execute(sa.insert(Job).from_select(["session_id", *(c.name for c in columns)], rows))
+        connection.execute(
+            sa.insert(Job).from_select(["session_id", *(c.name for c in columns)], rows)
+        )
     return session_id
 
 
@@ -55,7 +57,9 @@ def works_of(engine: sa.Engine, session_ids: list[int] | None) -> list[SessionWo
 
 def states_of(engine: sa.Engine, session_id: int) -> set[str]:
     with reading(engine) as connection:
-        return set(connection.execute(sa.select(Job.state).where(Job.session_id == session_id)).scalars())
+        return set(
+            connection.execute(sa.select(Job.state).where(Job.session_id == session_id)).scalars()
+        )
 
 
 def unfinished(engine: sa.Engine) -> int:
@@ -67,7 +71,11 @@ def unfinished(engine: sa.Engine) -> int:
 def taken(engine: sa.Engine) -> dict[int, int]:
     """Jobs in flight, by session."""
     with reading(engine) as connection:
-        query = sa.select(Job.session_id, sa.func.count()).where(Job.chunk.is_not(None)).group_by(Job.session_id)
+        query = (
+            sa.select(Job.session_id, sa.func.count())
+            .where(Job.chunk.is_not(None))
+            .group_by(Job.session_id)
+        )
         return {row[0]: row[1] for row in connection.execute(query)}
 
 
@@ -86,16 +94,28 @@ class Silent:
 
 
 @pytest.fixture()
-def make(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Callable[..., Coordinator]:
+def make(
+    engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path
+) -> Callable[..., Coordinator]:
     def coordinator(celery: Any, works: list[SessionWork], **facts: bool) -> Coordinator:
-        return Coordinator(engine, redis_client, celery, get_settings(), works, lambda: works_of(engine, None), **facts)
+        return Coordinator(
+            engine,
+            redis_client,
+            celery,
+            get_settings(),
+            works,
+            lambda: works_of(engine, None),
+            **facts,
+        )
 
     return coordinator
 
 
 def announce(engine: sa.Engine, client: redis.Redis, *names: str, **facts: str) -> None:
     """Heartbeats of compile workers."""
-    status = WorkerStatus("a", "compile", "h", 1, "", "", (LIBRARY.toolchain(),), (), time.time(), time.time())
+    status = WorkerStatus(
+        "a", "compile", "h", 1, "", "", (LIBRARY.toolchain(),), (), time.time(), time.time()
+    )
     with reading(engine) as connection:
         board = HeartbeatBoard(client, sessions.namespace(connection), 30.0)
     for name in names:
@@ -139,7 +159,9 @@ def test_a_session_of_higher_priority_is_published_first_and_overtakes(
     celery = Silent()
     coordinator = make(celery, works_of(engine, [first, second]))
     coordinator.publish()
-    assert [session for session, *_ in celery.sent] == [first, first, second, second], "in turn, and no more"
+    assert [session for session, *_ in celery.sent] == [first, first, second, second], (
+        "in turn, and no more"
+    )
     for chunk in coordinator._leases.untaken():
         assert coordinator._leases.take(chunk, "w:1/x", "{}")
     celery.sent.clear()
@@ -209,8 +231,11 @@ def test_turns_are_counted_in_each_queue_for_itself(
     assert [session for session, step, _ in celery.sent if step == "measure"] == [first, second] * 2
 
 
-def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]) -> None:
-    """P7: 2,600 of 3,000 jobs were in Redis 14 s after the start, so that nothing could be decided late."""
+def test_jobs_are_claimed_late(
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
+) -> None:
+    """P7: 2,600 of 3,000 jobs were in Redis 14 s after the start, so that nothing could be decided
+    late."""
     first = make_jobs(engine, 120)
     coordinator = make(Silent(), works_of(engine, [first]))
     coordinator.publish()
@@ -226,7 +251,14 @@ def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, mak
 
 @pytest.mark.parametrize(
     ("fixed_workers", "seconds", "waiting"),
-    [(True, 9.0, 3), (True, 0.1, 6), (False, 9.0, 6), (True, 11.0, 3), (False, 11.0, 6), (False, None, 6)],
+    [
+        (True, 9.0, 3),
+        (True, 0.1, 6),
+        (False, 9.0, 6),
+        (True, 11.0, 3),
+        (False, 11.0, 6),
+        (False, None, 6),
+    ],
 )
 def test_fewer_long_chunks_wait_where_no_autoscaler_counts_them(
     engine: sa.Engine,
@@ -241,7 +273,9 @@ def test_fewer_long_chunks_wait_where_no_autoscaler_counts_them(
     coordinator = make(Silent(), works_of(engine, [session_id]), fixed_workers=fixed_workers)
     announce(engine, redis_client, *"abc")
     if seconds is not None:
-        ended = StepResult(job_id=1, attempt=1, step="build", ok=True, started_at=0.0, ended_at=seconds)
+        ended = StepResult(
+            job_id=1, attempt=1, step="build", ok=True, started_at=0.0, ended_at=seconds
+        )
         coordinator.drain.pace.note(session_id, ended)
     assert coordinator.publish() == waiting
     assert coordinator.publish() == 0
@@ -265,10 +299,14 @@ def test_a_very_long_chunk_is_published_when_a_process_is_free(
         assert coordinator.publish() == 0, "a process has it"
     assert coordinator._leases.finish(chunks[0], f"{chunks[0]}:1/x", "{}")
     assert coordinator.publish() == 1
-    assert coordinator.publisher.publish(coordinator._works, members=True) == 2, "those of members hide who is free"
+    assert coordinator.publisher.publish(coordinator._works, members=True) == 2, (
+        "those of members hide who is free"
+    )
 
 
-def test_coordinators_share_the_bound_of_a_queue(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:
+def test_coordinators_share_the_bound_of_a_queue(
+    engine: sa.Engine, make: Callable[..., Coordinator]
+) -> None:
     """Each kept as many chunks waiting as one alone."""
     first = make_jobs(engine, 120)
     one, other = (make(Silent(), works_of(engine, [first])) for _ in range(2))
@@ -279,7 +317,9 @@ def test_coordinators_share_the_bound_of_a_queue(engine: sa.Engine, make: Callab
     assert one._leases.published().waiting.total() == 4
 
 
-def test_it_knows_whose_work_is_done_first(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:
+def test_it_knows_whose_work_is_done_first(
+    engine: sa.Engine, make: Callable[..., Coordinator]
+) -> None:
     """P7: a run stood still behind another session's messages, and no line said so."""
     first = make_jobs(engine, 10)
     second = make_session(engine, "second")
@@ -290,7 +330,11 @@ def test_it_knows_whose_work_is_done_first(engine: sa.Engine, make: Callable[...
     assert theirs.ahead() == {second: 2}
     leases = mine._leases
     with reading(engine) as connection:
-        chunk = connection.execute(sa.select(Job.chunk).where(Job.session_id == second)).scalars().first()
+        chunk = (
+            connection.execute(sa.select(Job.chunk).where(Job.session_id == second))
+            .scalars()
+            .first()
+        )
     assert leases.take(chunk, "w:1/x", "{}")
     assert mine.ahead() == {}, "its own work is being done"
 
@@ -321,7 +365,10 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     good = make_jobs(engine, 1, options={"trials": 1}, solvers=["Noop0", "Noop1"])
     bad = make_session(engine, "bad")
     library = type("Broken", (NoopLibrary,), broken)()
-    works = [replace(work, library=library) if work.session_id == bad else work for work in works_of(engine, None)]
+    works = [
+        replace(work, library=library) if work.session_id == bad else work
+        for work in works_of(engine, None)
+    ]
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     coordinator = make(InProcess(Runner(redis_client, get_settings().lease_s, context)), works)
     coordinator._refresh = None
@@ -330,7 +377,9 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     def fault() -> str:
         return {one.session_id: one.fault for one in overview.read(engine)}[bad]
 
-    coordinator.run(lambda: None, lambda: bool(fault()) and not states_of(engine, good) - {"evaluated"})
+    coordinator.run(
+        lambda: None, lambda: bool(fault()) and not states_of(engine, good) - {"evaluated"}
+    )
     assert ("RuntimeError: a bug of a plug-in" in fault()) or ("ValueError" in fault())
     for name in broken:
         setattr(library.__class__, name, getattr(NoopLibrary, name))
@@ -347,7 +396,9 @@ def test_an_outage_of_redis_that_lasts_too_long_ends_a_run_with_a_sentence(
 
     session_id = make_jobs(sqlite_engine, 1)
     monkeypatch.setattr(Coordinator, "run", away)
-    with pytest.raises(ServiceError, match="could not be used for ten minutes: Error 111") as raised:
+    with pytest.raises(
+        ServiceError, match="could not be used for ten minutes: Error 111"
+    ) as raised:
         run_sessions(sqlite_engine, get_settings(), [session_id])
     assert "the same command goes on" in raised.value.hint
 
@@ -358,7 +409,9 @@ def test_a_run_of_a_session_whose_library_cannot_say_its_steps_ends_with_its_err
     session_id = make_jobs(engine, 1)
     library = type("Broken", (NoopLibrary,), {"served_with": _fails})()
     monkeypatch.setattr("tuna.pipeline.serving.find_library", lambda _: library)
-    with pytest.raises(TunaError, match="code of the library noop failed: RuntimeError: a bug of a plug-in"):
+    with pytest.raises(
+        TunaError, match="code of the library noop failed: RuntimeError: a bug of a plug-in"
+    ):
         run_sessions(engine, get_settings(), [session_id])
     (seen,) = overview.read(engine)
     assert seen.fault.endswith("a bug of a plug-in")
@@ -371,7 +424,9 @@ def test_a_session_that_is_deleted_meanwhile_is_served_no_more(engine: sa.Engine
     with writing(engine) as connection:
         connection.execute(sa.delete(Job).where(Job.session_id == second))
         connection.execute(sa.text("DELETE FROM session WHERE id = :id"), {"id": second})
-        assert [work.session_id for work in read_works(connection, [first, second], (), known)] == [first]
+        assert [work.session_id for work in read_works(connection, [first, second], (), known)] == [
+            first
+        ]
         with pytest.raises(NotFound):
             read_works(connection, [first, second])
 

@@ -1,4 +1,5 @@
-"""The earlier searches that a search learns from: which are chosen, that they stay the same, and who sees it; on both databases."""
+"""The earlier searches that a search learns from: which are chosen, that they stay the same, and
+who sees it; on both databases."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Room:
             build = DatabaseBuilder(connection)
             if environment_of is None:
                 return build.session(**fields)
-            same = sa.select(models.Session.environment_id).where(models.Session.id == environment_of)
+            same = sa.select(models.Session.environment_id).where(
+                models.Session.id == environment_of
+            )
             environment_id = connection.execute(same).scalar_one()
             facts = {"reason": fields["reason"], "created_at": build.clock}
             return int(build.insert(models.Session, environment_id=environment_id, **facts))
@@ -66,13 +69,20 @@ class Room:
         """An ended search of one round; returns its first job."""
         with writing(self.engine) as connection:
             build = DatabaseBuilder(connection)
-            found = connection.execute(sa.select(models.Solver.id).where(models.Solver.name == solver)).scalar()
+            found = connection.execute(
+                sa.select(models.Solver.id).where(models.Solver.name == solver)
+            ).scalar()
             solver_id = found or build.solver(solver)
             bodied = {layer.body_digest: b"text"} if layer.body_digest else {}
             if bodied:
                 connection.execute(
-                    sa.insert(Kernel).prefix_with("OR IGNORE" if self.engine.dialect.name == "sqlite" else "IGNORE"),
-                    [{"digest": digest, "blob": blob, "size_bytes": 4} for digest, blob in bodied.items()],
+                    sa.insert(Kernel).prefix_with(
+                        "OR IGNORE" if self.engine.dialect.name == "sqlite" else "IGNORE"
+                    ),
+                    [
+                        {"digest": digest, "blob": blob, "size_bytes": 4}
+                        for digest, blob in bodied.items()
+                    ],
                 )
             config_id = build.config(layer)
             job = build.job(session_id, config_id, solver_id, stopped=stopped, attempt=3, **STEPS)
@@ -80,21 +90,29 @@ class Room:
                 cause = {"cause": "run_error"} if time_ms is None else {}
                 build.trial(job, number, time_ms, params=f"{job}/{number}", step="eval", **cause)
             good = [time_ms for time_ms in times if time_ms is not None]
-            build.winner(session_id, config_id, solver_id, min(good, default=1.0), job=job, **result)
+            build.winner(
+                session_id, config_id, solver_id, min(good, default=1.0), job=job, **result
+            )
         return job
 
     def open(self, layer: Config = LAYER, **fields: Any) -> int:
         """A search that is to begin."""
         with writing(self.engine) as connection:
             build = DatabaseBuilder(connection)
-            found = connection.execute(sa.select(models.Solver.id).where(models.Solver.name == SOLVER)).scalar()
+            found = connection.execute(
+                sa.select(models.Solver.id).where(models.Solver.name == SOLVER)
+            ).scalar()
             facts = {"state": "new", "step": "search", **STEPS, **fields}
-            return build.job(self.session_id, build.config(layer), found or build.solver(SOLVER), **facts)
+            return build.job(
+                self.session_id, build.config(layer), found or build.solver(SOLVER), **facts
+            )
 
     def claim(self) -> WorkItem:
         """The round that waits longest."""
         with writing(self.engine) as connection:
-            (chunk,) = claim(connection, Scope(self.session_id, LIBRARY), LIBRARY.step("search"), 1, 1)
+            (chunk,) = claim(
+                connection, Scope(self.session_id, LIBRARY), LIBRARY.step("search"), 1, 1
+            )
         provision.provide(self.engine, self.store, chunk.items)
         return chunk.items[0]
 
@@ -115,7 +133,13 @@ def test_the_same_layer_comes_first_then_the_nearest_sizes_then_other_devices(ro
     other = room.session(arch="znver4", device="EPYC 7763", reason="other device")
     old = room.session(arch="znver3", library_version="0.1", reason="another version")
     far, near = replace(LAYER, in_channels=256), replace(LAYER, in_channels=128)
-    for session_id, layer in ((other, near), (other, LAYER), (old, LAYER), (earlier, far), (room.session_id, near)):
+    for session_id, layer in (
+        (other, near),
+        (other, LAYER),
+        (old, LAYER),
+        (earlier, far),
+        (room.session_id, near),
+    ):
         room.search(session_id, layer)
     room.search(earlier)
     room.search(earlier, replace(LAYER, fil_h=5), times=[1.0] * 10)
@@ -132,14 +156,25 @@ def test_the_same_layer_comes_first_then_the_nearest_sizes_then_other_devices(ro
     assert [one.same for one in item.siblings] == [True, False, False, False, False]
     with reading(room.engine) as connection:
         (found,) = siblings.of_session(connection, room.session_id)
-    assert [one.origin for one in found.siblings] == ["session", "config", "config", "device", "device"]
+    assert [one.origin for one in found.siblings] == [
+        "session",
+        "config",
+        "config",
+        "device",
+        "device",
+    ]
     assert (found.layer, found.solver) == (label, SOLVER)
 
 
 def test_what_tells_nothing_of_devices_or_has_not_ended_is_left_out(room: Room) -> None:
     earlier = room.session(environment_of=room.session_id, reason="earlier")
     for number, facts in enumerate(
-        ({"simulated": True}, {"stopped": None}, {"solver": "TvmConvWinograd"}, {"times": [1.0] * 7 + [None] * 9})
+        (
+            {"simulated": True},
+            {"stopped": None},
+            {"solver": "TvmConvWinograd"},
+            {"times": [1.0] * 7 + [None] * 9},
+        )
     ):
         room.search(earlier, replace(LAYER, in_channels=32 * (number + 2)), **facts)  # type: ignore[arg-type]
     room.open()
@@ -169,7 +204,9 @@ def test_functions_without_a_core_learn_from_those_of_their_name(room: Room) -> 
 def test_a_warm_start_is_bounded_and_has_fast_slow_and_failed_trials(room: Room) -> None:
     times: list[float | None] = [float(number + 1) for number in range(200)]
     for number in range(10):
-        room.search(room.session_id, replace(LAYER, in_channels=65 + number), times=[*times, *[None] * 30])
+        room.search(
+            room.session_id, replace(LAYER, in_channels=65 + number), times=[*times, *[None] * 30]
+        )
     room.open()
     item = room.claim()
     assert len(item.siblings) == siblings.MOST
@@ -182,7 +219,8 @@ def test_a_warm_start_is_bounded_and_has_fast_slow_and_failed_trials(room: Room)
 
 
 def test_all_rounds_learn_from_the_same_whatever_happens_to_the_others(room: Room) -> None:
-    """A choice that depended on what has ended when a round is opened would change the trials with every delay."""
+    """A choice that depended on what has ended when a round is opened would change the trials with
+    every delay."""
     earlier = room.session(environment_of=room.session_id, reason="earlier")
     room.search(earlier)
     job_id = room.open()
@@ -204,8 +242,17 @@ def test_all_rounds_learn_from_the_same_whatever_happens_to_the_others(room: Roo
     assert again.siblings == first.siblings
     assert room.learned(again) == before
     with writing(room.engine) as connection:
-        row = dict(connection.execute(sa.select(Job.__table__).where(Job.id == job_id)).mappings().one())
-        facts = {"round": 1, "state": "new", "step": "search", "attempt": 0, "chunk": None, "leased_at": None}
+        row = dict(
+            connection.execute(sa.select(Job.__table__).where(Job.id == job_id)).mappings().one()
+        )
+        facts = {
+            "round": 1,
+            "state": "new",
+            "step": "search",
+            "attempt": 0,
+            "chunk": None,
+            "leased_at": None,
+        }
         connection.execute(sa.insert(Job).values({**row, **facts, "id": None}))
     later = room.claim()
     assert (later.round, later.siblings) == (1, first.siblings)
@@ -227,7 +274,9 @@ def test_an_option_leaves_it_out(room: Room, options: dict[str, Any]) -> None:
     assert len(room.claim().siblings) == (0 if options else 1)
 
 
-def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it(room: Room) -> None:
+def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it(
+    room: Room,
+) -> None:
     earlier = room.session(environment_of=room.session_id, reason="earlier")
     room.search(earlier)
     room.open()
@@ -265,11 +314,18 @@ def test_a_search_learns_nothing_from_itself(room: Room) -> None:
 
 
 def test_a_member_is_dealt_the_trials_that_a_search_learns_from(room: Room) -> None:
-    """A first round has no other artifact: without them it was given up as one whose artifacts are lost."""
+    """A first round has no other artifact: without them it was given up as one whose artifacts are
+    lost."""
     room.search(room.session_id, replace(LAYER, in_channels=128))
     room.open()
     item = room.claim()
-    facts = {"namespace": "n", "library": "tvm", "step": "search", "environment": "", "toolchain": "t"}
+    facts = {
+        "namespace": "n",
+        "library": "tvm",
+        "step": "search",
+        "environment": "",
+        "toolchain": "t",
+    }
     message = Chunk(id="c", items=(item,), **facts)
     dealt = dealer._Chunk.model_validate_json(message.model_dump_json(exclude_defaults=True))
     assert set(dealer._named(dealt)) == {one.artifact for one in item.siblings} != set()

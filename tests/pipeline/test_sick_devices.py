@@ -1,4 +1,5 @@
-"""D3, D19: a device or a machine that fails alone is put aside, hurts no job, and is back when it is mended."""
+"""D3, D19: a device or a machine that fails alone is put aside, hurts no job, and is back when it
+is mended."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ class Farm(NoopLibrary):
             self.measured[worker] += cause is None
             time_ms = WRONG_MS if cause else HONEST_MS
             trial = Trial(index=0, params="p", cause=cause, times_ms=(time_ms,), time_ms=time_ms)
-            yield result_of(item, ok=cause is None, cause=cause, trials=(trial,), ended_at=time.time())
+            yield result_of(
+                item, ok=cause is None, cause=cause, trials=(trial,), ended_at=time.time()
+            )
 
     def _cause(self, worker: str) -> Cause | None:
         sickness = self.sickness if worker == SICK else ""
@@ -116,7 +119,8 @@ class Worker(threading.Thread):
 
 
 class Scene:
-    """A session, its coordinator's work in the main thread, and a worker for each of four devices."""
+    """A session, its coordinator's work in the main thread, and a worker for each of four
+    devices."""
 
     def __init__(
         self,
@@ -133,7 +137,13 @@ class Scene:
         self.store = Artifacts((folder / "a").as_uri(), folder / "c")
         self.leases = Leases(client, "n", 30)
         board = HeartbeatBoard(client, "n", 30)
-        self.drain = Drain(engine, ResultStream(client, self.leases.results_key, "d"), self.store, 3, board.is_alone)
+        self.drain = Drain(
+            engine,
+            ResultStream(client, self.leases.results_key, "d"),
+            self.store,
+            3,
+            board.is_alone,
+        )
         self.done = {"measure": "evaluated", "build": "compiled"}[step]
         self.waiting: queue.Queue[Chunk | None] = queue.Queue()
         self.only: Worker | None = None  # the others leave
@@ -145,7 +155,14 @@ class Scene:
     def work(self, enough: int) -> None:
         """Until `enough` jobs are done, or have failed for good."""
         deadline = time.monotonic() + 120
-        while sum(count for state, count in states(self.engine).items() if state in (self.done, "errored")) < enough:
+        while (
+            sum(
+                count
+                for state, count in states(self.engine).items()
+                if state in (self.done, "errored")
+            )
+            < enough
+        ):
             assert time.monotonic() < deadline, states(self.engine)
             self.round()
 
@@ -175,7 +192,9 @@ class Scene:
             worker.sender.stop()
 
 
-@pytest.mark.parametrize("sickness", ["dead", "dead and not probed", "full", "hangs", "wrong half of the time"])
+@pytest.mark.parametrize(
+    "sickness", ["dead", "dead and not probed", "full", "hangs", "wrong half of the time"]
+)
 def test_a_sick_device_hurts_no_job(
     sickness: str,
     sqlite_template: SqliteTemplate,
@@ -223,7 +242,8 @@ def test_a_broken_toolchain_hurts_no_job_while_another_worker_of_the_machine_wor
     tuna_home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """R3: 124 of 600 jobs errored after one attempt, since their place was the machine, where nobody else was."""
+    """R3: 124 of 600 jobs errored after one attempt, since their place was the machine, where
+    nobody else was."""
     library = Farm("no compiler", tmp_path / "sick")
     monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: library)
     monkeypatch.setattr("tuna.pipeline.runner._BACKOFF_S", 0.005)
@@ -266,8 +286,11 @@ def alone(
 
 
 @pytest.mark.parametrize("sickness", ["dead and not probed", "wrong"])
-def test_a_device_that_is_alone_and_begins_to_fail_everything_hurts_no_job(alone: Scene, sickness: str) -> None:
-    """R8: 16 jobs errored within 40 s, and more and more, for nobody was there to confirm that it was the device."""
+def test_a_device_that_is_alone_and_begins_to_fail_everything_hurts_no_job(
+    alone: Scene, sickness: str
+) -> None:
+    """R8: 16 jobs errored within 40 s, and more and more, for nobody was there to confirm that it
+    was the device."""
     (worker,), library = alone.workers, alone.library
     board = HeartbeatBoard(alone.client, "n", 30)
     alone.work(JOBS // 3)
@@ -286,11 +309,15 @@ def test_a_device_that_is_alone_and_begins_to_fail_everything_hurts_no_job(alone
     assert said == {"jobs fail here in a row, and so does one that had succeeded on this device"}
     assert worker.health.fault is None
     charged = _failures(alone.engine) - Counter({"device_lost": 10**6})
-    assert charged.total() <= (0 if sickness == "wrong" else 2), "what would be final is never charged"
+    assert charged.total() <= (0 if sickness == "wrong" else 2), (
+        "what would be final is never charged"
+    )
 
 
 @pytest.mark.parametrize("policy", [Cause.RUN_ERROR, Cause.WRONG_RESULT])
-def test_a_solver_that_fails_on_every_layer_is_not_taken_for_the_device(alone: Scene, policy: Cause) -> None:
+def test_a_solver_that_fails_on_every_layer_is_not_taken_for_the_device(
+    alone: Scene, policy: Cause
+) -> None:
     library = alone.library
     library.bad_solvers = {f"Noop{number}": policy for number in range(1, 8)}
     alone.work(JOBS)
@@ -307,5 +334,7 @@ def test_a_session_of_which_nothing_succeeds_ends_in_time(alone: Scene) -> None:
 
 def _failures(engine: sa.Engine) -> Counter[str]:
     with reading(engine) as connection:
-        causes = connection.execute(sa.select(StepResult.cause).where(StepResult.cause.is_not(None))).scalars()
+        causes = connection.execute(
+            sa.select(StepResult.cause).where(StepResult.cause.is_not(None))
+        ).scalars()
         return Counter(str(cause) for cause in causes)

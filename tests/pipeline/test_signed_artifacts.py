@@ -45,10 +45,14 @@ def test_without_a_key_nothing_is_signed_and_nothing_refused(files: Files, tmp_p
     unsigned = Artifacts(files, tmp_path)
     digest = unsigned.put(b"code")
     assert unsigned.get(digest) == b"code"
-    assert Artifacts(files, tmp_path).get(Artifacts(files, tmp_path, KEY).put(b"signed")) == b"signed"
+    assert (
+        Artifacts(files, tmp_path).get(Artifacts(files, tmp_path, KEY).put(b"signed")) == b"signed"
+    )
 
 
-def test_what_no_member_signed_is_refused_until_a_member_makes_it(files: Files, tmp_path: Path) -> None:
+def test_what_no_member_signed_is_refused_until_a_member_makes_it(
+    files: Files, tmp_path: Path
+) -> None:
     digest = Artifacts(files, tmp_path).put(b"code")
     Artifacts(files, tmp_path, OTHER).put(b"code")
     member = Artifacts(files, tmp_path, KEY)
@@ -59,8 +63,11 @@ def test_what_no_member_signed_is_refused_until_a_member_makes_it(files: Files, 
     assert member.get(digest) == b"code"
 
 
-def test_what_is_refused_while_another_thread_takes_the_new_keys_is_verified_with_them(tmp_path: Path) -> None:
-    """Of the artifacts that a coordinator read at the same time just after a rotation, some were lost."""
+def test_what_is_refused_while_another_thread_takes_the_new_keys_is_verified_with_them(
+    tmp_path: Path,
+) -> None:
+    """Of the artifacts that a coordinator read at the same time just after a rotation, some were
+    lost."""
 
     class OfTwoThreads(UrlFiles):
         def read(self, name: str) -> bytes:
@@ -129,7 +136,9 @@ def test_a_full_redis_is_storage_full(redis_client: redis.Redis, tmp_path: Path)
     redis_client.config_set("maxmemory", used + 100_000)
     try:
         with pytest.raises(StorageFull):
-            Artifacts(RedisFiles(redis_client, "n", 1 << 30, wait_s=0.1), tmp_path).put(b"x" * 1_000_000)
+            Artifacts(RedisFiles(redis_client, "n", 1 << 30, wait_s=0.1), tmp_path).put(
+                b"x" * 1_000_000
+            )
     finally:
         redis_client.config_set("maxmemory", 0)
 
@@ -165,7 +174,9 @@ def test_the_key_of_the_settings_wins_and_must_be_long_and_hexadecimal(
     engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with reading(engine) as connection:
-        told = sessions.artifact_keys(connection, Settings(home=tuna_home, artifacts_key=KEY.secret))
+        told = sessions.artifact_keys(
+            connection, Settings(home=tuna_home, artifacts_key=KEY.secret)
+        )
         assert told == KEY != sessions.artifact_keys(connection, Settings(home=tuna_home))
     for value in ("secret words", "abcd"):
         monkeypatch.setenv("TUNA_ARTIFACTS_KEY", value)
@@ -217,13 +228,22 @@ def test_a_redis_that_is_away_is_a_store_that_is_away(tmp_path: Path) -> None:
 def test_a_worker_that_finds_no_key_builds_nothing_that_others_would_refuse(
     redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a wipe of Redis a new worker kept on without a key, and what it built was refused as `artifact_lost` for ever."""
+    """After a wipe of Redis a new worker kept on without a key, and what it built was refused as
+    `artifact_lost` for ever."""
     monkeypatch.setattr("tuna.pipeline.runner._BACKOFF_S", 0.0)
     monkeypatch.setattr(WorkerProcess, "_client", redis_client)
     settings = get_settings().model_copy(update={"artifacts_url": (tuna_home / "store").as_uri()})
     Artifacts.from_settings(settings).prepare()
-    item = WorkItem(job_id=1, attempt=1, session_id=1, library="noop", step="build", solver="Noop1", config={})
-    facts = {"namespace": "n", "library": "noop", "step": "build", "environment": "", "toolchain": "noop-1"}
+    item = WorkItem(
+        job_id=1, attempt=1, session_id=1, library="noop", step="build", solver="Noop1", config={}
+    )
+    facts = {
+        "namespace": "n",
+        "library": "noop",
+        "step": "build",
+        "environment": "",
+        "toolchain": "noop-1",
+    }
     leases, process, ends = Leases(redis_client, "n", 30), WorkerProcess(settings), []
     for number in ("1", "2"):
         leases.open([number])

@@ -1,8 +1,10 @@
-"""Whatever happens in whatever order, no job is lost or done twice: a model beside the real SQLite, Redis and coordinator.
+"""Whatever happens in whatever order, no job is lost or done twice: a model beside the real SQLite,
+Redis and coordinator.
 
-The model knows which worker holds which chunk and what each of them said. Triggers write down all that happens to jobs,
-so that every change is judged and not only the last one of a step. What was good is done again after the job's artifact was
-lost, or after it was canceled and retried, but not after it was errored and retried, for it goes back to the step that failed.
+The model knows which worker holds which chunk and what each of them said. Triggers write down all
+that happens to jobs, so that every change is judged and not only the last one of a step. What was
+good is done again after the job's artifact was lost, or after it was canceled and retried, but not
+after it was errored and retried, for it goes back to the step that failed.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ AN_HOUR_S = 3600.0
 class Pipeline(Machine):
     """All that can happen."""
 
-    # -- publishing ---------------------------------------------------------------------------------------------------
+    # -- publishing
+    # ---------------------------------------------------------------------------------------------------
 
     @rule(step=STEPS)
     def publish(self, step: Step) -> None:
@@ -86,7 +89,8 @@ class Pipeline(Machine):
         for message in choose(self.broker.waiting, pick):
             self.broker.waiting.remove(message)
 
-    # -- workers ------------------------------------------------------------------------------------------------------
+    # -- workers
+    # ------------------------------------------------------------------------------------------------------
 
     @rule(pick=PICK)
     def a_worker_takes_a_message(self, pick: int) -> None:
@@ -144,27 +148,39 @@ class Pipeline(Machine):
             if gives_back:
                 self._return_chunk(worker.chunk)
 
-    @rule(pick=PICK, lie=st.sampled_from(["another's job", "an earlier attempt", "another step", "the same twice"]))
+    @rule(
+        pick=PICK,
+        lie=st.sampled_from(
+            ["another's job", "an earlier attempt", "another step", "the same twice"]
+        ),
+    )
     def a_worker_says_what_nobody_asked(self, pick: int, lie: str) -> None:
         for worker in self._busy(pick):
             item, true = worker.todo[0], []
             if lie == "another's job":
                 others = [job for job in self._jobs() if job.chunk not in (None, worker.chunk.id)]
                 for job in choose(others, pick):
-                    item = item.model_copy(update={"job_id": job.id, "attempt": job.attempt, "step": job.step})
+                    item = item.model_copy(
+                        update={"job_id": job.id, "attempt": job.attempt, "step": job.step}
+                    )
             elif lie == "an earlier attempt":
                 item = item.model_copy(update={"attempt": item.attempt - 1})
             elif lie == "another step":
-                item = item.model_copy(update={"step": "measure" if item.step == "build" else "build"})
+                item = item.model_copy(
+                    update={"step": "measure" if item.step == "build" else "build"}
+                )
             if item is worker.todo[0]:
                 true = [self._answer(worker.todo.pop(0), None)]
-            self._tell(self.leases.report, worker, ReportKind.RESULTS, [*true, answer_to(item, None, LIE)])
+            self._tell(
+                self.leases.report, worker, ReportKind.RESULTS, [*true, answer_to(item, None, LIE)]
+            )
 
     @rule()
     def all_goes_well(self) -> None:
         self._work()
 
-    # -- draining and taking back -------------------------------------------------------------------------------------
+    # -- draining and taking back
+    # -------------------------------------------------------------------------------------
 
     @rule()
     def drain(self) -> None:
@@ -199,7 +215,9 @@ class Pipeline(Machine):
         self._reap(self.coordinator)
 
     @rule(pick=PICK, cause=CAUSES, all_of_it=st.booleans())
-    def a_worker_comes_back_while_its_work_is_taken_back(self, pick: int, cause: Cause | None, all_of_it: bool) -> None:
+    def a_worker_comes_back_while_its_work_is_taken_back(
+        self, pick: int, cause: Cause | None, all_of_it: bool
+    ) -> None:
         self.a_worker_falls_silent(pick, reports=True)
         tell = self._finish if all_of_it else self._report
         silent = [worker for worker in self.workers if worker.chunk.id in self.silent]
@@ -231,7 +249,8 @@ class Pipeline(Machine):
             self.coordinator = self._start()
         self.coordinator._load()
 
-    # -- people -------------------------------------------------------------------------------------------------------
+    # -- people
+    # -------------------------------------------------------------------------------------------------------
 
     @rule(pick=PICK, whole_chunk=st.booleans(), redis_away=st.booleans())
     def cancel(self, pick: int, whole_chunk: bool, redis_away: bool) -> None:
@@ -253,7 +272,9 @@ class Pipeline(Machine):
     @rule(pick=PICK)
     def a_canceled_job_begins_anew(self, pick: int) -> None:
         for job in choose([job for job in self._jobs() if job.state == "canceled"], pick):
-            moved = job_actions.retry(self.engine, LIBRARY, Selection(self.scene.session_id, [job.id]))
+            moved = job_actions.retry(
+                self.engine, LIBRARY, Selection(self.scene.session_id, [job.id])
+            )
             assert moved == {job.steps.split(",")[0]: 1}
 
 
@@ -266,27 +287,40 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: LIBRARY)
-    for name in ("coordinator._REAP_EVERY_S", "coordinator._SWEEP_EVERY_S", "empty_steps._LOOK_EVERY_S"):
+    for name in (
+        "coordinator._REAP_EVERY_S",
+        "coordinator._SWEEP_EVERY_S",
+        "empty_steps._LOOK_EVERY_S",
+    ):
         monkeypatch.setattr("tuna.pipeline." + name, 0)
     monkeypatch.setattr("tuna.pipeline.empty_steps._LOOK_SHARE", math.inf)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)
-    monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", AN_HOUR_S)  # time passes when the model says so
+    # time passes when the model says so
+    monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", AN_HOUR_S)
     database = tmp_path / "template.sqlite"
     engine = sqlite_template.engine(database)
-    session_id = make_jobs(engine, 1, steps="build,link,measure", solvers=[f"Noop{number}" for number in range(2, 10)])
+    session_id = make_jobs(
+        engine, 1, steps="build,link,measure", solvers=[f"Noop{number}" for number in range(2, 10)]
+    )
     with writing(engine) as connection:
         two, steps = ["Noop0", "Noop1"], ["build", "link", "measure"]
-        request = jobs.JobRequest(session_id, "noop", steps, "test", "new", solvers=two, searched=two, search="search")
+        request = jobs.JobRequest(
+            session_id, "noop", steps, "test", "new", solvers=two, searched=two, search="search"
+        )
         assert jobs.load(connection, request) == len(two)
         for step in ("build", "measure"):
             five = [f"Noop{number}" for number in range(5)]
-            jobs.load(connection, jobs.JobRequest(session_id, "noop", [step], "test", "new", solvers=five))
+            jobs.load(
+                connection, jobs.JobRequest(session_id, "noop", [step], "test", "new", solvers=five)
+            )
     raw = engine.raw_connection()
     raw.driver_connection.executescript(HISTORY)
     raw.close()
     engine.dispose()
-    settings = get_settings().model_copy(update={"max_attempts": MAX, "claim_batch": 6, "lease_s": AN_HOUR_S})
+    settings = get_settings().model_copy(
+        update={"max_attempts": MAX, "claim_batch": 6, "lease_s": AN_HOUR_S}
+    )
     return Scene(database, session_id, redis_client, settings, tmp_path)
 
 

@@ -15,7 +15,8 @@ from tuna.reports.queries import read_figures
 
 @pytest.fixture()
 def sessions(engine: sa.Engine) -> tuple[int, int]:
-    """Two sessions of one environment with the same layer, of which the first has a result of 1 ms."""
+    """Two sessions of one environment with the same layer, of which the first has a result of 1
+    ms."""
     first = make_jobs(engine, 1)
     with writing(engine) as connection:
         environment = connection.execute(sa.select(Session.environment_id)).scalar_one()
@@ -23,10 +24,22 @@ def sessions(engine: sa.Engine) -> tuple[int, int]:
         second = connection.execute(sa.insert(Session).values(row)).inserted_primary_key[0]
         job = connection.execute(sa.select(Job).order_by(Job.id)).first()
         assert job is not None
-        facts = {name: getattr(job, name) for name in ("config_id", "solver_id", "steps", "step", "reason", "options")}
+        facts = {
+            name: getattr(job, name)
+            for name in ("config_id", "solver_id", "steps", "step", "reason", "options")
+        }
         connection.execute(sa.insert(Job).values(**facts, session_id=second, state="new"))
-        result = {"session_id": first, "config_id": job.config_id, "solver_id": job.solver_id, "job_id": job.id}
-        connection.execute(sa.insert(FindDb).values(**result, time_ms=1.0, workspace_bytes=0, params="p", algorithm=""))
+        result = {
+            "session_id": first,
+            "config_id": job.config_id,
+            "solver_id": job.solver_id,
+            "job_id": job.id,
+        }
+        connection.execute(
+            sa.insert(FindDb).values(
+                **result, time_ms=1.0, workspace_bytes=0, params="p", algorithm=""
+            )
+        )
     return first, second
 
 
@@ -41,7 +54,9 @@ def states(engine: sa.Engine, session_id: int) -> list[tuple[str, str | None]]:
         return [tuple(row) for row in connection.execute(query)]
 
 
-def test_another_sessions_result_ends_the_jobs_of_its_layer(engine: sa.Engine, sessions: tuple[int, int]) -> None:
+def test_another_sessions_result_ends_the_jobs_of_its_layer(
+    engine: sa.Engine, sessions: tuple[int, int]
+) -> None:
     first, second = sessions
     assert end(engine, second, 0.9) == []
     assert states(engine, second) == [("new", None)]
@@ -58,16 +73,26 @@ def test_what_was_not_measured_well_meets_nothing(
     assert end(engine, sessions[1], 1.5) == []
 
 
-def test_a_golden_version_ends_them_once_it_is_promoted(engine: sa.Engine, sessions: tuple[int, int]) -> None:
+def test_a_golden_version_ends_them_once_it_is_promoted(
+    engine: sa.Engine, sessions: tuple[int, int]
+) -> None:
     first, second = sessions
     with writing(engine) as connection:
         result = connection.execute(sa.select(FindDb.config_id, FindDb.solver_id)).one()
         environment = connection.execute(sa.select(Session.environment_id).limit(1)).scalar_one()
         golden = {"library": "noop", "version": 7, "state": "draft"}
         number = connection.execute(sa.insert(Golden).values(golden)).inserted_primary_key[0]
-        entry = {"golden_id": number, "arch": "a", "num_cu": 1, "session_id": first, "environment_id": environment}
+        entry = {
+            "golden_id": number,
+            "arch": "a",
+            "num_cu": 1,
+            "session_id": first,
+            "environment_id": environment,
+        }
         facts = {"workspace_bytes": 0, "params": "", "algorithm": "", "worker": "", "device": ""}
-        connection.execute(sa.insert(GoldenEntry).values(**entry, **result._mapping, **facts, time_ms=0.5))
+        connection.execute(
+            sa.insert(GoldenEntry).values(**entry, **result._mapping, **facts, time_ms=0.5)
+        )
     assert end(engine, second, 0.7) == []
     with writing(engine) as connection:
         connection.execute(sa.update(Golden).values(state="promoted"))

@@ -1,4 +1,5 @@
-"""TCP ports to the embedded Redis: for those who authenticate, as long as the process lives that opened them."""
+"""TCP ports to the embedded Redis: for those who authenticate, as long as the process lives that
+opened them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,17 @@ Eventually = Callable[[Callable[[], object], float], None]
 HERE = "127.0.0.1"
 
 STRANGERS_WORDS = (
-    *("PING", "GET key", "SET key 1", "CONFIG GET *", "ACL LIST", "ACL WHOAMI", "SELECT 1", "EVAL 1 0", "SUBSCRIBE x"),
+    *(
+        "PING",
+        "GET key",
+        "SET key 1",
+        "CONFIG GET *",
+        "ACL LIST",
+        "ACL WHOAMI",
+        "SELECT 1",
+        "EVAL 1 0",
+        "SUBSCRIBE x",
+    ),
     *(
         "AUTH guessed",
         "AUTH default guessed",
@@ -73,7 +84,10 @@ def test_two_ports_reach_one_server_and_a_stranger_gets_nothing(server: Embedded
             first.set("key", b"x" * 3_000_000)
             assert second.strlen("key") == 3_000_000
             assert second.getrange("key", 0, -1) == b"x" * 3_000_000
-        with socket.create_connection((HERE, one), 5) as stranger, stranger.makefile("rb") as answers:
+        with (
+            socket.create_connection((HERE, one), 5) as stranger,
+            stranger.makefile("rb") as answers,
+        ):
             for words in STRANGERS_WORDS:
                 stranger.sendall(f"{words}\r\n".encode())
                 assert answers.readline().startswith((b"-NOAUTH", b"-WRONGPASS", b"-ERR")), words
@@ -90,7 +104,8 @@ def test_the_password_is_in_no_command_line_environment_or_open_file(server: Emb
         assert path.stat().st_mode & 0o777 == 0o600
         with _owner(server, port) as client:
             pid = int(client.info()["process_id"])
-        for number in (pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])):  # the server and its guard
+        # the server and its guard
+        for number in (pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])):
             for name in ("cmdline", "environ"):
                 assert password not in Path(f"/proc/{number}/{name}").read_text()
     assert password not in (server.run_dir / "redis.log").read_text()
@@ -101,21 +116,30 @@ def test_a_port_in_use_is_refused_before_anything_is_written(server: EmbeddedRed
         other.bind((HERE, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(BadInput, match=f"Port {port} of {HERE} is in use"), open_port(server, HERE, port):
+        with (
+            pytest.raises(BadInput, match=f"Port {port} of {HERE} is in use"),
+            open_port(server, HERE, port),
+        ):
             pass
     assert not server.run_dir.parent.exists()
 
 
 @pytest.mark.parametrize("host", ["256.0.0.1", "nowhere.invalid", "192.0.2.1", "a" * 300])
-def test_an_address_that_is_not_ours_is_refused_in_a_sentence(server: EmbeddedRedis, host: str) -> None:
+def test_an_address_that_is_not_ours_is_refused_in_a_sentence(
+    server: EmbeddedRedis, host: str
+) -> None:
     with pytest.raises(BadInput, match="cannot be listened on"), open_port(server, host, 0):
         pass
     assert not server.run_dir.parent.exists()
 
 
-def test_the_port_closes_though_its_process_was_killed(server: EmbeddedRedis, eventually: Eventually) -> None:
+def test_the_port_closes_though_its_process_was_killed(
+    server: EmbeddedRedis, eventually: Eventually
+) -> None:
     server.acquire()  # the server itself lives on
-    master = subprocess.Popen([sys.executable, "-c", MASTER, str(server.run_dir)], stdout=subprocess.PIPE, text=True)
+    master = subprocess.Popen(
+        [sys.executable, "-c", MASTER, str(server.run_dir)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert master.stdout is not None
         port = int(master.stdout.readline())
@@ -129,7 +153,9 @@ def test_the_port_closes_though_its_process_was_killed(server: EmbeddedRedis, ev
         assert client.ping()
 
 
-def test_a_server_without_a_password_gets_no_port_and_is_used_as_before(server: EmbeddedRedis) -> None:
+def test_a_server_without_a_password_gets_no_port_and_is_used_as_before(
+    server: EmbeddedRedis,
+) -> None:
     """One that a process of an older version started."""
     server.acquire()
     with contextlib.closing(server.client()) as client:
@@ -148,7 +174,9 @@ def test_connections_above_the_bound_are_closed_and_the_others_go_on(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     source = Path(tcp_port_child.__file__).read_text()
-    few = source.replace(f"MOST_CONNECTIONS = {tcp_port_child.MOST_CONNECTIONS}", "MOST_CONNECTIONS = 2")
+    few = source.replace(
+        f"MOST_CONNECTIONS = {tcp_port_child.MOST_CONNECTIONS}", "MOST_CONNECTIONS = 2"
+    )
     assert few != source
     monkeypatch.setattr(
         "tuna.tcp_port.bare_command",

@@ -1,4 +1,5 @@
-"""Packages of strangers, installed without a network into a folder of their own, and Tuna's programs that see them."""
+"""Packages of strangers, installed without a network into a folder of their own, and Tuna's
+programs that see them."""
 
 from __future__ import annotations
 
@@ -15,13 +16,22 @@ from shared_data import needed_program
 
 @pytest.fixture(scope="session")
 def install_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """`install_package(source)`: a folder with `source`, a copy, and `site`, what was installed from it."""
+    """`install_package(source)`: a folder with `source`, a copy, and `site`, what was installed
+    from it."""
     needed_program("cc")
 
     def install(source: Path) -> Path:
         folder = tmp_path_factory.mktemp(source.name)
         shutil.copytree(source, folder / "source")  # a build leaves files beside its source
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-index",
+        ]
         options = ["--no-deps", "--no-build-isolation", "--target", str(folder / "site")]
         command = [*pip, *options, str(folder / "source")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
@@ -33,11 +43,14 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path]
 
 @pytest.fixture
 def run_module() -> Callable[..., str]:
-    """`run_module(folder, "tuna", ...)`: what `python -m tuna ...`, or `python -c ...`, prints in `folder`."""
+    """`run_module(folder, "tuna", ...)`: what `python -m tuna ...`, or `python -c ...`, prints in
+    `folder`."""
 
     def run(folder: Path, *words: str) -> str:
         command = [sys.executable, *words] if words[0] == "-c" else [sys.executable, "-m", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=280, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

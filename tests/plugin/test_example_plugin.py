@@ -1,4 +1,5 @@
-"""examples/plugin, installed as a stranger would install it: its contract, real workers, the report, the export."""
+"""examples/plugin, installed as a stranger would install it: its contract, real workers, the
+report, the export."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_it_has_at_most_150_lines_of_python() -> None:
     assert sum(lines.values()) <= 150, lines
 
 
-def test_its_own_tests_run_the_contract(installed: Path, site: Path, run_module: Callable[..., str]) -> None:
+def test_its_own_tests_run_the_contract(
+    installed: Path, site: Path, run_module: Callable[..., str]
+) -> None:
     printed = run_module(installed / "source", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     found = re.search(r"(\d+) passed", printed.splitlines()[-1])
     assert found, printed
@@ -73,10 +76,16 @@ def test_it_is_tuned_by_real_workers_reported_and_exported(
     (status,) = json.loads(type_in("tuna", "status", "--json").out)
     assert (status["jobs"], status["failures"]) == ({"evaluated": 1}, [])
     with sqlite3.connect(home / "tuna.sqlite") as connection:
-        trials = connection.execute("SELECT params, time_ms, max_error, cause FROM trial").fetchall()
-        ((best_params, best_ms),) = connection.execute("SELECT params, time_ms FROM find_db").fetchall()
+        trials = connection.execute(
+            "SELECT params, time_ms, max_error, cause FROM trial"
+        ).fetchall()
+        ((best_params, best_ms),) = connection.execute(
+            "SELECT params, time_ms FROM find_db"
+        ).fetchall()
     assert len(trials) == CANDIDATES
-    assert all(cause is None and time_ms > 0 and error < 1e-4 for _, time_ms, error, cause in trials)
+    assert all(
+        cause is None and time_ms > 0 and error < 1e-4 for _, time_ms, error, cause in trials
+    )
     assert (best_ms, best_params) == min((time_ms, params) for params, time_ms, _, _ in trials)
     assert set(json.loads(best_params)) == {"tile", "unroll"}
     assert type_in("tuna", "report", "--session-id", "1", "-o", "report.html").code == 0

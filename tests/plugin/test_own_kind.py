@@ -1,4 +1,5 @@
-"""A kind of config and its library that Tuna has never heard of: imported, tuned by real workers, reported, exported."""
+"""A kind of config and its library that Tuna has never heard of: imported, tuned by real workers,
+reported, exported."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ def test_a_kind_of_its_own_goes_the_whole_way(
     site = install_package(SOFTMAX) / "site"
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
     monkeypatch.syspath_prepend(site)
-    (tmp_path / "layers.txt").write_text(json.dumps({"kind": "softmax", "rows": 64, "cols": 100}) + "\n")
-    # Not in this process, which has looked for plug-ins before, but in one alone: Python takes its time to start.
+    (tmp_path / "layers.txt").write_text(
+        json.dumps({"kind": "softmax", "rows": 64, "cols": 100}) + "\n"
+    )
+    # Not in this process, which has looked for plug-ins before, but in one alone: Python takes its
+    # time to start.
     run_module(
         tmp_path,
         "-c",
@@ -45,10 +49,14 @@ def test_a_kind_of_its_own_goes_the_whole_way(
         "report --session-id 1 -o report.html",
     )
     with sqlite3.connect(home / "tuna.sqlite") as connection:
-        trials = connection.execute("SELECT params, time_ms, max_error, cause FROM trial").fetchall()
+        trials = connection.execute(
+            "SELECT params, time_ms, max_error, cause FROM trial"
+        ).fetchall()
         ((best,),) = connection.execute("SELECT params FROM find_db").fetchall()
     assert sorted(params for params, *_ in trials) == ["1", "2"]
-    assert all(cause is None and time_ms > 0 and error < 1e-5 for _, time_ms, error, cause in trials)
+    assert all(
+        cause is None and time_ms > 0 and error < 1e-5 for _, time_ms, error, cause in trials
+    )
     assert best == min((time_ms, params) for params, time_ms, _, _ in trials)[1]
     assert "softmax 64x100" in (tmp_path / "report.html").read_text()
     check_generic_export("CSoftmaxRows")

@@ -18,13 +18,17 @@ FILES = sorted(
 
 def shown(name: str) -> list[str]:
     """The lines of a file as the page has them, in one block or in several; blank ones left out."""
-    blocks = re.findall(rf"^`{re.escape(name)}`(?: goes on)?:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        rf"^`{re.escape(name)}`(?: goes on)?:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+    )
     return [line for block in blocks for line in block.splitlines() if line]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_page_shows_the_file(path: Path) -> None:
-    assert shown(str(path.relative_to(ROOT))) == [line for line in path.read_text().splitlines() if line]
+    assert shown(str(path.relative_to(ROOT))) == [
+        line for line in path.read_text().splitlines() if line
+    ]
 
 
 def test_every_block_of_code_is_of_a_file() -> None:

@@ -1,7 +1,8 @@
-"""For processes of tests that have this folder on PYTHONPATH: a kernel is timed for a tenth of a second.
+"""For processes of tests that have this folder on PYTHONPATH: a kernel is timed for a tenth of a
+second.
 
-On a busy machine repeats go on until the time is spent: 1 s for each candidate and 0.5 s for each finalist in each process. No
-test that uses this looks at the figures.
+On a busy machine repeats go on until the time is spent: 1 s for each candidate and 0.5 s for each
+finalist in each process. No test that uses this looks at the figures.
 """
 
 from __future__ import annotations

@@ -23,7 +23,12 @@ STEADY = (0.99, 1.0, 1.01, 1.0, 1.0)
 
 
 def result(
-    build: DatabaseBuilder, session: int, driver: str, solver: str, time_ms: float, repeats: Sequence[float] = STEADY
+    build: DatabaseBuilder,
+    session: int,
+    driver: str,
+    solver: str,
+    time_ms: float,
+    repeats: Sequence[float] = STEADY,
 ) -> None:
     """A winner whose repeats are `time_ms` times `repeats`."""
     number = build.solver(solver, library=solver.partition("-")[0])
@@ -34,7 +39,8 @@ def result(
 
 
 def two_sessions(build: DatabaseBuilder) -> tuple[int, int]:
-    """The second is faster on one layer, slower on another, as fast on the third, and each has one of its own."""
+    """The second is faster on one layer, slower on another, as fast on the third, and each has one
+    of its own."""
     ours, theirs = build.session("tvm"), build.session("onednn", device="AMD EPYC 9B45")
     for driver, fast, other in zip(DRIVERS, (2.0, 3.0, 4.0), (1.0, 9.0, 4.01), strict=False):
         result(build, ours, driver, "tvm-slow", fast * 2)
@@ -42,7 +48,9 @@ def two_sessions(build: DatabaseBuilder) -> tuple[int, int]:
         result(build, theirs, driver, "onednn-brgconv", other)
     result(build, ours, DRIVERS[3], "tvm-fast", 1.0)
     result(build, theirs, DRIVERS[4], "onednn-brgconv", 1.0)
-    build.job(ours, build.config(DRIVERS[4]), build.solver("tvm-fast", library="tvm"), state="errored")
+    build.job(
+        ours, build.config(DRIVERS[4]), build.solver("tvm-fast", library="tvm"), state="errored"
+    )
     return ours, theirs
 
 
@@ -55,7 +63,11 @@ def found(engine: sa.Engine) -> Comparison:
         model, framework = networks.Named("Net", "1"), networks.Named("Torch", "2")
         networks.add_model(connection, model)
         networks.add_framework(connection, framework)
-        weights = {build.config(DRIVERS[0]): 2, build.config(DRIVERS[1]): 1, build.config(DRIVERS[4]): 7}
+        weights = {
+            build.config(DRIVERS[0]): 2,
+            build.config(DRIVERS[1]): 1,
+            build.config(DRIVERS[4]): 7,
+        }
         networks.set_weights(connection, *networks.ids(connection, model, framework), 1, weights)
     with reading(engine) as connection:
         return compare(connection, ids)
@@ -63,7 +75,10 @@ def found(engine: sa.Engine) -> Comparison:
 
 def test_each_layer_has_the_time_of_each_sessions_fastest_solver(found: Comparison) -> None:
     ours, theirs = (session.session_id for session in found.sessions)
-    shown = [[(best.solver, best.time_ms) if best else None for best in layer.bests] for layer in found.layers]
+    shown = [
+        [(best.solver, best.time_ms) if best else None for best in layer.bests]
+        for layer in found.layers
+    ]
     assert shown == [
         [("tvm-fast", 2.0), ("onednn-brgconv", 1.0)],
         [("tvm-fast", 3.0), ("onednn-brgconv", 9.0)],
@@ -73,7 +88,11 @@ def test_each_layer_has_the_time_of_each_sessions_fastest_solver(found: Comparis
     ]
     assert [layer.fastest for layer in found.layers] == [theirs, ours, None, None, None]
     assert found.wins == (1, 1)
-    assert [layer.missing for layer in found.layers[2:]] == [("", ""), ("", "no jobs"), ("no winner", "")]
+    assert [layer.missing for layer in found.layers[2:]] == [
+        ("", ""),
+        ("", "no jobs"),
+        ("no winner", ""),
+    ]
     assert [session.layers for session in found.sessions] == [4, 4]
 
 
@@ -102,7 +121,9 @@ def test_totals_count_what_both_have_as_often_as_the_network_does(found: Compari
 def test_an_imported_result_has_a_ratio_without_an_interval(build: DatabaseBuilder) -> None:
     ours, theirs = build.session("tvm"), build.session("miopen")
     for session, time_ms in ((ours, 2.0), (theirs, 1.0)):
-        build.winner(session, build.config(DRIVERS[0]), build.solver("S"), time_ms, trial_number=None)
+        build.winner(
+            session, build.config(DRIVERS[0]), build.solver("S"), time_ms, trial_number=None
+        )
     (layer,) = compare(build.connection, [ours, theirs]).layers
     assert layer.ratios[1] is not None
     assert (layer.ratios[1].value, layer.ratios[1].low, layer.fastest) == (0.5, None, theirs)
@@ -165,8 +186,13 @@ def test_the_command_shows_it_and_warns(type_in: Callable[..., object]) -> None:
     assert row.split()[-7:-3] == ["2", "1", "0.500", "[0.493,"]
     assert row.split()[-2:] == [str(theirs), "onednn-brgconv"]
     assert "only 1 tvm-fast" in shown.out
-    document = json.loads(type_in("tuna", "compare", "--session-id", ours, "--session-id", theirs, "--json").out)
+    document = json.loads(
+        type_in("tuna", "compare", "--session-id", ours, "--session-id", theirs, "--json").out
+    )
     assert document["layers"][1]["ratios"][1]["value"] == 3.0
-    assert "different devices" in type_in("tuna", "compare", "--session-id", ours, "--session-id", elsewhere).err
+    assert (
+        "different devices"
+        in type_in("tuna", "compare", "--session-id", ours, "--session-id", elsewhere).err
+    )
     assert type_in("tuna", "compare", "--session-id", ours).code == 2
     assert type_in("tuna", "compare", "--session-id", ours, "--session-id", 99).code == 3

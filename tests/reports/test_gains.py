@@ -1,4 +1,5 @@
-"""What tuning gained: over the library's default, over another session, in a whole network; and how sure the times are."""
+"""What tuning gained: over the library's default, over another session, in a whole network; and how
+sure the times are."""
 
 from __future__ import annotations
 
@@ -18,10 +19,19 @@ from tuna.reports.report_data import EACH_ONCE, Against, OtherTime
 FIRST, SECOND, THIRD = DRIVERS[1:4]
 
 
-def timed(build: DatabaseBuilder, session: int, driver: str, untuned_ms: float | None, best_ms: float | None) -> int:
+def timed(
+    build: DatabaseBuilder,
+    session: int,
+    driver: str,
+    untuned_ms: float | None,
+    best_ms: float | None,
+) -> int:
     """A layer with the library's default and a tuned solver; returns the config."""
     config = build.config(driver)
-    for name, algorithm, time_ms in [("TvmUntuned", "Baseline", untuned_ms), ("Tile", "Direct", best_ms)]:
+    for name, algorithm, time_ms in [
+        ("TvmUntuned", "Baseline", untuned_ms),
+        ("Tile", "Direct", best_ms),
+    ]:
         solver = build.solver(name, algorithm=algorithm)
         if time_ms is None:
             build.job(session, config, solver, state="errored", cause="run_error")
@@ -30,7 +40,9 @@ def timed(build: DatabaseBuilder, session: int, driver: str, untuned_ms: float |
     return config
 
 
-def network(build: DatabaseBuilder, name: str, counts: dict[int, int], gpus: tuple[int, ...] = (1,)) -> None:
+def network(
+    build: DatabaseBuilder, name: str, counts: dict[int, int], gpus: tuple[int, ...] = (1,)
+) -> None:
     """A model with these configs so many times."""
     networks.add_model(build.connection, Named(name, "1"))
     networks.add_framework(build.connection, Named("torch", "2"))
@@ -40,7 +52,10 @@ def network(build: DatabaseBuilder, name: str, counts: dict[int, int], gpus: tup
 
 
 def test_gains_are_over_the_default_and_over_the_other_session(build: DatabaseBuilder) -> None:
-    session, other = build.session(), build.session(library="onednn", reason="vendor", library_version="3.2")
+    session, other = (
+        build.session(),
+        build.session(library="onednn", reason="vendor", library_version="3.2"),
+    )
     first, second, third = (
         timed(build, session, driver, *times)
         for driver, times in [(FIRST, (40.0, 2.0)), (SECOND, (None, 4.0)), (THIRD, (10.0, None))]
@@ -62,13 +77,19 @@ def test_a_default_that_is_faster_is_no_winner_and_the_gain_says_so(build: Datab
     session = build.session()
     timed(build, session, FIRST, 1.0, 2.0)
     (layer,) = read_figures(build.connection, session).layers
-    assert [(solver.solver, solver.times_slower) for solver in layer.solvers] == [("Tile", 1.0), ("TvmUntuned", 0.5)]
+    assert [(solver.solver, solver.times_slower) for solver in layer.solvers] == [
+        ("Tile", 1.0),
+        ("TvmUntuned", 0.5),
+    ]
     assert layer.gain_untuned == 0.5
 
 
 def test_totals_count_a_layer_as_often_as_the_network_has_it(build: DatabaseBuilder) -> None:
     session, other = build.session(), build.session(reason="other")
-    first, second = timed(build, session, FIRST, 40.0, 2.0), timed(build, session, SECOND, None, 4.0)
+    first, second = (
+        timed(build, session, FIRST, 40.0, 2.0),
+        timed(build, session, SECOND, None, 4.0),
+    )
     build.winner(other, second, build.solver("Tile"), 2.0)
     elsewhere = build.config(THIRD)
     network(build, "ResNet", {first: 3, second: 2, elsewhere: 1}, gpus=(1, 8))
@@ -76,12 +97,23 @@ def test_totals_count_a_layer_as_often_as_the_network_has_it(build: DatabaseBuil
     network(build, "Unrelated", {elsewhere: 7})
     figures = read_figures(build.connection, session, other)
     resnet, small = figures.totals
-    assert (resnet.name, resnet.layers, resnet.missing, resnet.calls, resnet.time_ms) == ("ResNet 1", 2, 1, 5, 14.0)
+    assert (resnet.name, resnet.layers, resnet.missing, resnet.calls, resnet.time_ms) == (
+        "ResNet 1",
+        2,
+        1,
+        5,
+        14.0,
+    )
     assert (resnet.untuned_layers, resnet.gain_untuned) == (1, 20.0)
     assert (resnet.other_layers, resnet.gain_other) == (1, 0.5)
     flops = [parse_line(driver)[0].flops for driver in (FIRST, SECOND)]
     assert resnet.gflops == pytest.approx((3 * flops[0] + 2 * flops[1]) / 14e-3 / 1e9)
-    assert (small.name, small.calls, small.time_ms, small.gain_untuned) == ("Small 1", 5, 20.0, None)
+    assert (small.name, small.calls, small.time_ms, small.gain_untuned) == (
+        "Small 1",
+        5,
+        20.0,
+        None,
+    )
     assert [layer.count for layer in figures.layers] == [3, 2]
 
 
@@ -103,12 +135,17 @@ def test_the_json_form_has_the_gains_and_the_totals(build: DatabaseBuilder) -> N
     assert document["totals"][0]["time_ms"] == 2.0
 
 
-def test_the_gain_over_the_other_session_has_an_interval_where_both_have_repeats(build: DatabaseBuilder) -> None:
+def test_the_gain_over_the_other_session_has_an_interval_where_both_have_repeats(
+    build: DatabaseBuilder,
+) -> None:
     session, other, config = build.session(), build.session(reason="other"), build.config(FIRST)
     for number, best_ms in [(session, 2.0), (other, 3.0)]:
         job = build.job(number, config, build.solver("Tile"))
         build.trial(
-            job, 0, best_ms, times_ms=json.dumps([best_ms * part for part in (0.98, 0.99, 1, 1, 1, 1.01, 1.02)])
+            job,
+            0,
+            best_ms,
+            times_ms=json.dumps([best_ms * part for part in (0.98, 0.99, 1, 1, 1, 1.01, 1.02)]),
         )
         build.winner(number, config, build.solver("Tile"), best_ms, job)
     (layer,) = read_figures(build.connection, session, other).layers
@@ -119,10 +156,14 @@ def test_the_gain_over_the_other_session_has_an_interval_where_both_have_repeats
     build.winner(session, config, build.solver("TvmUntuned", algorithm="Baseline"), 1.0)
     (layer,) = read_figures(build.connection, session, other).layers
     assert layer.other is not None
-    assert (layer.gain_other, layer.other.gain_interval) == (1.5, None), "the interval would be that of the default"
+    assert (layer.gain_other, layer.other.gain_interval) == (1.5, None), (
+        "the interval would be that of the default"
+    )
 
 
-def test_a_session_cannot_be_compared_with_itself_or_with_one_without_its_layers(build: DatabaseBuilder) -> None:
+def test_a_session_cannot_be_compared_with_itself_or_with_one_without_its_layers(
+    build: DatabaseBuilder,
+) -> None:
     session, other = build.session(), build.session(reason="other")
     timed(build, session, FIRST, 40.0, 2.0)
     timed(build, other, SECOND, 40.0, 2.0)
@@ -132,7 +173,9 @@ def test_a_session_cannot_be_compared_with_itself_or_with_one_without_its_layers
         read_figures(build.connection, session, other)
 
 
-def test_the_interval_and_the_command_are_those_of_the_winning_trial(build: DatabaseBuilder) -> None:
+def test_the_interval_and_the_command_are_those_of_the_winning_trial(
+    build: DatabaseBuilder,
+) -> None:
     session, config, solver = build.session(), build.config(FIRST), build.solver("Tile")
     job = build.job(session, config, solver)
     build.trial(job, 0, 9.0, low_ms=9.0, high_ms=9.0)

@@ -46,7 +46,9 @@ class Page(HTMLParser):
         self.tags.add(tag)
         self.attributes += attrs
         self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.targets += [value or "" for name, value in attrs if name in ("href", "xlink:href", "src")]
+        self.targets += [
+            value or "" for name, value in attrs if name in ("href", "xlink:href", "src")
+        ]
         self.text += " "
         if tag not in VOID:
             self.open.append(tag)
@@ -61,7 +63,9 @@ class Page(HTMLParser):
             self.text += data
 
 
-def page_of(build: DatabaseBuilder, session: int, path: Path, against: int | None = None) -> tuple[str, Page]:
+def page_of(
+    build: DatabaseBuilder, session: int, path: Path, against: int | None = None
+) -> tuple[str, Page]:
     """The report's text and what the parser found in it."""
     assert html.write(read_figures(build.connection, session, against), path) == path
     text = path.read_text()
@@ -77,16 +81,22 @@ def test_the_report_is_valid_and_needs_nothing_else(build: DatabaseBuilder, tmp_
     assert all(target.startswith("#") and target[1:] in page.ids for target in page.targets)
     assert not page.tags & {"link", "iframe", "img", "object", "embed", "base"}
     assert not [
-        name for name, _ in page.attributes if name.startswith("on") or name in ("style", "action", "formaction")
+        name
+        for name, _ in page.attributes
+        if name.startswith("on") or name in ("style", "action", "formaction")
     ]
     assert not re.search(r"@import|https?://(?!www\.w3\.org)", text)
     assert "url(" not in text
 
 
-def test_the_policy_allows_this_style_and_this_script_and_nothing_else(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_the_policy_allows_this_style_and_this_script_and_nothing_else(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     _, page = page_of(build, tuned_network(build), tmp_path / "r.html")
     policy = next(
-        value or "" for name, value in page.attributes if name == "content" and "default-src" in (value or "")
+        value or ""
+        for name, value in page.attributes
+        if name == "content" and "default-src" in (value or "")
     )
     allowed = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert (allowed["default-src"], allowed["base-uri"], allowed["form-action"]) == ("'none'",) * 3
@@ -95,16 +105,25 @@ def test_the_policy_allows_this_style_and_this_script_and_nothing_else(build: Da
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert allowed[f"{tag}-src"] == f"'sha256-{digest}'"
     assert not re.search(
-        r"\b(eval|Function|fetch|XMLHttpRequest|innerHTML|localStorage|import)\b", page.raw["script"][0]
+        r"\b(eval|Function|fetch|XMLHttpRequest|innerHTML|localStorage|import)\b",
+        page.raw["script"][0],
     )
 
 
-def test_the_script_is_the_same_whatever_the_database_says(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_the_script_is_the_same_whatever_the_database_says(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session = tuned_network(build)
     before = page_of(build, session, tmp_path / "r.html")[1].raw["script"]
     evil = "</script><script>alert(1)</script>"
-    for table, column in [(models.Config, "label"), (models.Config, "driver"), (models.Solver, "name")]:
-        statement = sa.update(table).where(table.id == 2 if table is models.Solver else table.id > 0)
+    for table, column in [
+        (models.Config, "label"),
+        (models.Config, "driver"),
+        (models.Solver, "name"),
+    ]:
+        statement = sa.update(table).where(
+            table.id == 2 if table is models.Solver else table.id > 0
+        )
         build.connection.execute(statement.values({column: evil}))
     build.connection.execute(sa.update(models.Trial).values(params=evil))
     build.connection.execute(sa.update(models.FindDb).values(params=evil))
@@ -124,7 +143,9 @@ def test_what_solvers_printed_cannot_become_markup(build: DatabaseBuilder, tmp_p
     build.connection.execute(sa.update(models.Session).values(reason=evil))
     build.connection.execute(sa.update(models.Environment).values(flags={evil: evil}, device=evil))
     build.connection.execute(sa.update(models.Config).values(label=evil))
-    build.connection.execute(sa.update(models.Solver).where(models.Solver.id == 1).values(name=evil))
+    build.connection.execute(
+        sa.update(models.Solver).where(models.Solver.id == 1).values(name=evil)
+    )
     build.connection.execute(sa.update(models.StepResult).values(output_tail=evil))
     build.connection.execute(sa.update(models.Trial).values(output_tail=evil))
     _, page = page_of(build, session, tmp_path / "r.html")
@@ -134,11 +155,16 @@ def test_what_solvers_printed_cannot_become_markup(build: DatabaseBuilder, tmp_p
 
 def test_two_reports_are_the_same(build: DatabaseBuilder, tmp_path: Path) -> None:
     session = tuned_network(build)
-    assert page_of(build, session, tmp_path / "a.html")[0] == page_of(build, session, tmp_path / "b.html")[0]
+    assert (
+        page_of(build, session, tmp_path / "a.html")[0]
+        == page_of(build, session, tmp_path / "b.html")[0]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
 
 
-def test_every_layer_is_listed_and_what_failed_says_so(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_every_layer_is_listed_and_what_failed_says_so(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     text, page = page_of(build, tuned_network(build), tmp_path / "r.html")
     labels = build.connection.execute(sa.select(models.Config.label)).scalars().all()
     assert all(page.text.count(label) >= 1 for label in labels)
@@ -148,11 +174,15 @@ def test_every_layer_is_listed_and_what_failed_says_so(build: DatabaseBuilder, t
     assert text.count('<svg class="curve"') == 5
 
 
-def test_params_of_winners_are_short_at_first_and_whole_on_demand(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_params_of_winners_are_short_at_first_and_whole_on_demand(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     session = tuned_network(build)
     build.connection.execute(sa.update(models.FindDb).values(params="tile=8,<b>"))
     _, page = page_of(build, session, tmp_path / "r.html")
-    winners = build.connection.execute(sa.select(sa.func.count()).select_from(models.FindDb)).scalar_one()
+    winners = build.connection.execute(
+        sa.select(sa.func.count()).select_from(models.FindDb)
+    ).scalar_one()
     assert page.text.count("tile=8,<b>") == winners > 0
     assert "characters" not in page.text
     build.connection.execute(sa.update(models.FindDb).values(params="tile=8," * 1000))
@@ -166,8 +196,14 @@ def test_params_of_winners_are_short_at_first_and_whole_on_demand(build: Databas
 
 
 def test_gains_and_totals_lead_the_page(build: DatabaseBuilder, tmp_path: Path) -> None:
-    session, other = build.session(), build.session(library="onednn", reason="vendor", device="another CPU")
-    for driver, untuned_ms, best_ms, other_ms in [(DRIVERS[1], 40.0, 2.0, 3.0), (DRIVERS[2], 20.0, 4.0, 2.0)]:
+    session, other = (
+        build.session(),
+        build.session(library="onednn", reason="vendor", device="another CPU"),
+    )
+    for driver, untuned_ms, best_ms, other_ms in [
+        (DRIVERS[1], 40.0, 2.0, 3.0),
+        (DRIVERS[2], 20.0, 4.0, 2.0),
+    ]:
         config = build.config(driver)
         build.winner(session, config, build.solver("TvmUntuned", algorithm="Baseline"), untuned_ms)
         build.winner(session, config, build.solver("Tile"), best_ms)
@@ -175,12 +211,20 @@ def test_gains_and_totals_lead_the_page(build: DatabaseBuilder, tmp_path: Path) 
     _, page = page_of(build, session, tmp_path / "r.html", against=other)
     words = " ".join(page.text.split())
     assert "Speed over untuned 10.00× geometric mean of 2 layers; 10.00× in total" in words
-    assert "Speed over onednn 0.27.0.post1 0.87× geometric mean of 2 layers; 0.83× in total" in words
+    assert (
+        "Speed over onednn 0.27.0.post1 0.87× geometric mean of 2 layers; 0.83× in total" in words
+    )
     assert "Each layer once 6.000 ms 2 calls of 2 layers" in words
-    assert "measured on different devices (session 1: AMD EPYC 9B45; session 2: another CPU)" in words
+    assert (
+        "measured on different devices (session 1: AMD EPYC 9B45; session 2: another CPU)" in words
+    )
     assert (
         "behind"
-        in dict(page.attributes[i] for i in range(len(page.attributes)) if page.attributes[i][0] == "data-f")["data-f"]
+        in dict(
+            page.attributes[i]
+            for i in range(len(page.attributes))
+            if page.attributes[i][0] == "data-f"
+        )["data-f"]
     )
 
 
@@ -207,7 +251,10 @@ def test_of_many_layers_only_the_longest_have_details(
 
 def test_a_session_without_results_says_so(build: DatabaseBuilder, tmp_path: Path) -> None:
     session = build.session()
-    assert "There are no results in this session yet." in page_of(build, session, tmp_path / "r.html")[1].text
+    assert (
+        "There are no results in this session yet."
+        in page_of(build, session, tmp_path / "r.html")[1].text
+    )
     build.job(session, build.config(DRIVERS[0]), build.solver("A"), state="new")
     _, page = page_of(build, session, tmp_path / "r.html")
     assert "There are no results in this session yet." in page.text
@@ -220,7 +267,9 @@ def test_an_unknown_session_writes_nothing(build: DatabaseBuilder, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_bad_input(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
         page_of(build, build.session(), tmp_path / "file" / "r.html")
@@ -252,17 +301,23 @@ def test_curves_of_one_or_of_very_many_trials_can_be_drawn() -> None:
     (series,) = one.series
     assert (len(series.dots), one.trials, one.best_ms, one.left_out) == (1, 1, 1.5, 0)
     assert series.end is not None
-    assert (series.end, series.line) == (series.dots[0], f"M{series.end.x},{series.end.y}H{series.end.x}")
+    assert (series.end, series.line) == (
+        series.dots[0],
+        f"M{series.end.x},{series.end.y}H{series.end.x}",
+    )
     many = curve({"A": search([1000.0 / (1 + number) for number in range(20_000)])})
     assert many.trials == 20_000
     assert len(many.series[0].dots) <= 241
     assert many.left_out == sum(1000.0 / (1 + number) > 1.08 for number in range(20_000))
-    assert many.series[0].line.count("V") == 19_999 - many.left_out, "the line has every step in the field"
+    assert many.series[0].line.count("V") == 19_999 - many.left_out, (
+        "the line has every step in the field"
+    )
 
 
 def test_curves_stay_in_their_field_and_end_at_the_best_time() -> None:
     drawn = curve(
-        {"A": search([9.0, 4.0, 5.0, 2.0, 400.0, 2.5]), "B": search([8.0, 8.5])}, {"untuned": 30.0, "far": 900.0}
+        {"A": search([9.0, 4.0, 5.0, 2.0, 400.0, 2.5]), "B": search([8.0, 8.5])},
+        {"untuned": 30.0, "far": 900.0},
     )
     dots = [dot for series in drawn.series for dot in series.dots]
     xs, ys = [float(dot.x) for dot in dots], [float(dot.y) for dot in dots]
@@ -298,7 +353,9 @@ def test_a_dot_says_which_trial_it_is(build: DatabaseBuilder, tmp_path: Path) ->
         (0.0173, 4, False, [0, 0.005, 0.01, 0.015]),
     ],
 )
-def test_marks_of_an_axis_are_round_numbers(high: float, gaps: int, whole: bool, expected: list[float]) -> None:
+def test_marks_of_an_axis_are_round_numbers(
+    high: float, gaps: int, whole: bool, expected: list[float]
+) -> None:
     assert curves.ticks(high, gaps, whole=whole) == pytest.approx(expected)
 
 
@@ -311,14 +368,22 @@ def test_marks_of_an_axis_are_round_numbers(high: float, gaps: int, whole: bool,
         (0.003, 0.06, ["0.005", "0.01", "0.02", "0.05"]),
     ],
 )
-def test_marks_of_times_are_round_and_can_be_told_apart(low: float, high: float, expected: list[str]) -> None:
+def test_marks_of_times_are_round_and_can_be_told_apart(
+    low: float, high: float, expected: list[str]
+) -> None:
     assert [text for _, text in curves.time_ticks(low, high)] == expected
 
 
 def test_a_curve_says_in_words_what_it_shows(build: DatabaseBuilder, tmp_path: Path) -> None:
     text, page = page_of(build, tuned_network(build), tmp_path / "r.html")
-    assert page.text.count("Time of each trial and the best so far, by solver") == text.count('<svg class="curve"') == 5
-    named = [value.split() for name, value in page.attributes if name == "aria-labelledby" and value]
+    assert (
+        page.text.count("Time of each trial and the best so far, by solver")
+        == text.count('<svg class="curve"')
+        == 5
+    )
+    named = [
+        value.split() for name, value in page.attributes if name == "aria-labelledby" and value
+    ]
     assert len(named) == 5
     assert {one for ids in named for one in ids} <= set(page.ids)
     assert not re.search(r'(fill|stroke)="', text), "all colours are the page's"
@@ -352,6 +417,8 @@ def test_numbers_for_people(text: str, expected: str) -> None:
     assert text == expected
 
 
-@pytest.mark.parametrize(("times", "decimals"), [([], 3), ([2.5, 90.0], 3), ([0.0733], 4), ([1e-9, 5.0], 6)])
+@pytest.mark.parametrize(
+    ("times", "decimals"), [([], 3), ([2.5, 90.0], 3), ([0.0733], 4), ([1e-9, 5.0], 6)]
+)
 def test_one_number_of_decimals_shows_the_shortest_time(times: list[float], decimals: int) -> None:
     assert formats.decimals_for(times) == decimals

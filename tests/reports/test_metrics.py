@@ -32,7 +32,9 @@ LINE = re.compile(r'^(tuna_\w+)(\{((\w+)="((?:[^"\\\n]|\\["\\n])*)",?)*\})? (\S+
 
 
 def _settings(tmp_path: Path, urls: Mapping[str, str]) -> Settings:
-    return Settings(home=tmp_path, redis_url=urls["TUNA_REDIS_URL"], broker_url=urls["TUNA_BROKER_URL"])
+    return Settings(
+        home=tmp_path, redis_url=urls["TUNA_REDIS_URL"], broker_url=urls["TUNA_BROKER_URL"]
+    )
 
 
 def _read(text: str) -> dict[str, float]:
@@ -73,7 +75,14 @@ def test_every_metric_is_there(
     with reading(filled) as connection:
         namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
         key = connection.execute(sa.select(models.Environment.key)).scalar_one()
-    facts: dict[str, Any] = {"host": "h", "pid": 1, "device": "", "environment": "", "toolchains": (), "job_ids": ()}
+    facts: dict[str, Any] = {
+        "host": "h",
+        "pid": 1,
+        "device": "",
+        "environment": "",
+        "toolchains": (),
+        "job_ids": (),
+    }
     for name, role in (("a", "compile"), ("b", "compile"), ("c", "eval")):
         HeartbeatBoard(redis_client, namespace, 20).announce(
             WorkerStatus(name=name, role=role, started_at=0.0, seen_at=0.0, **facts)
@@ -120,7 +129,11 @@ def test_without_redis_there_is_what_sql_knows(engine: sa.Engine, tmp_path: Path
     make_jobs(engine, 1)
     found = _read(Collector(engine, _settings(tmp_path, AWAY)).scrape())
     assert found['tuna_jobs{session="1",state="new"}'] == 10
-    assert (found['tuna_up{service="sql"}'], found['tuna_up{service="redis"}'], found['tuna_up{service="broker"}']) == (
+    assert (
+        found['tuna_up{service="sql"}'],
+        found['tuna_up{service="redis"}'],
+        found['tuna_up{service="broker"}'],
+    ) == (
         1,
         0,
         0,
@@ -152,7 +165,11 @@ def test_without_sql_there_is_what_redis_knows(
 
 
 def test_with_nothing_at_all_there_is_that(tmp_path: Path) -> None:
-    found = _read(Collector(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna"), _settings(tmp_path, AWAY)).scrape())
+    found = _read(
+        Collector(
+            make_engine("mysql+pymysql://root@127.0.0.1:1/tuna"), _settings(tmp_path, AWAY)
+        ).scrape()
+    )
     assert found == {f'tuna_up{{service="{name}"}}': 0 for name in ("broker", "redis", "sql")}
 
 
@@ -188,16 +205,19 @@ def test_prometheus_own_parser_finds_each_metric_with_its_kind_and_nothing_else(
     for name, metric in METRICS.items():
         samples.set(name, 1, *metric.labels)
     families = list(text_string_to_metric_families(text_of(samples)))
-    assert {family.name + ("_total" if family.type == "counter" else ""): family.type for family in families} == {
-        name: metric.kind for name, metric in METRICS.items()
-    }
+    assert {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in families
+    } == {name: metric.kind for name, metric in METRICS.items()}
     assert [sample.name for family in families for sample in family.samples] == list(METRICS)
 
 
 @pytest.fixture
 def served(tmp_path: Path, sqlite_engine: sa.Engine) -> Iterator[str]:
     make_jobs(sqlite_engine, 1)
-    with prometheus.server(Collector(sqlite_engine, _settings(tmp_path, AWAY)), "127.0.0.1:0") as http:
+    with prometheus.server(
+        Collector(sqlite_engine, _settings(tmp_path, AWAY)), "127.0.0.1:0"
+    ) as http:
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{http.server_address[1]}"

@@ -1,4 +1,5 @@
-"""Times of whole models: rows of a run belong together, and a report has those of the models that its layers are of."""
+"""Times of whole models: rows of a run belong together, and a report has those of the models that
+its layers are of."""
 
 from __future__ import annotations
 
@@ -32,11 +33,20 @@ def session(build: DatabaseBuilder) -> int:
         build.winner(session, config, solver, time_ms=float(number))
     model = build.insert(models.Model, name="net", version="a" * 64)
     framework = build.insert(models.Framework, name="onnx", version="17")
-    build.insert(models.ModelConfig, model_id=model, framework_id=framework, config_id=1, gpu_count=1, weight=3)
+    build.insert(
+        models.ModelConfig,
+        model_id=model,
+        framework_id=framework,
+        config_id=1,
+        gpu_count=1,
+        weight=3,
+    )
     return session
 
 
-def test_rows_of_a_run_are_compared_with_its_first_model_point_by_point(build: DatabaseBuilder) -> None:
+def test_rows_of_a_run_are_compared_with_its_first_model_point_by_point(
+    build: DatabaseBuilder,
+) -> None:
     rows = [
         row(name, time_ms, extents={"n": n})
         for n, times in ((1, (2, 4)), (8, (5, 2.5)))
@@ -56,9 +66,13 @@ def test_rows_of_a_run_are_compared_with_its_first_model_point_by_point(build: D
 
 def test_a_run_has_all_its_rows_and_a_list_the_latest(build: DatabaseBuilder) -> None:
     run = benchmarks.new_run()
-    benchmarks.store(build.connection, run, [row("net.so", 1.0, extents={"n": n}) for n in range(1, 601)])
+    benchmarks.store(
+        build.connection, run, [row("net.so", 1.0, extents={"n": n}) for n in range(1, 601)]
+    )
     assert len(benchmarks.of_run(build.connection, run)) == 600
-    assert [one.extents["n"] for one in benchmarks.of_models(build.connection)] == list(range(101, 601))
+    assert [one.extents["n"] for one in benchmarks.of_models(build.connection)] == list(
+        range(101, 601)
+    )
 
 
 def test_a_report_has_the_runs_of_models_with_its_layers(
@@ -72,7 +86,10 @@ def test_a_report_has_the_runs_of_models_with_its_layers(
         [row("net.so", 2.5, model_id=model), row("<b>.so", 10.0, error=None, noisy=True)],
     )
     benchmarks.store(build.connection, benchmarks.new_run(), [row("stranger.so", 1.0)])
-    assert [one.label for one in benchmarks.of_models(build.connection, [model])] == ["net.so", "<b>.so"]
+    assert [one.label for one in benchmarks.of_models(build.connection, [model])] == [
+        "net.so",
+        "<b>.so",
+    ]
     figures = read_figures(build.connection, session)
     assert [(one.name, one.first) for one in figures.models] == [
         (f"net.so (net@{'a' * 12})", "net.so"),
@@ -89,7 +106,9 @@ def test_a_report_has_the_runs_of_models_with_its_layers(
     assert json.loads(json.dumps(figures.as_json()))["models"][1]["ratio"] == 4.0
 
 
-def test_a_report_without_whole_models_does_not_speak_of_them(build: DatabaseBuilder, session: int) -> None:
+def test_a_report_without_whole_models_does_not_speak_of_them(
+    build: DatabaseBuilder, session: int
+) -> None:
     assert "Whole models" not in render(read_figures(build.connection, session))
 
 

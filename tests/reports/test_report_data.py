@@ -25,7 +25,9 @@ CONV, GEMM = DRIVERS[1], DRIVERS[5]
 
 def device(build: DatabaseBuilder, session: int, name: str, peak_gflops: float | None) -> None:
     """A device row in the session's environment."""
-    environment = build.connection.execute(sa.select(models.Session.environment_id).where(models.Session.id == session))
+    environment = build.connection.execute(
+        sa.select(models.Session.environment_id).where(models.Session.id == session)
+    )
     build.insert(
         models.Device,
         environment_id=environment.scalar_one(),
@@ -55,7 +57,9 @@ def test_a_layer_with_two_solvers(build: DatabaseBuilder) -> None:
     assert layer.best.gflops == pytest.approx(flops / 2e-3 / 1e9)
     assert layer.peak_share == pytest.approx(flops / 2e-3 / 1e9 / 1000)
     assert (layer.trials, layer.failed, layer.median_ms, layer.speed_up) == (5, 1, 5.0, 2.5)
-    assert [[(p.number, p.time_ms, p.best_ms) for p in solver.points] for solver in layer.solvers] == [
+    assert [
+        [(p.number, p.time_ms, p.best_ms) for p in solver.points] for solver in layer.solvers
+    ] == [
         [(1, 6.0, 6.0), (2, 2.0, 2.0)],
         [(1, 8.0, 8.0), (2, 4.0, 4.0)],
     ]
@@ -78,7 +82,9 @@ def test_the_idle_share_is_what_a_device_did_not_measure(build: DatabaseBuilder)
     assert figures.header.first == START
 
 
-def test_the_peak_is_unknown_where_it_was_not_measured_or_does_not_fit(build: DatabaseBuilder) -> None:
+def test_the_peak_is_unknown_where_it_was_not_measured_or_does_not_fit(
+    build: DatabaseBuilder,
+) -> None:
     session = build.session()
     half = build.config(GEMM.replace("gemm ", "gemmfp16 "))
     for config in (half, build.config(CONV)):
@@ -123,7 +129,9 @@ def test_failures_have_an_example_and_the_command_that_repeats_it(build: Databas
         ("worker_lost", 0, 2, "gone"),
     ]
     for failure, step in zip(failures, ("compile", "eval"), strict=True):
-        assert failure.reproduce.startswith(f"tuna reproduce --library tvm --step {step} --solver A")
+        assert failure.reproduce.startswith(
+            f"tuna reproduce --library tvm --step {step} --solver A"
+        )
     assert {f.job_id for f in failures} == {job}
 
 
@@ -136,7 +144,9 @@ def test_a_session_without_anything_has_empty_figures(build: DatabaseBuilder) ->
         read_figures(build.connection, 99)
 
 
-def test_a_config_that_this_version_cannot_read_is_shown_without_rates(build: DatabaseBuilder) -> None:
+def test_a_config_that_this_version_cannot_read_is_shown_without_rates(
+    build: DatabaseBuilder,
+) -> None:
     session, config = build.session(), build.config(CONV)
     build.connection.execute(sa.update(models.Config).values(json='{"kind": "newkind", "n": 1}'))
     build.winner(session, config, build.solver("A"), 1.0)
@@ -152,7 +162,11 @@ def test_a_kind_that_somebody_brings_has_rates_too(build: DatabaseBuilder) -> No
         session, config = build.session(), build.config(layer)
         build.winner(session, config, build.solver("A"), 0.5)
         (figures,) = read_figures(build.connection, session).layers
-    assert (figures.label, figures.driver, figures.flops) == (layer.label, layer.json_text(), layer.flops)
+    assert (figures.label, figures.driver, figures.flops) == (
+        layer.label,
+        layer.json_text(),
+        layer.flops,
+    )
     assert figures.best is not None
     assert figures.best.gflops == pytest.approx(layer.flops / 0.5e-3 / 1e9)
 
@@ -170,7 +184,12 @@ def test_the_best_so_far_never_rises(measured: list[Measured]) -> None:
 def test_the_whole_network_adds_up(build: DatabaseBuilder) -> None:
     figures = read_figures(build.connection, tuned_network(build))
     assert (len(figures.layers), figures.with_winner) == (6, 5)
-    assert figures.trials == build.connection.execute(sa.select(sa.func.count()).select_from(models.Trial)).scalar_one()
+    assert (
+        figures.trials
+        == build.connection.execute(
+            sa.select(sa.func.count()).select_from(models.Trial)
+        ).scalar_one()
+    )
     assert sum(failure.trials for failure in figures.failures) == figures.failed
     assert sum(number for _, number in figures.jobs) == 17
     assert 0 < (figures.idle_share or 0) < 1

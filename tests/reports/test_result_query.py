@@ -19,12 +19,15 @@ from tuna.reports.result_rows import ResultFilter
 from tuna.vocabulary import BASELINE
 
 CONV, POINTWISE, GEMM = (parse_line(DRIVERS[place])[0] for place in (1, 2, 5))
-TASK = TaskConfig(core=ConvConfig(1, 8, 56, 56, 8, 3, 3, 1, 1), layouts="native", epilogue=("bias", "relu"))
+TASK = TaskConfig(
+    core=ConvConfig(1, 8, 56, 56, 8, 3, 3, 1, 1), layouts="native", epilogue=("bias", "relu")
+)
 LATER = START + timedelta(days=30)
 
 
 def scene(connection: sa.Connection) -> DatabaseBuilder:
-    """Two sessions of one environment and one of another, with trials, an import and a golden version."""
+    """Two sessions of one environment and one of another, with trials, an import and a golden
+    version."""
     build = DatabaseBuilder(connection)
     first = build.session(reason="first")
     environment = connection.execute(sa.select(models.Session.environment_id)).scalar_one()
@@ -34,29 +37,75 @@ def scene(connection: sa.Connection) -> DatabaseBuilder:
     direct, winograd = build.solver("Direct"), build.solver("Winograd", algorithm="Winograd")
     assembly = build.solver("ConvAsm", library="miopen")
     untuned = build.solver("Untuned", algorithm=BASELINE)
-    conv, pointwise, gemm, task = (build.config(layer, tag="net") for layer in (CONV, POINTWISE, GEMM, TASK))
+    conv, pointwise, gemm, task = (
+        build.config(layer, tag="net") for layer in (CONV, POINTWISE, GEMM, TASK)
+    )
     for session, times in ((first, (3.0, 2.0)), (second, (2.5, 2.0))):
         job = build.job(session, conv, direct)
         for number, time_ms in enumerate(times):
-            facts = {"low_ms": 0.9 * time_ms, "high_ms": 1.1 * time_ms, "max_error": 1e-7, "clock": "wall"}
+            facts = {
+                "low_ms": 0.9 * time_ms,
+                "high_ms": 1.1 * time_ms,
+                "max_error": 1e-7,
+                "clock": "wall",
+            }
             build.trial(job, number, time_ms, params=f"{session}{number}", **facts)
         build.trial(job, 7, None, cause="run_error")
         build.step(job, "compile", 1, 1)
         build.step(job, "eval", 1, 1, f"cpu{session}@host", worker="w")
-        build.winner(session, conv, direct, 2.0, job=job, trial_number=1, params=f"{session}1", clock="wall")
+        build.winner(
+            session, conv, direct, 2.0, job=job, trial_number=1, params=f"{session}1", clock="wall"
+        )
     build.winner(first, conv, winograd, 1.5, noisy=True)
     build.winner(first, conv, untuned, 9.0, simulated=True)
     build.winner(first, task, direct, 0.5)
     build.winner(second, gemm, direct, 0.25, updated_at=LATER)
-    imported = {"job_id": None, "source": "gfx90a68.HIP.fdb.txt (sha256 12ab)", "trial_number": None}
+    imported = {
+        "job_id": None,
+        "source": "gfx90a68.HIP.fdb.txt (sha256 12ab)",
+        "trial_number": None,
+    }
     for layer, time_ms in ((conv, 0.1), (pointwise, None)):
-        row = {"workspace_bytes": 0, "params": "p", "algorithm": "", "updated_at": START, **imported}
-        build.insert(models.FindDb, session_id=other, config_id=layer, solver_id=assembly, time_ms=time_ms, **row)
-    golden = build.insert(models.Golden, library="tvm", version=3, state="promoted", created_at=START)
-    entry = {"golden_id": golden, "arch": "znver5", "num_cu": 2, "session_id": first, "environment_id": environment}
-    entry |= {"workspace_bytes": 0, "params": "11", "algorithm": "", "worker": "w", "device": "cpu1@host"}
+        row = {
+            "workspace_bytes": 0,
+            "params": "p",
+            "algorithm": "",
+            "updated_at": START,
+            **imported,
+        }
+        build.insert(
+            models.FindDb,
+            session_id=other,
+            config_id=layer,
+            solver_id=assembly,
+            time_ms=time_ms,
+            **row,
+        )
+    golden = build.insert(
+        models.Golden, library="tvm", version=3, state="promoted", created_at=START
+    )
+    entry = {
+        "golden_id": golden,
+        "arch": "znver5",
+        "num_cu": 2,
+        "session_id": first,
+        "environment_id": environment,
+    }
+    entry |= {
+        "workspace_bytes": 0,
+        "params": "11",
+        "algorithm": "",
+        "worker": "w",
+        "device": "cpu1@host",
+    }
     build.insert(
-        models.GoldenEntry, config_id=conv, solver_id=direct, time_ms=2.0, measured_at=START, source=None, **entry
+        models.GoldenEntry,
+        config_id=conv,
+        solver_id=direct,
+        time_ms=2.0,
+        measured_at=START,
+        source=None,
+        **entry,
     )
     device = {"environment_id": environment, "updated_at": START}
     for name in ("cpu1@host", "cpu2@host"):
@@ -77,7 +126,9 @@ def connection() -> sa.Connection:
 
 def seen(connection: sa.Connection, **wanted: Any) -> list[tuple[str, float | None, str]]:
     """Solver, time and source of each row."""
-    return [(row.solver, row.time_ms, row.source) for row in query(connection, ResultFilter(**wanted))]
+    return [
+        (row.solver, row.time_ms, row.source) for row in query(connection, ResultFilter(**wanted))
+    ]
 
 
 ALL = [
@@ -99,8 +150,12 @@ def test_rows_come_by_layer_then_time_on_both_databases(engine: sa.Engine) -> No
     with reading(engine) as connection:
         assert seen(connection) == ALL
         assert seen(connection, shape=("in_h=56",), dtype="fp32", op="conv") == [*ALL[:7], ALL[8]]
-        assert [row.params for row in query(connection, ResultFilter(n_best=2, solver="Direct", model="net"))] == [
-            *("11", "21"),  # of equal times that with the lesser params; of the task no trial is stored
+        assert [
+            row.params
+            for row in query(connection, ResultFilter(n_best=2, solver="Direct", model="net"))
+        ] == [
+            # of equal times that with the lesser params; of the task no trial is stored
+            *("11", "21"),
         ]
         assert seen(connection, since=LATER) == [ALL[7]]
         assert seen(connection, device="cpu2@host", arch="znver5") == [ALL[4]]
@@ -151,7 +206,9 @@ def test_an_environment_is_named_by_how_its_key_begins(connection: sa.Connection
     assert seen(connection, environment=key[:6]) == [ALL[0], ALL[6]]
 
 
-def test_the_n_best_are_the_fastest_of_layer_solver_and_environment(connection: sa.Connection) -> None:
+def test_the_n_best_are_the_fastest_of_layer_solver_and_environment(
+    connection: sa.Connection,
+) -> None:
     def times(n_best: int, **wanted: Any) -> list[tuple[float | None, int, int | None]]:
         rows = query(connection, ResultFilter(n_best=n_best, layer=CONV.key, **wanted))
         return [(row.time_ms, row.session_id, row.trial_number) for row in rows]
@@ -167,12 +224,18 @@ def test_a_row_says_where_it_comes_from_and_how_it_is_repeated(connection: sa.Co
     imported, marked, measured, golden, *_ = query(connection, ResultFilter(layer=CONV.key))
     assert measured.command.startswith("tuna reproduce --library tvm --step eval --solver Direct")
     assert "--index 1 " in measured.command
-    assert (measured.worker, measured.device, measured.spread) == ("w", "cpu1@host", pytest.approx(0.1))
+    assert (measured.worker, measured.device, measured.spread) == (
+        "w",
+        "cpu1@host",
+        pytest.approx(0.1),
+    )
     assert (measured.max_error, measured.clock, measured.marks) == (1e-7, "wall", "")
     assert (golden.golden, golden.command) == (3, "tuna golden explain 3 1 --library tvm")
     assert golden.low_ms == measured.low_ms
     assert imported.imported_from == "gfx90a68.HIP.fdb.txt (sha256 12ab)"
-    assert imported.command == f"tuna query --session-id 3 --solver ConvAsm --layer {CONV.key} --json"
+    assert (
+        imported.command == f"tuna query --session-id 3 --solver ConvAsm --layer {CONV.key} --json"
+    )
     assert (imported.device, imported.job_id) == ("MI250", None)
     assert marked.marks == "noisy"
     assert query(connection, ResultFilter(solver="Untuned"))[0].marks == "simulated, baseline"

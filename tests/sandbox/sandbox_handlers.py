@@ -13,7 +13,12 @@ from typing import Any
 
 
 def echo(value: Any) -> dict[str, Any]:
-    return {"value": value, "pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0)), "env": dict(os.environ)}
+    return {
+        "value": value,
+        "pid": os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "env": dict(os.environ),
+    }
 
 
 def fail() -> dict[str, Any]:
@@ -69,7 +74,9 @@ def answer_twice(text: str) -> dict[str, Any]:
     def twice(handlers: Any, request: Any, answers: Any) -> None:
         answer(handlers, request, answers)
         unread = bytearray(4)
-        while unread and fcntl.ioctl(answers.fileno(), termios.FIONREAD, unread) == 0 and any(unread):
+        while (
+            unread and fcntl.ioctl(answers.fileno(), termios.FIONREAD, unread) == 0 and any(unread)
+        ):
             pass
         os.write(answers.fileno(), text.encode())
 

@@ -1,4 +1,5 @@
-"""Builds borrow measuring cores and give them back at once; a measurement with quiet waits for builds, and builds for it."""
+"""Builds borrow measuring cores and give them back at once; a measurement with quiet waits for
+builds, and builds for it."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ def _places(pid: int) -> list[set[int]]:
 def _other_process(program: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the program until it has printed a line."""
     head = (
-        "import contextlib, os, signal, sys\nfrom tuna.sandbox.core_lending import BuildCores, measuring, offer\n"
-        f"OWN, LENT = {OWN}, {LENT}\n"
+        "import contextlib, os, signal, sys\nfrom tuna.sandbox.core_lending import BuildCores,"
+        f" measuring, offer\nOWN, LENT = {OWN}, {LENT}\n"
     )
     with subprocess.Popen([sys.executable, "-c", head + program], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
@@ -83,7 +84,9 @@ def _other_process(program: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextlib.contextmanager
-def _thread(context: contextlib.AbstractContextManager[object]) -> Iterator[tuple[threading.Event, threading.Event]]:
+def _thread(
+    context: contextlib.AbstractContextManager[object],
+) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Enters `context` in a thread; gives an event of its being within, and one that lets it go."""
     within, leave = threading.Event(), threading.Event()
 
@@ -113,7 +116,10 @@ def test_a_build_borrows_a_core_when_builds_use_all_others(offered: None, compil
 
 
 def test_a_core_is_lent_only_by_a_live_worker_that_measures_with_it(compiler: int) -> None:
-    program = "with contextlib.ExitStack() as stack:\n offer(stack, [LENT])\n print(flush=True)\n sys.stdin.read()"
+    program = (
+        "with contextlib.ExitStack() as stack:\n offer(stack, [LENT])\n print(flush=True)\n"
+        " sys.stdin.read()"
+    )
     with _other_process(program) as worker, CORES.build(LIMIT_S):
         with CORES.build(LIMIT_S, compiler) as core:
             assert core == LENT
@@ -147,7 +153,8 @@ def test_no_build_borrows_a_core_that_is_measured_with(offered: None, compiler: 
 
 
 def test_two_measurements_may_share_a_core(offered: None) -> None:
-    """Of two GPUs whose workers drive them from the same core: the locks of the devices keep apart what must be."""
+    """Of two GPUs whose workers drive them from the same core: the locks of the devices keep apart
+    what must be."""
     with measuring([LENT]), measuring([LENT]):
         pass
 
@@ -167,7 +174,8 @@ def test_a_worker_that_is_stopped_or_killed_in_a_build_holds_up_no_measurement(
         with measuring([LENT]):
             assert time.monotonic() - began < 10.0, "the build had an hour"
             assert builds() == (2 if ends == signal.SIGSTOP else 0)
-            if ends == signal.SIGSTOP:  # else nobody knows of it; the sandbox kills what a dead worker built with
+            # else nobody knows of it; the sandbox kills what a dead worker built with
+            if ends == signal.SIGSTOP:
                 assert os.sched_getaffinity(compiler) == {OWN}
 
 
@@ -183,7 +191,9 @@ def test_a_build_that_cannot_be_moved_is_waited_for(
             assert measured.wait(30)
 
 
-def test_for_quiet_a_measurement_waits_for_builds_and_no_new_one_begins_meanwhile(eventually: Eventually) -> None:
+def test_for_quiet_a_measurement_waits_for_builds_and_no_new_one_begins_meanwhile(
+    eventually: Eventually,
+) -> None:
     with contextlib.ExitStack() as stack:
         first, end_first = stack.enter_context(_thread(CORES.build(LIMIT_S)))
         assert first.wait(30)
@@ -225,7 +235,9 @@ def test_without_quiet_a_measurement_waits_for_no_build_on_another_core() -> Non
         assert builds() == 1
 
 
-def test_a_frozen_measurement_keeps_builds_waiting_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_measurement_keeps_builds_waiting_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lending, "QUIET_WAIT_S", 0.05)
     with measuring([LENT], quiet=True), CORES.build(LIMIT_S):
         assert builds() == 1

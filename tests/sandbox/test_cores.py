@@ -35,7 +35,11 @@ def test_what_does_not_measure_compiles(
 
 def test_one_core_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: (3,))
-    assert cores.eval_cpus(Settings(eval_cpus="")) == cores.compile_cpus(Settings(eval_cpus="")) == (3,)
+    assert (
+        cores.eval_cpus(Settings(eval_cpus=""))
+        == cores.compile_cpus(Settings(eval_cpus=""))
+        == (3,)
+    )
 
 
 def test_a_core_that_is_not_there_is_named_with_those_that_are(four: None) -> None:
@@ -49,7 +53,9 @@ def test_cores_to_measure_on_are_the_last_ones_and_first_those_of_other_physical
 ) -> None:
     pairs = {cpu: placement.Place(0, (cpu & ~1, cpu | 1)) for cpu in range(6)}
     monkeypatch.setattr(cores, "available_cpus", lambda: tuple(pairs))
-    monkeypatch.setattr(cores.placement, "read_places", lambda cpus: {cpu: pairs[cpu] for cpu in cpus})
+    monkeypatch.setattr(
+        cores.placement, "read_places", lambda cpus: {cpu: pairs[cpu] for cpu in cpus}
+    )
     settings = Settings(eval_cpus="")
     assert cores.some_cpus(1, settings) == (5,)
     assert cores.some_cpus(3, settings) == (1, 3, 5)
@@ -67,7 +73,9 @@ def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: (0, 1, 2, 3))
-    monkeypatch.setattr(cores.placement, "read_places", lambda cpus: {cpu: placement.Place() for cpu in cpus})
+    monkeypatch.setattr(
+        cores.placement, "read_places", lambda cpus: {cpu: placement.Place() for cpu in cpus}
+    )
     monkeypatch.delenv("TUNA_EVAL_CPUS", raising=False)
     if before:
         monkeypatch.setenv("TUNA_EVAL_CPUS", before)

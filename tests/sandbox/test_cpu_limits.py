@@ -52,12 +52,18 @@ def test_on_a_busy_machine_a_slow_build_is_given_time(monkeypatch: pytest.Monkey
     clock[0] = 0.0
     monkeypatch.setattr(cpu_time, "session_cpu_s", lambda session: clock[0] / 40)
     slower = CpuLimit(1, 10, 0.0)
-    assert [slower.exceeded(at) for clock[0] in (50.0, 199.0, 201.0) for at in clock] == ["", "", "200 s"]
+    assert [slower.exceeded(at) for clock[0] in (50.0, 199.0, 201.0) for at in clock] == [
+        "",
+        "",
+        "200 s",
+    ]
 
 
 def test_a_request_can_be_answered_by_a_fork(child: Child) -> None:
     here = child.call({"op": "echo", "value": 1}, 60)
-    first, second = (child.call({"op": "echo", "value": 2, "fork": number}, 60) for number in (1, 2))
+    first, second = (
+        child.call({"op": "echo", "value": 2, "fork": number}, 60) for number in (1, 2)
+    )
     assert len({here["pid"], first["pid"], second["pid"]}) == 3
     assert (first["value"], child.starts) == (2, 1)
     with pytest.raises(ChildFailed, match="no such luck"):
@@ -75,9 +81,6 @@ def test_a_fork_that_crashes_or_leaves_is_a_crash_of_the_child(child: Child) -> 
         child.call({"op": "hang", "fork": 1}, 1)
 
 
-# -- load -------------------------------------------------------------------------------------------------------------
-
-
 def stat(path: Path, busy: int, idle: int) -> Path:
     path.write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1\n")
     return path
@@ -92,7 +95,9 @@ def test_the_load_and_what_to_do_about_it(tmp_path: Path, busy: int, word: str) 
     assert bool(found.advice) == bool(word)
 
 
-def test_without_proc_the_load_is_that_of_the_last_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_the_load_is_that_of_the_last_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 0.0, 0.0))
     started = time.monotonic()
     assert load(60, tmp_path / "stat").share == 1.0

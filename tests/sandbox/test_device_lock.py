@@ -1,4 +1,5 @@
-"""Two measurements on one device wait for each other; on two devices they do not; nobody else can get in the way."""
+"""Two measurements on one device wait for each other; on two devices they do not; nobody else can
+get in the way."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def test_one_device_is_for_one_measurement_and_another_is_free() -> None:
 
 
 def test_who_shares_a_single_core_waits() -> None:
-    with device_lock(["cpu3", "cpu1"]), pytest.raises(DeviceBusy), device_lock(["cpu2", "cpu3"], wait_s=0.0):
+    with (
+        device_lock(["cpu3", "cpu1"]),
+        pytest.raises(DeviceBusy),
+        device_lock(["cpu2", "cpu3"], wait_s=0.0),
+    ):
         pass
 
 

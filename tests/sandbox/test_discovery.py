@@ -13,7 +13,10 @@ from tuna.sandbox import discovery
 from tuna.sandbox.discovery import Device, Kind, choose, from_amdsmi, from_kfd, from_nvml, narrow
 
 # What the kernel shows of a machine with two sockets and two MI300X, in its own order of lines.
-_CPU = "cpu_cores_count 96\nsimd_count 0\nmem_banks_count 1\nsimd_per_cu 0\ngfx_target_version 0\nvendor_id 0\n"
+_CPU = (
+    "cpu_cores_count 96\nsimd_count 0\nmem_banks_count 1\nsimd_per_cu 0\ngfx_target_version"
+    " 0\nvendor_id 0\n"
+)
 _GPU = """cpu_cores_count 0
 simd_count 1216
 mem_banks_count 1
@@ -37,7 +40,10 @@ def sys_root(tmp_path: Path) -> Path:
     """A /sys with two CPU nodes and two MI300X, the first card on the second socket."""
     for number in (0, 1):
         _write(tmp_path / f"class/kfd/kfd/topology/nodes/{number}/properties", _CPU)
-    for number, minor, unique, node in ((2, 128, 0x1A2B3C4D5E6F7081, 1), (10, 136, 0x8C6B86D6DDCE53AC, 0)):
+    for number, minor, unique, node in (
+        (2, 128, 0x1A2B3C4D5E6F7081, 1),
+        (10, 136, 0x8C6B86D6DDCE53AC, 0),
+    ):
         text = _GPU.format(location=number << 8, minor=minor, unique=unique)
         _write(tmp_path / f"class/kfd/kfd/topology/nodes/{number}/properties", text)
         _write(tmp_path / f"class/drm/renderD{minor}/device/numa_node", f"{node}\n")
@@ -103,13 +109,18 @@ def test_amd_devices_are_the_topologys_nodes_with_simds_in_its_order(sys_root: P
 
 
 def test_a_device_that_the_container_was_not_given_does_not_count(sys_root: Path) -> None:
-    # The kernel answers EPERM; a test that runs as root cannot have that, but a folder is as unreadable.
+    # The kernel answers EPERM; a test that runs as root cannot have that, but a folder is as
+    # unreadable.
     (sys_root / "class/kfd/kfd/topology/nodes/2/properties").unlink()
     (sys_root / "class/kfd/kfd/topology/nodes/2/properties").mkdir()
-    assert [(device.index, device.uuid) for device in from_kfd(sys_root)] == [(0, "GPU-8c6b86d6ddce53ac")]
+    assert [(device.index, device.uuid) for device in from_kfd(sys_root)] == [
+        (0, "GPU-8c6b86d6ddce53ac")
+    ]
 
 
-@pytest.mark.parametrize(("version", "arch"), [(90010, "gfx90a"), (100300, "gfx1030"), (110003, "gfx1103")])
+@pytest.mark.parametrize(
+    ("version", "arch"), [(90010, "gfx90a"), (100300, "gfx1030"), (110003, "gfx1103")]
+)
 def test_an_architecture_has_its_usual_name(sys_root: Path, version: int, arch: str) -> None:
     text = _GPU.format(location=0, minor=128, unique=0).replace("90402", str(version))
     _write(sys_root / "class/kfd/kfd/topology/nodes/2/properties", text)
@@ -135,15 +146,29 @@ def test_a_library_without_its_driver_finds_nothing(sys_root: Path) -> None:
     def fail_too(*_: Any) -> None:
         raise _SmiError
 
-    assert from_nvml(None) == from_nvml(_nvml(nvmlInit=fail)) == from_nvml(_nvml(nvmlDeviceGetUUID=fail)) == []
+    assert (
+        from_nvml(None)
+        == from_nvml(_nvml(nvmlInit=fail))
+        == from_nvml(_nvml(nvmlDeviceGetUUID=fail))
+        == []
+    )
     assert from_amdsmi(None) == from_amdsmi(_smi(amdsmi_init=fail_too)) == []
     assert from_amdsmi(_smi(amdsmi_get_gpu_asic_info=fail_too)) == []
 
 
 def test_nvidias_driver_is_asked_where_its_library_is_missing(sys_root: Path) -> None:
-    text = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 64\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location: \t {}\n"
-    _write(sys_root / "driver/nvidia/gpus/0000:3b:00.0/information", text.format("GPU-5d5b0d45", "0000:3b:00.0"))
-    _write(sys_root / "driver/nvidia/gpus/0000:d8:00.0/information", text.format("GPU-????????", "0000:d8:00.0"))
+    text = (
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 64\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location:"
+        " \t {}\n"
+    )
+    _write(
+        sys_root / "driver/nvidia/gpus/0000:3b:00.0/information",
+        text.format("GPU-5d5b0d45", "0000:3b:00.0"),
+    )
+    _write(
+        sys_root / "driver/nvidia/gpus/0000:d8:00.0/information",
+        text.format("GPU-????????", "0000:d8:00.0"),
+    )
     found = discovery.from_nvidia_driver(sys_root, sys_root)
     assert found == [
         Device(Kind.NVIDIA, "NVIDIA H200", 0, "GPU-5d5b0d45", 0),
@@ -172,22 +197,33 @@ def test_the_variables_leave_one_device() -> None:
     assert Device(Kind.CPU, "CPU").variables() == {}
 
 
-def test_what_the_scheduler_hides_stays_hidden(sys_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_scheduler_hides_stays_hidden(
+    sys_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(discovery, "_module", lambda name: _nvml() if name == "pynvml" else None)
-    environ = {"CUDA_VISIBLE_DEVICES": "GPU-1", "ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}
+    environ = {
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "ROCR_VISIBLE_DEVICES": "1,0",
+        "HIP_VISIBLE_DEVICES": "0",
+    }
     found = discovery.discover(sys_root, sys_root, environ)
     assert [(device.kind, device.index) for device in found] == [(Kind.NVIDIA, 1), (Kind.AMD, 1)]
 
 
-def test_a_machine_without_devices_has_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_devices_has_its_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(discovery, "_module", lambda _: None)
     assert discovery.discover(tmp_path, tmp_path, {}) == [Device(Kind.CPU, "CPU")]
 
 
 @pytest.mark.parametrize(
-    ("visible", "left"), [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1,0", []), ("0,7,1", [0])]
+    ("visible", "left"),
+    [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1,0", []), ("0,7,1", [0])],
 )
-def test_a_visibility_variable_ends_at_the_first_unknown_word(visible: str | None, left: list[int]) -> None:
+def test_a_visibility_variable_ends_at_the_first_unknown_word(
+    visible: str | None, left: list[int]
+) -> None:
     devices = [Device(Kind.AMD, "a", 0), Device(Kind.AMD, "a", 1)]
     assert [device.index for device in narrow(devices, visible)] == left
 

@@ -7,7 +7,10 @@ import pytest
 from tuna.sandbox.log_filter import LINE_BYTES, LogFilter
 
 MARKERS = (b"onednn_verbose,", b"dnnl_verbose,")
-STREAM = b"one\nonednn_verbose,a\ntwo, and onednn_verbose,b,c\nthree dnnl\n\0\xff\ndnnl_verbose,d\nonednn_verbos,e\n"
+STREAM = (
+    b"one\nonednn_verbose,a\ntwo, and onednn_verbose,b,c\nthree"
+    b" dnnl\n\0\xff\ndnnl_verbose,d\nonednn_verbos,e\n"
+)
 OWN = b"one\ntwo, and three dnnl\n\0\xff\nonednn_verbos,e\n"
 TAKEN = [b"onednn_verbose,a", b"onednn_verbose,b,c", b"dnnl_verbose,d"]
 
@@ -16,7 +19,9 @@ TAKEN = [b"onednn_verbose,a", b"onednn_verbose,b,c", b"dnnl_verbose,d"]
 def test_the_stream_is_split_alike_however_it_comes(size: int) -> None:
     taken: list[bytes] = []
     log = LogFilter(MARKERS, taken.append)
-    passed = b"".join(log.feed(STREAM[place : place + size]) for place in range(0, len(STREAM), size))
+    passed = b"".join(
+        log.feed(STREAM[place : place + size]) for place in range(0, len(STREAM), size)
+    )
     assert (passed + log.close(), taken) == (OWN, TAKEN)
 
 

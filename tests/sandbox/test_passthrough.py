@@ -1,4 +1,5 @@
-"""A program that is run with its output passed on: what it writes, how it ends, and what it leaves behind."""
+"""A program that is run with its output passed on: what it writes, how it ends, and what it leaves
+behind."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def run(script: str, fifo: Path | None = None) -> tuple[int, list[bytes]]:
     return status, taken
 
 
-def test_output_is_passed_on_and_lines_of_the_log_are_taken(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_output_is_passed_on_and_lines_of_the_log_are_taken(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     status, taken = run("printf 'a\\nlog,1\\nb\\0'; printf 'LOG 2\\nLOG\\nlog,3\\n' >&2; exit 7")
     assert (status, sorted(taken)) == (7, [b"LOG 2", b"log,1"])
     assert capfdbinary.readouterr() == (b"a\nb\0", b"LOG\nlog,3\n")
@@ -52,7 +55,9 @@ def test_a_fifo_takes_more_than_fits_into_it(tmp_path: Path) -> None:
     assert (status, taken[-1], len(taken)) == (0, b"100000", 100_000)
 
 
-def test_processes_that_outlive_the_program_are_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_processes_that_outlive_the_program_are_waited_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert run("(sleep 0.3; echo log,late; echo end) & exit 3") == (3, [b"log,late"])
     assert capfd.readouterr().out == "end\n"
 
@@ -64,7 +69,9 @@ def test_a_program_that_is_not_there_is_one_sentence() -> None:
 
 def test_an_interrupt_reaches_the_program_which_may_go_on() -> None:
     if passthrough._is_in_foreground():
-        pytest.skip("in the foreground of a terminal, which would have sent it to the program already")
+        pytest.skip(
+            "in the foreground of a terminal, which would have sent it to the program already"
+        )
     before = signal.getsignal(signal.SIGINT)
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -90,9 +97,9 @@ def test_nobody_reading_us_ends_the_program_as_in_a_pipeline() -> None:
 
 def test_a_terminal_stays_one_for_the_program() -> None:
     code = (
-        "import os, sys; from tuna.sandbox import passthrough as p; "
-        "sys.exit(p.run(['sh', '-c', 'test -t 1 && test ! -t 2 && printf \"a\\nlog,1\\nb\"'], os.environ, "
-        "p.Markers((b'log,',)), lambda line: None))"
+        "import os, sys; from tuna.sandbox import passthrough as p; sys.exit(p.run(['sh', '-c',"
+        " 'test -t 1 && test ! -t 2 && printf \"a\\nlog,1\\nb\"'], os.environ,"
+        " p.Markers((b'log,',)), lambda line: None))"
     )
     ours, theirs = pty.openpty()
     child = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=subprocess.PIPE)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tuna.errors import BadInput
 from tuna.sandbox.placement import Place, deal, read_places
 
-#: Two sockets with four cores of two threads: node 0 has CPUs 0-3 and 8-11, node 1 has 4-7 and 12-15.
+#: Two sockets with four cores of two threads: node 0 has CPUs 0-3 and 8-11, node 1 has 4-7 and
+#: 12-15.
 TWO_SOCKETS = {cpu: Place(cpu // 4 % 2, (cpu % 8, cpu % 8 + 8)) for cpu in range(16)}
 
 
@@ -68,4 +69,8 @@ def test_places_are_read_from_the_kernels_tree(tmp_path: Path) -> None:
     topology = tmp_path / "devices/system/cpu/cpu2/topology"
     topology.mkdir(parents=True)
     (topology / "thread_siblings_list").write_text("2-3\n")
-    assert read_places([1, 2, 9], tmp_path) == {1: Place(0, (1,)), 2: Place(1, (2, 3)), 9: Place(None, (9,))}
+    assert read_places([1, 2, 9], tmp_path) == {
+        1: Place(0, (1,)),
+        2: Place(1, (2, 3)),
+        9: Place(None, (9,)),
+    }

@@ -1,4 +1,5 @@
-"""Foreign code may crash, hang, flood and lie: the sandbox says what happened, and nothing of it is left behind."""
+"""Foreign code may crash, hang, flood and lie: the sandbox says what happened, and nothing of it is
+left behind."""
 
 from __future__ import annotations
 
@@ -67,12 +68,16 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-# -- programs ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_program_ends_with_its_code_and_both_its_outputs_in_order() -> None:
-    done = python("import sys; print('one', flush=True); print('two', file=sys.stderr); sys.exit(3)")
-    assert (done.returncode, done.signal, done.timed_out, done.output) == (3, None, False, "one\ntwo\n")
+    done = python(
+        "import sys; print('one', flush=True); print('two', file=sys.stderr); sys.exit(3)"
+    )
+    assert (done.returncode, done.signal, done.timed_out, done.output) == (
+        3,
+        None,
+        False,
+        "one\ntwo\n",
+    )
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -87,7 +92,10 @@ def test_the_signal_that_ended_a_program_is_named() -> None:
 
 
 def test_a_program_past_its_limit_is_killed_with_all_that_it_started() -> None:
-    helper = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    helper = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True);"
+        " p.wait()"
+    )
     done = python(helper, timeout_s=3.0)
     assert done.timed_out
     assert eventually(lambda: gone(int(done.output)))
@@ -100,7 +108,10 @@ def test_what_a_program_leaves_behind_is_killed() -> None:
 
 
 def test_of_a_flood_of_output_the_end_is_kept() -> None:
-    done = python("import os\nfor _ in range(20): os.write(1, b'x' * (1 << 20))\nos.write(1, b'END')", tail_bytes=1000)
+    done = python(
+        "import os\nfor _ in range(20): os.write(1, b'x' * (1 << 20))\nos.write(1, b'END')",
+        tail_bytes=1000,
+    )
     assert len(done.output) == 1000
     assert done.output.endswith("xEND")
 
@@ -128,7 +139,10 @@ def test_memory_past_the_limit_is_refused() -> None:
 
 def test_a_program_keeps_to_its_cores_and_dumps_no_core() -> None:
     core = max(os.sched_getaffinity(0))
-    facts = "import os, resource; print(sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    facts = (
+        "import os, resource; print(sorted(os.sched_getaffinity(0)),"
+        " resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    )
     assert python(facts, cpus=[core]).output == f"[{core}] 0\n"
 
 
@@ -151,11 +165,11 @@ def test_words_are_not_interpreted_by_a_shell(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-# -- children that answer ---------------------------------------------------------------------------------------------
-
-
 def test_a_child_answers_many_calls_in_one_process(child: Child) -> None:
-    answers = [child.call({"op": "echo", "value": n}, LIMIT_S) for n in (1, "zwei", [3.5, None], {"ü": True})]
+    answers = [
+        child.call({"op": "echo", "value": n}, LIMIT_S)
+        for n in (1, "zwei", [3.5, None], {"ü": True})
+    ]
     assert [answer["value"] for answer in answers] == [1, "zwei", [3.5, None], {"ü": True}]
     assert {answer["pid"] for answer in answers} == {child.pid}
     assert child.starts == 1
@@ -175,7 +189,9 @@ def test_an_unknown_request_is_a_failure_and_not_a_crash(child: Child) -> None:
     assert child.alive
 
 
-def test_a_crash_is_reported_with_its_signal_and_last_words_and_the_next_call_works(child: Child) -> None:
+def test_a_crash_is_reported_with_its_signal_and_last_words_and_the_next_call_works(
+    child: Child,
+) -> None:
     with pytest.raises(ChildCrashed, match="SIGSEGV") as crash:
         child.call({"op": "crash"}, LIMIT_S)
     assert crash.value.signal == "SIGSEGV"
@@ -237,7 +253,9 @@ def test_a_child_that_prints_a_flood_answers_and_costs_no_memory() -> None:
         loud.close()
 
 
-@pytest.mark.parametrize("text", ["not JSON\n", "[1, 2]\n", '{"number": 99, "result": {}}\n', '{"number": 1}\n'])
+@pytest.mark.parametrize(
+    "text", ["not JSON\n", "[1, 2]\n", '{"number": 99, "result": {}}\n', '{"number": 1}\n']
+)
 def test_an_answer_that_is_garbage_counts_as_a_crash(child: Child, text: str) -> None:
     with pytest.raises(ChildCrashed, match="garbage"):
         child.call({"op": "garbage", "text": text}, LIMIT_S)
@@ -247,7 +265,9 @@ def test_an_answer_that_is_garbage_counts_as_a_crash(child: Child, text: str) ->
 
 def test_what_a_child_wrote_beside_its_answer_is_no_answer_to_the_next_call(child: Child) -> None:
     """S6: it knows the next call's number."""
-    child.call({"op": "answer_twice", "text": '{"number": 3, "result": {"value": "forged"}}\n'}, LIMIT_S)
+    child.call(
+        {"op": "answer_twice", "text": '{"number": 3, "result": {"value": "forged"}}\n'}, LIMIT_S
+    )
     assert child.call({"op": "echo", "value": "first"}, LIMIT_S)["value"] == "first"
     select.select([child._answers], [], [])  # it is there
     assert child.call({"op": "echo", "value": "mine"}, LIMIT_S)["value"] == "mine"
@@ -261,7 +281,9 @@ def test_an_answer_that_its_caller_cannot_use_counts_as_a_crash(child: Child, va
     assert not child.alive
 
 
-def test_a_large_answer_arrives_and_one_without_end_does_not(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_answer_arrives_and_one_without_end_does_not(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(child.call({"op": "large", "megabytes": 4}, LIMIT_S)["text"]) == 4 << 20
     monkeypatch.setattr(processes, "MAX_ANSWER_BYTES", 1 << 20)
     with pytest.raises(ChildCrashed, match="too long"):
@@ -273,7 +295,9 @@ def test_a_request_larger_than_a_pipe_arrives(child: Child) -> None:
     assert child.call({"op": "echo", "value": value}, LIMIT_S)["value"] == value
 
 
-def test_a_child_keeps_to_its_memory_its_cores_and_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_keeps_to_its_memory_its_cores_and_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TUNA_REDIS_URL", "redis://:hunter2@host")
     core = max(os.sched_getaffinity(0))
     limited = Child(MODULE, env=environment(MARK="1"), memory_bytes=512 << 20, cpus=[core])
@@ -311,20 +335,22 @@ def test_a_closed_child_leaves_no_process_and_no_file_descriptor() -> None:
 
 def test_a_child_dies_with_its_parent() -> None:
     program = (
-        "import os, sys\nfrom tuna.sandbox.processes import Child, child_env\n"
-        f"child = Child({MODULE!r}, env=child_env({{'PYTHONPATH': os.environ['PYTHONPATH']}}))\n"
-        "child.call({'op': 'echo', 'value': 1}, 60)\nprint(child.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
+        "import os, sys\nfrom tuna.sandbox.processes import Child, child_env\nchild ="
+        f" Child({MODULE!r}, env=child_env({{'PYTHONPATH':"
+        " os.environ['PYTHONPATH']}))\nchild.call({'op': 'echo', 'value': 1},"
+        " 60)\nprint(child.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
-    parent = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, timeout=LIMIT_S)
+    parent = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, timeout=LIMIT_S
+    )
     assert parent.returncode == -9
     assert eventually(lambda: gone(int(parent.stdout)))
 
 
-# -- devices and cancellation -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", VISIBILITY)
-def test_a_child_sees_the_device_that_its_worker_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_sees_the_device_that_its_worker_was_given(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D5: it saw no variable, so that every plug-in's child measured on the first device."""
     monkeypatch.setenv(name, "3")
     done = python(f"import os; print(os.environ.get({name!r}))")
@@ -336,15 +362,26 @@ def test_a_device_that_is_hidden_stays_hidden(monkeypatch: pytest.MonkeyPatch) -
     assert python("import os; print(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))").output == "''\n"
 
 
-def test_a_program_that_nobody_wants_any_more_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_program_that_nobody_wants_any_more_is_killed_with_all_that_it_started(
+    tmp_path: Path,
+) -> None:
     note = tmp_path / "pid"
-    helper = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); p.wait()"
+    helper = (
+        f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(note)!r},"
+        " 'w').write(str(p.pid)); p.wait()"
+    )
     with pytest.raises(ChildCancelled):
-        python(helper, cancelled=lambda: note.exists() and bool(note.read_text()), box=Box(writable=(tmp_path,)))
+        python(
+            helper,
+            cancelled=lambda: note.exists() and bool(note.read_text()),
+            box=Box(writable=(tmp_path,)),
+        )
     assert eventually(lambda: gone(int(note.read_text())))
 
 
-def test_a_call_that_nobody_wants_any_more_ends_and_the_next_starts_another_child(child: Child) -> None:
+def test_a_call_that_nobody_wants_any_more_ends_and_the_next_starts_another_child(
+    child: Child,
+) -> None:
     child.call({"op": "echo", "value": 1}, LIMIT_S)
     pid, asked = child.pid, time.monotonic()
     with pytest.raises(ChildCancelled):

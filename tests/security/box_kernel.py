@@ -1,4 +1,5 @@
-"""A product of matrices whose compiled candidates first try what measured code must not be able to do."""
+"""A product of matrices whose compiled candidates first try what measured code must not be able to
+do."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ class Hostile(Builder, Loader):
         """The library, compiled once, with the act at its end, where no loader looks."""
         made = Path("acts.so")
         if not made.exists():
-            subprocess.run([str(shutil.which("cc")), "-shared", "-fPIC", "-o", str(made), str(_SOURCE)], check=True)
+            subprocess.run(
+                [str(shutil.which("cc")), "-shared", "-fPIC", "-o", str(made), str(_SOURCE)],
+                check=True,
+            )
         path.write_bytes(made.read_bytes() + f"\n{params}".encode())
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
@@ -41,7 +45,9 @@ class Hostile(Builder, Loader):
         def run() -> None:
             refused = act(what.encode(), argument.encode()) if what != "good" else 0
             if refused:
-                raise OSError(refused, f"{what} refused: {errno.errorcode[refused]}", os.strerror(refused))
+                raise OSError(
+                    refused, f"{what} refused: {errno.errorcode[refused]}", os.strerror(refused)
+                )
             c[...] = a @ b
 
         return Kernel(run, arrays)

@@ -33,9 +33,12 @@ class Place:
         return (self.secret.read_text(), mode, self.readable.read_text()) != (SECRET, 0o600, "code")
 
     def left_behind(self, allowed: int = 0) -> list[str]:
-        """Command lines of processes that were started below this one since, but for the victim and so many `allowed` ones."""
+        """Command lines of processes that were started below this one since, but for the victim and
+        so many `allowed` ones."""
         found = [" ".join(process.cmdline()) for process in _below() if process not in self._others]
-        return [line for line in found if not line.endswith("wait 0") and "resource_tracker" not in line][allowed:]
+        return [
+            line for line in found if not line.endswith("wait 0") and "resource_tracker" not in line
+        ][allowed:]
 
 
 def _below() -> list[psutil.Process]:

@@ -35,12 +35,15 @@ from tuna.errors import BadInput, TunaError
 
 @pytest.fixture()
 def in_little_memory(tmp_path: Path) -> Callable[..., str]:
-    """`in_little_memory(code, *arguments)`: what the code prints in a process that may have 700 MiB of address space."""
+    """`in_little_memory(code, *arguments)`: what the code prints in a process that may have 700 MiB
+    of address space."""
 
     def run(code: str, *arguments: object, megabytes: int = 700) -> str:
         words = [sys.executable, "-c", _PRELUDE + code, str(megabytes << 20), *map(str, arguments)]
         env = {**os.environ, "TUNA_HOME": str(tmp_path / "home"), "OPENBLAS_NUM_THREADS": "1"}
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         assert "Traceback" not in done.stderr
         return done.stdout
@@ -50,7 +53,8 @@ def in_little_memory(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def needs_a_box() -> None:
-    """A kernel that cannot close the box has nothing to be tested; the reason is what a worker would log."""
+    """A kernel that cannot close the box has nothing to be tested; the reason is what a worker
+    would log."""
     missing = boxes.lacking()
     if missing:
         pytest.skip(f"this kernel leaves open: {'; '.join(missing)}")
@@ -68,7 +72,9 @@ def acts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def victim(acts: Path) -> Iterator[psutil.Popen]:
     """A process of this user, outside of every box, which SIGURG ends."""
-    process = psutil.Popen([str(acts), "wait", "0"], env={"PASSWORD": SECRET}, stdout=subprocess.PIPE)
+    process = psutil.Popen(
+        [str(acts), "wait", "0"], env={"PASSWORD": SECRET}, stdout=subprocess.PIPE
+    )
     process.stdout.readline()
     yield process
     process.kill()
@@ -94,7 +100,9 @@ def joined_redis() -> Iterator[str]:
 
 
 @pytest.fixture
-def site(joined_redis: str, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable[..., Ended]) -> Site:
+def site(
+    joined_redis: str, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable[..., Ended]
+) -> Site:
     monkeypatch.setenv("TUNA_BROKER_URL", with_password(joined_redis, ADMIN))
     get_settings.cache_clear()
     admin = emptied(joined_redis)

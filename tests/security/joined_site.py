@@ -64,7 +64,9 @@ class Site:
         return self.gate.create_token(role, 60, self.url)
 
     def of_token(self, token: JoinToken) -> redis.Redis:
-        return redis.Redis.from_url(with_password(self.url, token.password, join_user(self.namespace, token.id)))
+        return redis.Redis.from_url(
+            with_password(self.url, token.password, join_user(self.namespace, token.id))
+        )
 
     def member(self, role: Role = "compile", facts: Facts = COMPILER) -> tuple[str, redis.Redis]:
         """A worker that joined: its name, and its own client."""
@@ -73,7 +75,9 @@ class Site:
 
     def left(self, *whose: str) -> list[str]:
         """Keys and users in Redis that have one of these names in theirs."""
-        names = [key.decode(errors="replace") for key in self.admin.scan_iter()] + self.admin.acl_users()
+        names = [
+            key.decode(errors="replace") for key in self.admin.scan_iter()
+        ] + self.admin.acl_users()
         return [name for name in names if any(one in name for one in whose)]
 
     def worker(self, name: str) -> sa.Row:
@@ -86,7 +90,8 @@ class Site:
 
 
 def occupy(site: Site, name: str) -> None:
-    """Give a member all that a member has: a lease, heartbeats, an order, and something in each of its keys."""
+    """Give a member all that a member has: a lease, heartbeats, an order, and something in each of
+    its keys."""
     leases = site.leases(site.admin)
     leases.open([f"c-{name}"])
     assert leases.take(f"c-{name}", f"{name}:1/t", "started")
@@ -94,7 +99,8 @@ def occupy(site: Site, name: str) -> None:
     board.announce(WorkerStatus(f"{name}:1", "compile", "h", 1, "", "", ("t",), (1,), 1.0, 1.0))
     site.admin.sadd(f"tuna:{{{site.namespace}}}:workers", f"{name}:".encode() + ODD)
     site.gate.control(name, "cordoned")
-    site.admin.set(f"tuna:{{{site.namespace}}}:order:{name}", "cordoned")  # as versions before the gate did
+    # as versions before the gate did
+    site.admin.set(f"tuna:{{{site.namespace}}}:order:{name}", "cordoned")
     for number, key in enumerate(keys.all_keys(site.namespace, name)):
         site.admin.delete(key)
         site.admin.rpush(key, ODD) if number % 2 else site.admin.hset(key, ODD, ODD)

@@ -1,4 +1,5 @@
-"""A product of matrices whose candidates are programs that run in the child that measures them, as machine code could."""
+"""A product of matrices whose candidates are programs that run in the child that measures them, as
+machine code could."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A Redis with access lists, a coordinator, an own worker, and members that joined through the gate: whom a test attacks."""
+"""A Redis with access lists, a coordinator, an own worker, and members that joined through the
+gate: whom a test attacks."""
 
 from __future__ import annotations
 
@@ -29,10 +30,15 @@ _PAUSE_S = 0.2
 
 
 def servers() -> list[Any]:
-    """Executables of Redis and Valkey: the one that Tuna would take, and for drills all of PATH and TUNA_TEST_REDIS_SERVERS."""
+    """Executables of Redis and Valkey: the one that Tuna would take, and for drills all of PATH and
+    TUNA_TEST_REDIS_SERVERS."""
     given = filter(None, os.environ.get("TUNA_TEST_REDIS_SERVERS", "").split(":"))
     folders = [Path(folder) for folder in os.get_exec_path()]
-    there = {str(folder.resolve() / name) for folder in folders for name in ("redis-server", "valkey-server")}
+    there = {
+        str(folder.resolve() / name)
+        for folder in folders
+        for name in ("redis-server", "valkey-server")
+    }
     found = sorted({*given, *filter(shutil.which, there)})
     return ["", *(pytest.param(path, marks=pytest.mark.drill(only=True)) for path in found)]
 
@@ -40,7 +46,9 @@ def servers() -> list[Any]:
 class Site(Room):
     """One session with an own worker beside members."""
 
-    def __init__(self, engine: sa.Engine, client: redis.Redis, url: str, folder: Path, layers: int) -> None:
+    def __init__(
+        self, engine: sa.Engine, client: redis.Redis, url: str, folder: Path, layers: int
+    ) -> None:
         """`url`: of Redis, without a password."""
         super().__init__(engine, client, layers)
         self.url = checked(url)
@@ -49,7 +57,11 @@ class Site(Room):
     def join(self, role: str = "compile") -> MemberDouble:
         """A member that joined with a token, with its own credentials, and a heartbeat."""
         token = self.coordinator._gate.create_token(role, 60, self.url)  # type: ignore[arg-type]
-        names = {"toolchains": (HOME.toolchain,)} if role == "compile" else {"environments": (HOME.machine_key,)}
+        names = (
+            {"toolchains": (HOME.toolchain,)}
+            if role == "compile"
+            else {"environments": (HOME.machine_key,)}
+        )
         told: dict[str, str] = {}
         facts = Facts(host="h", pid=7, **names)  # type: ignore[arg-type]
         asking = threading.Thread(target=lambda: told.update(join(token.full(), role, facts, 30)))  # type: ignore[arg-type]
@@ -84,10 +96,15 @@ class Site(Room):
     def is_gone(self, member: MemberDouble) -> bool:
         """Whether nothing of a member is left in Redis."""
         left = self.client.exists(*keys.all_keys(self.namespace, member.name))
-        return not left and Access(self.client, self.namespace).user(member.name) not in self.client.acl_users()
+        return (
+            not left
+            and Access(self.client, self.namespace).user(member.name) not in self.client.acl_users()
+        )
 
 
-def granted(client: redis.Redis, commands: Sequence[Sequence[str]]) -> list[tuple[Sequence[str], object]]:
+def granted(
+    client: redis.Redis, commands: Sequence[Sequence[str]]
+) -> list[tuple[Sequence[str], object]]:
     """Those of the commands that the client had the right to, with the answers."""
     with client.pipeline(transaction=False) as pipe:
         for words in commands:
@@ -98,4 +115,6 @@ def granted(client: redis.Redis, commands: Sequence[Sequence[str]]) -> list[tupl
 
 def _is_refused(answer: object) -> bool:
     said = str(answer).lower()
-    return isinstance(answer, redis.ResponseError) and ("permission" in said or "debug command not allowed" in said)
+    return isinstance(answer, redis.ResponseError) and (
+        "permission" in said or "debug command not allowed" in said
+    )

@@ -25,7 +25,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Artifacts:
      "٠" * 64, "file:///etc/passwd", "http://127.0.0.1/" + "0" * 47],
     ids=range(12),
 )  # fmt: skip
-def test_a_name_that_is_no_digest_names_nothing(store: Artifacts, name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_no_digest_names_nothing(
+    store: Artifacts, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(KeyError):
         store.get(name)
     assert not (tmp_path / "cache").exists()
@@ -60,7 +62,9 @@ def test_a_huge_artifact_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         store.get(digest)
 
 
-def test_what_others_put_into_a_shared_folder_is_no_artifact_and_blocks_nobody(tmp_path: Path) -> None:
+def test_what_others_put_into_a_shared_folder_is_no_artifact_and_blocks_nobody(
+    tmp_path: Path,
+) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "cache")
     digest = store.put(b"code")
     place = tmp_path / "a" / digest[:2] / digest

@@ -1,4 +1,5 @@
-"""What is built and measured is foreign machine code: it gets its inputs, its device, a folder of its own, and nothing else."""
+"""What is built and measured is foreign machine code: it gets its inputs, its device, a folder of
+its own, and nothing else."""
 
 from __future__ import annotations
 
@@ -54,13 +55,11 @@ def interface(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return int(request.param)
 
 
-# -- a program ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_program_reaches_no_file_process_or_socket_outside(
     acts: Path, place: Place, victim: psutil.Popen, listener: str, interface: int
 ) -> None:
-    """M9, on every kernel: the broker's password is in an environment and in TUNA_HOME, the signing key in the database."""
+    """M9, on every kernel: the broker's password is in an environment and in TUNA_HOME, the signing
+    key in the database."""
     with socket.socket(socket.AF_UNIX) as server:
         address = place.home / "redis.sock"
         server.bind(os.path.relpath(address))
@@ -92,19 +91,28 @@ def test_memory_that_no_limit_counts_is_for_gpus_alone(acts: Path, place: Place)
 
 
 def test_where_memory_runs_out_the_kernel_ends_a_child_first(place: Place) -> None:
-    assert run(["cat", "/proc/self/oom_score_adj"], timeout_s=LIMIT_S, box=place.box).output == "1000\n"
+    assert (
+        run(["cat", "/proc/self/oom_score_adj"], timeout_s=LIMIT_S, box=place.box).output
+        == "1000\n"
+    )
 
 
-def test_without_a_box_most_of_it_is_open(acts: Path, place: Place, victim: psutil.Popen, listener: str) -> None:
+def test_without_a_box_most_of_it_is_open(
+    acts: Path, place: Place, victim: psutil.Popen, listener: str
+) -> None:
     """What the tests above and below would see if the box did not hold."""
     wanted = {"read": place.secret, "environ": victim.pid, "tcp": listener, "ptrace": victim.pid}
     words = [word for name, argument in wanted.items() for word in (name, str(argument))]
     done = run([str(acts), *words], timeout_s=LIMIT_S, box=None)
-    open_here = {line.partition(":")[0] for line in done.output.splitlines() if line.endswith("DONE")}
+    open_here = {
+        line.partition(":")[0] for line in done.output.splitlines() if line.endswith("DONE")
+    }
     assert {"read", "tcp", "ptrace"} <= open_here
 
 
-def test_a_box_with_a_network_opens_connections_and_nothing_else(acts: Path, place: Place, listener: str) -> None:
+def test_a_box_with_a_network_opens_connections_and_nothing_else(
+    acts: Path, place: Place, listener: str
+) -> None:
     """For clients of other machines, such as boards behind TVM RPC."""
     with socket.socket(socket.AF_UNIX) as server:
         address = place.home / "redis.sock"
@@ -119,7 +127,8 @@ def test_a_box_with_a_network_opens_connections_and_nothing_else(acts: Path, pla
 
 
 def test_the_mode_of_a_file_does_not_change(acts: Path, place: Place) -> None:
-    """Linkers and MIOpen set modes of their own files; nothing depends on it, and no filter can tell whose file it is."""
+    """Linkers and MIOpen set modes of their own files; nothing depends on it, and no filter can
+    tell whose file it is."""
     assert perform(acts, {"mode": place.secret}, place) == {"mode": "DONE"}
     assert not place.harmed
 
@@ -130,7 +139,8 @@ def test_a_file_of_100_gb_ends_the_program(acts: Path, place: Place) -> None:
     assert (done.signal, done.output) == ("SIGXFSZ", "")
 
 
-#: Runs a program in a box as another user, for whom the limit of processes holds, and says how it ended.
+#: Runs a program in a box as another user, for whom the limit of processes holds, and says how it
+#: ended.
 _AS_NOBODY = """\
 import json, os, sys
 from tuna.sandbox import child
@@ -151,12 +161,19 @@ def test_a_fork_bomb_stops_at_the_limit_and_ends_with_its_program(acts: Path, pl
         program = Path(folder) / "box_acts"
         shutil.copy(acts, program)
         user = 65534 if os.getuid() == 0 else os.getuid()
-        most = 50 + sum(p.num_threads() for p in psutil.process_iter(["uids"]) if p.info["uids"].real == user)
-        facts = {"resources": {"RLIMIT_NPROC": most}, "box": boxes.facts(Box(readable=(Path(folder),)), {})}
+        most = 50 + sum(
+            p.num_threads() for p in psutil.process_iter(["uids"]) if p.info["uids"].real == user
+        )
+        facts = {
+            "resources": {"RLIMIT_NPROC": most},
+            "box": boxes.facts(Box(readable=(Path(folder),)), {}),
+        }
         words = [sys.executable, "-c", _AS_NOBODY, json.dumps(facts), str(program), "bomb", "400"]
         done = run(words, timeout_s=LIMIT_S, box=None)
     assert done.output == "bomb: Resource temporarily unavailable\n"
-    assert [process for process in psutil.process_iter(["exe"]) if process.info["exe"] == str(program)] == []
+    assert [
+        process for process in psutil.process_iter(["exe"]) if process.info["exe"] == str(program)
+    ] == []
 
 
 def test_a_program_that_is_boxed_still_compiles_and_runs_programs(place: Place) -> None:
@@ -165,13 +182,14 @@ def test_a_program_that_is_boxed_still_compiles_and_runs_programs(place: Place) 
     line = "cc -xc -o here - && /lib64/ld-linux-x86-64.so.2 ./here"
     if not Path("/lib64/ld-linux-x86-64.so.2").exists():
         line = "cc -xc -c -o here - && exit 7"
-    done = run(["/bin/sh", "-c", line], timeout_s=LIMIT_S, box=place.box, cwd=place.room, input=source)
+    done = run(
+        ["/bin/sh", "-c", line], timeout_s=LIMIT_S, box=place.box, cwd=place.room, input=source
+    )
     assert (done.returncode, done.output) == (7, "")
 
 
-# -- parents, kernels, settings ----------------------------------------------------------------------------------------
-
-#: As another user, says whether a process that it forked can read its environment, before and after it hid it.
+#: As another user, says whether a process that it forked can read its environment, before and after
+#: it hid it.
 _LOOK = """\
 import ctypes, os
 from tuna.sandbox.dumpable import forbid_inspection
@@ -193,7 +211,9 @@ print(before == 0, look() == 0)
 
 def test_a_worker_hides_its_environment_without_landlock_too() -> None:
     env = {**os.environ, "TUNA_BROKER_URL": f"redis://:{SECRET}@host"}
-    done = subprocess.run([sys.executable, "-c", _LOOK], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK], env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "True False\n"
 
 
@@ -203,7 +223,10 @@ def test_every_command_and_whoever_starts_a_child_hides_it() -> None:
     child = "from tuna.sandbox.processes import run; run(['true'], timeout_s=60)"
     for before in (command, child):
         done = subprocess.run(
-            [sys.executable, "-c", f"{before}\n{dumpable}"], capture_output=True, text=True, check=True
+            [sys.executable, "-c", f"{before}\n{dumpable}"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout.splitlines()[-1] == "0"
 
@@ -213,7 +236,13 @@ def test_a_kernel_without_landlock_still_refuses_sockets_and_signals(
 ) -> None:
     monkeypatch.setattr(landlock, "version", lambda: 0)
     assert ["Landlock" in text for text in boxes.lacking()] == [True]
-    wanted = {"kill": victim.pid, "ptrace": victim.pid, "tcp": listener, "session": 0, "truncate": place.secret}
+    wanted = {
+        "kill": victim.pid,
+        "ptrace": victim.pid,
+        "tcp": listener,
+        "session": 0,
+        "truncate": place.secret,
+    }
     assert "DONE" not in perform(acts, wanted, place).values()
     assert perform(acts, {"read": place.secret}, place) == {"read": "DONE"}, "this is what it lacks"
 
@@ -239,7 +268,11 @@ def test_what_a_kernel_lacks_is_logged_once_and_refused_on_request(
      (0, "require", False, "no Landlock"), (7, "off", True, "switched off by TUNA_SANDBOX")],
 )  # fmt: skip
 def test_the_doctor_says_what_of_the_box_is_open(
-    version: int, mode: Literal["auto", "require", "off"], ok: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    version: int,
+    mode: Literal["auto", "require", "off"],
+    ok: bool,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(landlock, "version", lambda: version)
     found = next(doctor.of_sandbox(Settings(sandbox=mode)))
@@ -262,21 +295,33 @@ def test_a_worker_that_requires_a_box_does_not_start_without(
     assert "Foreign code would not be boxed here" in capsys.readouterr().err
 
 
-def test_a_box_that_is_switched_off_is_open(acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_that_is_switched_off_is_open(
+    acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TUNA_SANDBOX", "off")
     get_settings.cache_clear()
-    assert perform(acts, {"read": place.secret, "tcp6": 0}, place) == {"read": "DONE", "tcp6": "DONE"}
+    assert perform(acts, {"read": place.secret, "tcp6": 0}, place) == {
+        "read": "DONE",
+        "tcp6": "DONE",
+    }
 
 
-def test_folders_that_the_settings_name_are_let_in(acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_the_settings_name_are_let_in(
+    acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, folder in (("READ", "compiler"), ("WRITE", "cache")):
         (place.room.parent / folder).mkdir()
         monkeypatch.setenv(f"TUNA_SANDBOX_{name}", str(place.room.parent / folder))
     get_settings.cache_clear()
     (place.room.parent / "compiler" / "file").touch()
-    wanted = {"read": place.room.parent / "compiler" / "file", "write": place.room.parent / "cache" / "file"}
+    wanted = {
+        "read": place.room.parent / "compiler" / "file",
+        "write": place.room.parent / "cache" / "file",
+    }
     assert perform(acts, wanted, place) == {"read": "DONE", "write": "DONE"}
-    assert perform(acts, {"write": place.room.parent / "compiler" / "file"}, place) == {"write": "Permission denied"}
+    assert perform(acts, {"write": place.room.parent / "compiler" / "file"}, place) == {
+        "write": "Permission denied"
+    }
 
 
 def test_a_home_inside_a_folder_of_libraries_stays_closed(
@@ -294,14 +339,18 @@ def test_a_home_inside_a_folder_of_libraries_stays_closed(
         path.touch()
     wanted = {"read": place.secret, "list": home.parent.parent}
     assert perform(acts, wanted, place) == {"read": "Permission denied", "list": "DONE"}
-    assert perform(acts, {"read": tmp_path / "checkout" / "tuna.sqlite"}, place) == {"read": "Permission denied"}
+    assert perform(acts, {"read": tmp_path / "checkout" / "tuna.sqlite"}, place) == {
+        "read": "Permission denied"
+    }
     for path in (home.parent / "module.py", home.parent.parent / "package.py"):
         assert perform(acts, {"read": path}, place) == {"read": "DONE"}
     get_settings.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "large"])
-def test_what_a_child_wrote_is_read_as_a_plain_file_or_not_at_all(kind: str, tmp_path: Path) -> None:
+def test_what_a_child_wrote_is_read_as_a_plain_file_or_not_at_all(
+    kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "answer"
     if kind == "link":
         path.symlink_to("/etc/passwd")
@@ -316,13 +365,22 @@ def test_what_a_child_wrote_is_read_as_a_plain_file_or_not_at_all(kind: str, tmp
 
 
 def test_system_calls_have_the_numbers_of_the_kernels_headers() -> None:
-    headers = (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm-generic/unistd.h"))
+    headers = (
+        Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+        Path("/usr/include/asm-generic/unistd.h"),
+    )
     found = 0
     for column, header in enumerate(headers):
         if not header.exists():
             continue
-        words = (line.split() for line in header.read_text().splitlines() if line.startswith("#define __NR"))
-        numbers = {w[1].removeprefix("__NR3264_").removeprefix("__NR_"): w[2] for w in words if len(w) == 3}
+        words = (
+            line.split()
+            for line in header.read_text().splitlines()
+            if line.startswith("#define __NR")
+        )
+        numbers = {
+            w[1].removeprefix("__NR3264_").removeprefix("__NR_"): w[2] for w in words if len(w) == 3
+        }
         for name, ours in seccomp.CALLS.items():
             if numbers.get(name, "").isdigit():
                 assert int(numbers[name]) == ours[column], name
@@ -331,16 +389,21 @@ def test_system_calls_have_the_numbers_of_the_kernels_headers() -> None:
 
 
 def test_what_is_measured_in_the_box_is_as_fast_as_outside(place: Place) -> None:
-    """Without SECCOMP_FILTER_FLAG_SPEC_ALLOW older kernels make loads wait for stores in a process with a filter."""
+    """Without SECCOMP_FILTER_FLAG_SPEC_ALLOW older kernels make loads wait for stores in a process
+    with a filter."""
     words = ["grep", "-i", "^spec", "/proc/self/status"]
     boxed, plain = (run(words, timeout_s=LIMIT_S, box=box).output for box in (place.box, None))
     assert boxed == plain != ""
 
 
 @pytest.mark.drill(only=True)
-def test_the_box_takes_at_most_10_ms_for_each_program(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """By CPU time, which other work on the machine does not lengthen; a child that answers many calls pays it once."""
-    pairs = [(_cpu_ms(place.box), _cpu_ms(None)) for _ in range(40)]  # in turn: the machine may be busy
+def test_the_box_takes_at_most_10_ms_for_each_program(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By CPU time, which other work on the machine does not lengthen; a child that answers many
+    calls pays it once."""
+    # in turn: the machine may be busy
+    pairs = [(_cpu_ms(place.box), _cpu_ms(None)) for _ in range(40)]
     boxed, plain = map(statistics.median, zip(*pairs, strict=True))
     with capsys.disabled():
         print(f"\nstart of a program: {plain:.1f} ms of CPU time, boxed {boxed:.1f} ms")
@@ -357,8 +420,6 @@ def _cpu_ms(box: Box | None) -> float:
     return 1e3 * (used_s() - before_s)
 
 
-# -- checkouts ---------------------------------------------------------------------------------------------------------
-
 ROOT = Path(boxes.__file__).parents[2]
 
 
@@ -366,14 +427,27 @@ ROOT = Path(boxes.__file__).parents[2]
 def test_of_a_checkout_only_packages_are_open(
     acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch, named: tuple[Path, ...]
 ) -> None:
-    """S9: docker/secrets and .git/config could be read, for a child's PYTHONPATH is the checkout."""
+    """S9: docker/secrets and .git/config could be read, for a child's PYTHONPATH is the
+    checkout."""
     monkeypatch.setenv("TUNA_SANDBOX_READ", os.pathsep.join(map(str, named)))
     get_settings.cache_clear()
     git = ROOT / ".git"
-    closed = [git / "config" if git.is_dir() else git, ROOT / "docker" / "compose.yaml", ROOT / "pyproject.toml"]
-    code = "import sys, tuna.sandbox.box\nfor path in sys.argv[1:]:\n    try: open(path).close(); print('read', path)\n"
+    closed = [
+        git / "config" if git.is_dir() else git,
+        ROOT / "docker" / "compose.yaml",
+        ROOT / "pyproject.toml",
+    ]
+    code = (
+        "import sys, tuna.sandbox.box\nfor path in sys.argv[1:]:\n    try: open(path).close();"
+        " print('read', path)\n"
+    )
     code += "    except PermissionError: print('refused')"
-    done = run([sys.executable, "-c", code, *map(str, closed)], timeout_s=LIMIT_S, box=place.box, cwd=place.room)
+    done = run(
+        [sys.executable, "-c", code, *map(str, closed)],
+        timeout_s=LIMIT_S,
+        box=place.box,
+        cwd=place.room,
+    )
     assert done.output.split("\n")[:-1] == ["refused"] * 3
 
 
@@ -388,9 +462,13 @@ def test_of_a_plug_in_that_is_developed_elsewhere_only_packages_are_open(
     boxes._python.cache_clear()
     try:
         code = (
-            f"import sys\nsys.path.append({str(checkout)!r})\nimport plug, module\nprint(plug.found + module.found)\n"
+            f"import sys\nsys.path.append({str(checkout)!r})\nimport plug, module\nprint(plug.found"
+            " + module.found)\n"
         )
-        code += f"for path in ('.git/config', 'keys/token'):\n    try: open({str(checkout)!r} + '/' + path)\n"
+        code += (
+            f"for path in ('.git/config', 'keys/token'):\n    try: open({str(checkout)!r} + '/' +"
+            " path)\n"
+        )
         code += "    except PermissionError: print('refused')"
         done = run([sys.executable, "-c", code], timeout_s=LIMIT_S, box=place.box, cwd=place.room)
         assert done.output.splitlines() == ["2", "refused", "refused"]

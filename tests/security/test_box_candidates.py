@@ -1,4 +1,5 @@
-"""Compiled candidates that try to get out of their box: failed trials, each with its cause, beside good ones that are measured."""
+"""Compiled candidates that try to get out of their box: failed trials, each with its cause, beside
+good ones that are measured."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class HostileLibrary(CandidateLibrary):
 
     name = "hostile"
     kinds = ("gemm",)
-    options = type("Options", (CandidateOptions,), {"__annotations__": {"params": str}, "params": "good"})
+    options = type(
+        "Options", (CandidateOptions,), {"__annotations__": {"params": str}, "params": "good"}
+    )
     builder = loader = "box_kernel:Hostile"
     forkable = True
 
@@ -36,7 +39,9 @@ class HostileLibrary(CandidateLibrary):
     def solvers(self) -> Sequence[Solver]:
         return [Solver("Hostile", self.kinds, "GEMM")]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         return ((config, ["Hostile"]) for config in configs)
 
 
@@ -44,15 +49,24 @@ class HostileLibrary(CandidateLibrary):
 def measure(
     tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Sequence[str]], Sequence[Trial]]]:
-    """`measure(["read /etc/shadow", "good"])`: the trials of these candidates, as a worker would report them."""
+    """`measure(["read /etc/shadow", "good"])`: the trials of these candidates, as a worker would
+    report them."""
     needed_program("cc")
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     library, context = HostileLibrary(), run_context(tmp_path)
 
     def measure(params: Sequence[str]) -> Sequence[Trial]:
         options = {"params": ",".join(params), "candidates": len(params), "finalists": 0}
-        facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "hostile", "options": options}
-        item = WorkItem(step="compile", solver="Hostile", config=GemmConfig(2, 2, 2).to_json(), **facts)
+        facts = {
+            "job_id": 1,
+            "attempt": 1,
+            "session_id": 1,
+            "library": "hostile",
+            "options": options,
+        }
+        item = WorkItem(
+            step="compile", solver="Hostile", config=GemmConfig(2, 2, 2).to_json(), **facts
+        )
         (built,) = library.run(library.step("compile"), [item], context)
         assert [trial.cause for trial in built.trials] == [None] * len(params), built.output_tail
         (measured,) = library.run(library.step("eval"), [follow(item, built, "eval")], context)
@@ -64,7 +78,10 @@ def measure(
 
 
 def test_a_candidate_that_leaves_its_box_is_a_failed_trial_and_the_others_are_measured(
-    measure: Callable[[Sequence[str]], Sequence[Trial]], place: Place, victim: psutil.Popen, listener: str
+    measure: Callable[[Sequence[str]], Sequence[Trial]],
+    place: Place,
+    victim: psutil.Popen,
+    listener: str,
 ) -> None:
     hostile = [
         f"read {place.secret}", f"write {place.home}/planted", f"environ {os.getpid()}", f"mem {os.getpid()}",

@@ -24,12 +24,18 @@ def built(folder: Path, acts: Mapping[str, object]) -> Path:
     words = ", ".join(json.dumps(str(word)) for pair in acts.items() for word in pair)
     library = folder / "model.so"
     source = str(HERE / "box_model.c")
-    subprocess.run([compiler, "-shared", "-fPIC", f"-DBOX_ACTS={words}", "-o", library, source], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", f"-DBOX_ACTS={words}", "-o", library, source], check=True
+    )
     return library
 
 
 def test_a_model_reaches_nothing_outside_of_its_box(
-    type_in: Callable[..., Ended], home: Path, listener: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    type_in: Callable[..., Ended],
+    home: Path,
+    listener: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("tvm")
     secret = home / "key"

@@ -1,4 +1,5 @@
-"""What a worker reports about its own job changes nothing of other jobs and workers, nor the pace of a queue."""
+"""What a worker reports about its own job changes nothing of other jobs and workers, nor the pace
+of a queue."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 
 LIBRARY = get_library("noop")
-#: Two layers, and the same with a transposed convolution, which has no key of MIOpen's that Tuna knows.
+#: Two layers, and the same with a transposed convolution, which has no key of MIOpen's that Tuna
+#: knows.
 A, B = DRIVERS[1], DRIVERS[3]
 TRANSPOSED = B.replace("-F 1", "-m trans -F 1")
 #: What the liar says a run takes.
@@ -45,11 +47,17 @@ LIE_MS = 0.0001
 
 
 class Scene:
-    """A session on both databases, whose jobs are claimed here, and whose reports are written by hand."""
+    """A session on both databases, whose jobs are claimed here, and whose reports are written by
+    hand."""
 
     def __init__(self, engine: sa.Engine, client: redis.Redis, folder: Path) -> None:
         self.engine, self.client = engine, client
-        self.drain = Drain(engine, ResultStream(client, "results", "me"), Artifacts(folder.as_uri(), folder / "c"), 3)
+        self.drain = Drain(
+            engine,
+            ResultStream(client, "results", "me"),
+            Artifacts(folder.as_uri(), folder / "c"),
+            3,
+        )
         self.session_id = 0
 
     def layers(self, *drivers: str) -> Scene:
@@ -61,17 +69,27 @@ class Scene:
             solvers.update_solvers(connection, LIBRARY)
         solvers.update_applicability(self.engine, LIBRARY, self.session_id, "t")
         with writing(self.engine) as connection:
-            asked = jobs.JobRequest(self.session_id, "noop", ["measure"], "test", "new", tag="t", solvers=["Noop0"])
+            asked = jobs.JobRequest(
+                self.session_id, "noop", ["measure"], "test", "new", tag="t", solvers=["Noop0"]
+            )
             assert jobs.load(connection, asked) == len(drivers)
         return self
 
     def claim(self, step: str = "measure") -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
-            return claim.claim(connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 1000)
+            return claim.claim(
+                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 1000
+            )
 
     def report(self, chunk: ClaimedChunk, results: Sequence[dict[str, Any]], **facts: Any) -> None:
         """Append a report about a chunk, and drain."""
-        said = {"kind": "finished", "chunk": chunk.id, "worker": "own:1", "results": list(results), **facts}
+        said = {
+            "kind": "finished",
+            "chunk": chunk.id,
+            "worker": "own:1",
+            "results": list(results),
+            **facts,
+        }
         self.client.xadd("results", {"r": json.dumps(said)})
         self.drain.once()
 
@@ -92,7 +110,13 @@ def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Scene
 def result(item: Any, time_ms: float, **facts: Any) -> dict[str, Any]:
     """A good result as a worker writes it."""
     trial = {"index": 0, "params": "p", "times_ms": [time_ms], "time_ms": time_ms}
-    found = {"job_id": item.job_id, "attempt": item.attempt, "step": item.step, "ok": True, "trials": [trial]}
+    found = {
+        "job_id": item.job_id,
+        "attempt": item.attempt,
+        "step": item.step,
+        "ok": True,
+        "trials": [trial],
+    }
     return found | facts
 
 
@@ -107,7 +131,8 @@ def exported(scene: Scene, folder: Path) -> dict[str, str]:
 def test_a_result_never_moves_to_another_layer(scene: Scene, tmp_path: Path, liar: str) -> None:
     scene.layers(A, liar)
     keys = {
-        row.driver: row.problem_key for row in scene.rows(sa.select(models.Config.driver, models.Config.problem_key))
+        row.driver: row.problem_key
+        for row in scene.rows(sa.select(models.Config.driver, models.Config.problem_key))
     }
     (a_key,) = [key for driver, key in keys.items() if driver == parse_line(A)[0].text()]
     (chunk,) = scene.claim()
@@ -119,7 +144,9 @@ def test_a_result_never_moves_to_another_layer(scene: Scene, tmp_path: Path, lia
     assert str(LIE_MS) not in lines[a_key]
 
 
-def test_a_key_that_an_older_version_took_from_a_worker_does_not_count(scene: Scene, tmp_path: Path) -> None:
+def test_a_key_that_an_older_version_took_from_a_worker_does_not_count(
+    scene: Scene, tmp_path: Path
+) -> None:
     scene.layers(A, B)
     (chunk,) = scene.claim()
     honest, hostile = chunk.items
@@ -127,7 +154,9 @@ def test_a_key_that_an_older_version_took_from_a_worker_does_not_count(scene: Sc
     query = sa.select(models.Config.problem_key).join(FindDb, FindDb.config_id == models.Config.id)
     a_key = scene.value(query.where(FindDb.job_id == honest.job_id))
     with writing(scene.engine) as connection:
-        connection.execute(sa.update(FindDb).where(FindDb.job_id == hostile.job_id).values(problem_key=a_key))
+        connection.execute(
+            sa.update(FindDb).where(FindDb.job_id == hostile.job_id).values(problem_key=a_key)
+        )
     lines = exported(scene, tmp_path / "out")
     assert len(lines) == 2
     assert ":2," in lines[a_key]
@@ -145,19 +174,22 @@ def test_an_eval_result_does_not_replace_the_workload_of_its_job(scene: Scene) -
     assert set(scene.rows(sa.select(Job.workload))) == {(mine,)}
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def test_no_worker_was_busy_for_longer_than_its_lease(scene: Scene) -> None:
     scene.session_id = make_jobs(scene.engine, 1, steps="measure")
     chunk = scene.claim()[0]
     first, second, *rest = chunk.items
     endless = {"busy_s": 8e9, "started_at": 0.0, "ended_at": 8.5e9}
     failed = {"ok": False, "cause": "run_error", "trials": []}
-    scene.report(chunk, [result(first, 1.0, **endless, **failed), result(second, 1.0, **endless)], kind="results")
+    scene.report(
+        chunk,
+        [result(first, 1.0, **endless, **failed), result(second, 1.0, **endless)],
+        kind="results",
+    )
     now = time.time()
     scene.report(chunk, [result(item, 1.0, started_at=now, ended_at=now) for item in rest])
-    assert scene.drain.pace.ahead([(scene.session_id, "measure")]) is None, "items are short, whatever one says"
+    assert scene.drain.pace.ahead([(scene.session_id, "measure")]) is None, (
+        "items are short, whatever one says"
+    )
     assert max(one.seconds for one in scene.drain.ended) < 60
     took = sa.select(StepResult.busy_s, StepResult.started_at, StepResult.ended_at)
     for busy_s, started_at, ended_at in scene.rows(took):
@@ -186,7 +218,9 @@ def test_a_member_does_not_set_the_peak_of_the_devices_of_others(scene: Scene, p
     scene.session_id = make_jobs(scene.engine, 2, steps="measure")
     chunk = scene.claim()[0]
     mine, theirs = chunk.items[0], chunk.items[1]
-    scene.report(chunk, [result(mine, 1.0, device={"name": "a CPU", "peak_gflops": 100.0})], kind="results")
+    scene.report(
+        chunk, [result(mine, 1.0, device={"name": "a CPU", "peak_gflops": 100.0})], kind="results"
+    )
     lie = result(theirs, 1.0, device={"name": "a CPU", "peak_gflops": peak})
     scene.report(chunk, [lie], worker="liar:1", member="liar")
     found = _peaks(scene)
@@ -208,20 +242,20 @@ def test_no_device_has_a_peak_that_no_device_can_have(scene: Scene) -> None:
     assert set(_peaks(scene).values()) == {None}
 
 
-# -- finals -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reporter", ["own", "liar", "honest"])
 def test_the_finals_of_a_member_change_its_own_results_alone(
     scene: Scene, reporter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noop0 to Noop2 are close: the owner's worker measured one, a member called honest the others."""
+    """Noop0 to Noop2 are close: the owner's worker measured one, a member called honest the
+    others."""
     monkeypatch.setattr(NoopLibrary, "finals", Step(FINALS, Resource.DEVICE))
     scene.session_id = make_jobs(scene.engine, 1, solvers=["Noop0", "Noop1", "Noop2"])
     for step in ("build", "measure"):
         for chunk in scene.claim(step):
             by_solver = {item.solver: item for item in chunk.items}
-            found = {name: result(item, 1.0 + int(name[-1]) / 100) for name, item in by_solver.items()}
+            found = {
+                name: result(item, 1.0 + int(name[-1]) / 100) for name, item in by_solver.items()
+            }
             scene.report(chunk, [found["Noop0"]], kind="results")
             rest = [found["Noop1"], found["Noop2"]]
             scene.report(chunk, rest, worker="honest:7", member="honest")
@@ -230,24 +264,41 @@ def test_the_finals_of_a_member_change_its_own_results_alone(
     (chunk,) = scene.claim(FINALS)
     (item,) = chunk.items
     trials = [
-        {"index": one.index, "params": one.params, "times_ms": [0.5], "time_ms": 0.5}
-        if one.solver != "Noop2"
-        else {"index": one.index, "params": one.params, "cause": "run_error", "output_tail": "it crashed"}
+        (
+            {"index": one.index, "params": one.params, "times_ms": [0.5], "time_ms": 0.5}
+            if one.solver != "Noop2"
+            else {
+                "index": one.index,
+                "params": one.params,
+                "cause": "run_error",
+                "output_tail": "it crashed",
+            }
+        )
         for one in item.rivals
     ]
     who = {"worker": f"{reporter}:7", "member": "" if reporter == "own" else reporter}
     scene.report(chunk, [result(item, 1.0, trials=trials)], **who)
-    query = sa.select(models.Solver.name, FindDb.time_ms, FindDb.noisy, FindDb.final_job_id.is_not(None))
-    rows = scene.rows(query.join(FindDb, FindDb.solver_id == models.Solver.id).order_by(models.Solver.name))
-    before = [("Noop0", 1.0, False, False), ("Noop1", 1.01, False, False), ("Noop2", 1.02, False, False)]
+    query = sa.select(
+        models.Solver.name, FindDb.time_ms, FindDb.noisy, FindDb.final_job_id.is_not(None)
+    )
+    rows = scene.rows(
+        query.join(FindDb, FindDb.solver_id == models.Solver.id).order_by(models.Solver.name)
+    )
+    before = [
+        ("Noop0", 1.0, False, False),
+        ("Noop1", 1.01, False, False),
+        ("Noop2", 1.02, False, False),
+    ]
     after = [("Noop0", 0.5, False, True), ("Noop1", 0.5, False, True), ("Noop2", 1.02, True, True)]
     changed = {"own": {0, 1, 2}, "liar": set(), "honest": {1, 2}}[reporter]
-    assert [tuple(row) for row in rows] == [(after if n in changed else before)[n] for n in range(3)]
-    best = scene.rows(sa.select(Trial.time_ms).where(Trial.step == "measure").order_by(Trial.job_id))
+    assert [tuple(row) for row in rows] == [
+        (after if n in changed else before)[n] for n in range(3)
+    ]
+    best = scene.rows(
+        sa.select(Trial.time_ms).where(Trial.step == "measure").order_by(Trial.job_id)
+    )
     assert [row[0] for row in best] == [(after if n in changed else before)[n][1] for n in range(3)]
 
-
-# -- tables -----------------------------------------------------------------------------------------------------------
 
 HOSTILE = [
     "\x1b]0;x\x07=1+1",
@@ -271,14 +322,13 @@ def test_no_cell_of_a_table_is_obeyed(text: str) -> None:
     assert _plain(cell) == text
 
 
-# -- times that no run can have taken ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("time_ms", [5e-324, 1e-7, 1e9, 1e308])
 def test_a_report_survives_a_time_that_an_older_version_took_in(time_ms: float) -> None:
     with memory().connect() as connection:
         session = tuned_network(DatabaseBuilder(connection))
-        first = sa.select(FindDb.id, FindDb.job_id, FindDb.trial_number).order_by(FindDb.id).limit(1)
+        first = (
+            sa.select(FindDb.id, FindDb.job_id, FindDb.trial_number).order_by(FindDb.id).limit(1)
+        )
         row = connection.execute(first).one()
         same = (Trial.job_id == row.job_id, Trial.number == row.trial_number)
         connection.execute(sa.update(FindDb).where(FindDb.id == row.id).values(time_ms=time_ms))
@@ -302,7 +352,9 @@ def test_a_time_that_an_older_version_took_in_gives_way_to_the_next_one(scene: S
 
 
 @pytest.mark.parametrize("time", ["1e-60", "1e-7", "1e9", "inf", "nan"])
-def test_no_database_brings_a_time_that_no_run_can_have_taken(scene: Scene, tmp_path: Path, time: str) -> None:
+def test_no_database_brings_a_time_that_no_run_can_have_taken(
+    scene: Scene, tmp_path: Path, time: str
+) -> None:
     scene.layers(A)
     file = tmp_path / "x.HIP.fdb.txt"
     key = scene.value(sa.select(models.Config.problem_key))

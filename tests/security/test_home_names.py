@@ -1,4 +1,5 @@
-"""A TUNA_HOME whose name means something in a URL: all that Tuna keeps is in it, and nothing beside it."""
+"""A TUNA_HOME whose name means something in a URL: all that Tuna keeps is in it, and nothing beside
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from tuna.settings import get_settings
 
 @pytest.mark.parametrize("name", ["a?b=c", "a#b", "a b", "a%41b", "ä:b"])
 def test_a_home_keeps_its_database_and_its_artifacts(
-    name: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable[..., Ended]
+    name: str,
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    type_in: Callable[..., Ended],
 ) -> None:
     """R10: SQLite's file was cut off at the question mark, and artifacts lay in `a%20b`."""
     odd = tmp_path / "homes" / name

@@ -1,4 +1,5 @@
-"""Candidates that answer for their child: each is a failure of its own job, and nothing else believes it."""
+"""Candidates that answer for their child: each is a failure of its own job, and nothing else
+believes it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class LyingLibrary(CandidateLibrary):
     def solvers(self) -> Sequence[Solver]:
         return [Solver("Lying", self.kinds, "GEMM")]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         return ((config, ["Lying"]) for config in configs)
 
 
@@ -56,7 +59,9 @@ class StartedLibrary(LyingLibrary):
 Measure = Callable[..., list[StepResult]]
 
 
-@pytest.fixture(params=[LyingLibrary, pytest.param(StartedLibrary, marks=pytest.mark.drill(only=True))])
+@pytest.fixture(
+    params=[LyingLibrary, pytest.param(StartedLibrary, marks=pytest.mark.drill(only=True))]
+)
 def measure(
     request: pytest.FixtureRequest,
     tuna_home: Path,
@@ -64,16 +69,32 @@ def measure(
     monkeypatch: pytest.MonkeyPatch,
     quick_timing: None,
 ) -> Iterator[Measure]:
-    """`measure(["good"], ["answer('measure', 5)", "good"])`: the results of these jobs, as a worker would report them."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+    """`measure(["good"], ["answer('measure', 5)", "good"])`: the results of these jobs, as a worker
+    would report them."""
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    )
     library, context = request.param(), run_context(tmp_path)
 
     def measure(*jobs: Sequence[str], finalists: int = 0) -> list[StepResult]:
         items = []
         for number, programs in enumerate(jobs):
-            options = {"programs": list(programs), "candidates": len(programs), "finalists": finalists}
-            facts = {"job_id": number, "attempt": 1, "session_id": 1, "library": "lying", "options": options}
-            item = WorkItem(step="compile", solver="Lying", config=GemmConfig(2, 2, 2).to_json(), **facts)
+            options = {
+                "programs": list(programs),
+                "candidates": len(programs),
+                "finalists": finalists,
+            }
+            facts = {
+                "job_id": number,
+                "attempt": 1,
+                "session_id": 1,
+                "library": "lying",
+                "options": options,
+            }
+            item = WorkItem(
+                step="compile", solver="Lying", config=GemmConfig(2, 2, 2).to_json(), **facts
+            )
             (built,) = library.run(library.step("compile"), [item], context)
             assert built.ok, built.output_tail
             items.append(follow(item, built, "eval"))
@@ -90,15 +111,28 @@ def is_right(result: StepResult) -> bool:
     return result.ok and good and 0 < (result.device.peak_gflops or 0) < 1e5
 
 
-_TIMING = {"times_ms": [1.0], "time_ms": 1.0, "low_ms": 1.0, "high_ms": 1.0, "clock": "wall", "noisy": False}
+_TIMING = {
+    "times_ms": [1.0],
+    "time_ms": 1.0,
+    "low_ms": 1.0,
+    "high_ms": 1.0,
+    "clock": "wall",
+    "noisy": False,
+}
 _MEASURED = {"error": 0.0, "tolerance": 1e-4, "timing": _TIMING, "ended_early": False}
 
 
 def test_answers_of_a_wrong_type_harm_no_candidate(measure: Measure) -> None:
     """S6: 5, {} and "abc" left the worker's loop as TypeError and ValidationError."""
-    lies = [repr(5), "{}", repr("abc"), repr(_MEASURED | {"timing": _TIMING | {"time_ms": 1e308, "high_ms": 1e308}})]
+    lies = [
+        repr(5),
+        "{}",
+        repr("abc"),
+        repr(_MEASURED | {"timing": _TIMING | {"time_ms": 1e308, "high_ms": 1e308}}),
+    ]
     first, second = measure(
-        ["good", *(word for lie in lies for word in (f"answer('measure', {lie})", "good"))], ["good"]
+        ["good", *(word for lie in lies for word in (f"answer('measure', {lie})", "good"))],
+        ["good"],
     )
     # A program speaks for the candidate after it, which is measured once more, in another process.
     assert [trial.cause for trial in first.trials] == [None] * 9
@@ -114,12 +148,22 @@ def test_the_peak_and_the_drift_are_not_a_candidates_word(measure: Measure, prob
 
 @pytest.mark.parametrize(
     "op",
-    ["measure", *(pytest.param(op, marks=pytest.mark.drill(only=True)) for op in ("prepare", "again", "save_inputs"))],
+    [
+        "measure",
+        *(
+            pytest.param(op, marks=pytest.mark.drill(only=True))
+            for op in ("prepare", "again", "save_inputs")
+        ),
+    ],
 )
 @pytest.mark.parametrize("measure", [LyingLibrary, StartedLibrary], indirect=True)
-def test_a_child_that_a_candidate_took_over_answers_for_no_other_job(measure: Measure, op: str) -> None:
+def test_a_child_that_a_candidate_took_over_answers_for_no_other_job(
+    measure: Measure, op: str
+) -> None:
     """It could report times of 0.0001 ms for what other jobs built."""
-    first, second = measure(["good", f"answer('{op}', {_MEASURED!r})"], ["good", "good"], finalists=2)
+    first, second = measure(
+        ["good", f"answer('{op}', {_MEASURED!r})"], ["good", "good"], finalists=2
+    )
     assert is_right(second)
     assert {trial.cause for trial in first.trials} <= {None, Cause.RUN_ERROR}
 
@@ -156,9 +200,6 @@ except (OSError, MemoryError):
 """
     (result,) = measure([program, "good"])
     assert [(trial.cause, trial.output_tail) for trial in result.trials] == [(None, "")] * 2
-
-
-# -- 200 of them -------------------------------------------------------------------------------------------------------
 
 
 def _mutant(chance: random.Random, value: Any, depth: int = 0) -> Any:
@@ -212,7 +253,9 @@ def hostile(chance: random.Random) -> str:
     wrong = _mutant(chance, _RIGHT["measure"])
     frame = json.dumps({"number": chance.randrange(1, 99), "result": wrong})
     ways = [
-        f"answer('measure', {wrong!r})".replace("nan", "float('nan')").replace("inf", "float('inf')"),
+        f"answer('measure', {wrong!r})".replace("nan", "float('nan')").replace(
+            "inf", "float('inf')"
+        ),
         f"frames({frame!r} + chr(10))",
         f"frames({frame[: len(frame) // 2]!r})",
         f"frames(({frame!r} + chr(10)) * {chance.randrange(2, 2000)})",
@@ -229,11 +272,15 @@ def test_after_every_hostile_answer_the_next_job_is_right(
 ) -> None:
     chance = random.Random(count)
     programs = [hostile(chance) for _ in range(count)]
-    results = measure(*(job for program in programs for job in (["good", program, "good"], ["good"])))
+    results = measure(
+        *(job for program in programs for job in (["good", program, "good"], ["good"]))
+    )
     assert [is_right(result) for result in results[1::2]] == [True] * count
     causes = [trial.cause for result in results[::2] for trial in result.trials]
-    assert set(causes) <= {None, Cause.RUN_ERROR, Cause.WRONG_RESULT}  # a lie may have the form of a wrong answer
+    # a lie may have the form of a wrong answer
+    assert set(causes) <= {None, Cause.RUN_ERROR, Cause.WRONG_RESULT}
     with capsys.disabled():
         print(
-            f"\n{count} hostile answers: {count} jobs after them right, {causes.count(Cause.RUN_ERROR)} failed trials"
+            f"\n{count} hostile answers: {count} jobs after them right,"
+            f" {causes.count(Cause.RUN_ERROR)} failed trials"
         )

@@ -60,14 +60,21 @@ for read in readers:
 """
 
 
-def test_a_file_of_a_gigabyte_is_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
+def test_a_file_of_a_gigabyte_is_refused_in_little_memory(
+    tmp_path: Path, in_little_memory: Little
+) -> None:
     _sparse(tmp_path / "big")
     assert len(in_little_memory(_READERS).splitlines()) == 8
 
 
-def test_settings_of_a_gigabyte_are_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
+def test_settings_of_a_gigabyte_are_refused_in_little_memory(
+    tmp_path: Path, in_little_memory: Little
+) -> None:
     _sparse(tmp_path / "tuna.toml")
-    code = "from tuna.settings import get_settings\ntry:\n    get_settings()\nexcept BadInput as error:\n    print(error)\n"
+    code = (
+        "from tuna.settings import get_settings\ntry:\n    get_settings()\nexcept BadInput as"
+        " error:\n    print(error)\n"
+    )
     assert "more than" in in_little_memory(code)
 
 
@@ -83,7 +90,11 @@ def test_an_endless_file_of_layers_is_refused(tmp_path: Path) -> None:
 def test_an_impossible_number_in_a_layer_loses_only_its_line(tmp_path: Path) -> None:
     numbers = ["nan", "inf", "-1", "1e400", "9" * 5000, "0x10", "1_0", "٣", "''", "8;DROP"]
     path = tmp_path / "layers.txt"
-    path.write_text("\n".join([LAYER, *(LAYER.replace("-H 8", f"-H {number}") for number in numbers), LAYER + " -t 1"]))
+    path.write_text(
+        "\n".join(
+            [LAYER, *(LAYER.replace("-H 8", f"-H {number}") for number in numbers), LAYER + " -t 1"]
+        )
+    )
     parsed = parse_file(path)
     assert len(parsed.configs) == 1
     assert parsed.counts.rejected == len(numbers)
@@ -116,9 +127,14 @@ def test_a_hostile_yaml_file_is_refused(tmp_path: Path, text: str, word: str) ->
     _refused(lambda: yaml_steps.run_file(path, "noop", go_fish), word)
 
 
-def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
+def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(
+    tmp_path: Path, in_little_memory: Little
+) -> None:
     (tmp_path / "steps.yaml").write_text("[" * DEEP)
-    code = "from tuna.cli.mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept BadInput as e:\n    print(e)"
+    code = (
+        "from tuna.cli.mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept"
+        " BadInput as e:\n    print(e)"
+    )
     assert "nested" in in_little_memory(code)
 
 
@@ -152,7 +168,9 @@ def test_references_that_multiply_are_refused_before_they_do(tmp_path: Path) -> 
     ],
     ids=lambda text: text[:24].strip(),
 )
-def test_hostile_settings_are_refused_by_name(home: Path, tmp_path: Path, text: str, word: str) -> None:
+def test_hostile_settings_are_refused_by_name(
+    home: Path, tmp_path: Path, text: str, word: str
+) -> None:
     (tmp_path / "tuna.toml").write_text(text)
     get_settings.cache_clear()
     _refused(get_settings, word)
@@ -183,11 +201,16 @@ def _read_perf(tmp_path: Path) -> None:
 def test_an_endless_view_is_no_table(tmp_path: Path, perf: sqlite3.Connection) -> None:
     perf.execute("DROP TABLE perf_db")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
-    perf.execute(f"CREATE VIEW perf_db AS {endless} SELECT i AS id, 's' AS solver, 1 AS config, 'p' AS params FROM n")
+    perf.execute(
+        f"CREATE VIEW perf_db AS {endless} SELECT i AS id, 's' AS solver, 1 AS config, 'p' AS"
+        " params FROM n"
+    )
     _refused(lambda: _read_perf(tmp_path), "no perf db")
 
 
-def test_triggers_and_virtual_tables_of_a_foreign_file_do_nothing(tmp_path: Path, perf: sqlite3.Connection) -> None:
+def test_triggers_and_virtual_tables_of_a_foreign_file_do_nothing(
+    tmp_path: Path, perf: sqlite3.Connection
+) -> None:
     perf.execute(f"INSERT INTO config VALUES ({_ROW})")
     perf.execute("INSERT INTO perf_db VALUES (1, 's', 1, 'p')")
     perf.execute("CREATE TRIGGER t AFTER INSERT ON perf_db BEGIN DELETE FROM config; END")
@@ -199,7 +222,9 @@ def test_triggers_and_virtual_tables_of_a_foreign_file_do_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("value", ["5", "NULL", "x'00ff'", "1e400", "CAST(x'ff' AS TEXT)"])
-def test_a_perf_db_with_wrong_types_is_refused(tmp_path: Path, perf: sqlite3.Connection, value: str) -> None:
+def test_a_perf_db_with_wrong_types_is_refused(
+    tmp_path: Path, perf: sqlite3.Connection, value: str
+) -> None:
     perf.execute("DROP TABLE perf_db")
     perf.execute("CREATE TABLE perf_db (id INTEGER PRIMARY KEY, solver, config, params)")
     perf.execute(f"INSERT INTO config VALUES ({_ROW})")
@@ -207,7 +232,9 @@ def test_a_perf_db_with_wrong_types_is_refused(tmp_path: Path, perf: sqlite3.Con
     _refused(lambda: _read_perf(tmp_path), "perf.db")
 
 
-def test_a_perf_db_whose_sizes_are_no_numbers_is_refused(tmp_path: Path, perf: sqlite3.Connection) -> None:
+def test_a_perf_db_whose_sizes_are_no_numbers_is_refused(
+    tmp_path: Path, perf: sqlite3.Connection
+) -> None:
     perf.execute(f"INSERT INTO config VALUES ({_ROW.replace('2, 1', '2, 1e400', 1)})")
     perf.execute("INSERT INTO perf_db VALUES (1, 's', 1, 'p')")
     _refused(lambda: _read_perf(tmp_path), "types")
@@ -226,11 +253,17 @@ def test_a_value_that_would_fill_the_memory_is_refused(
     assert "perf.db" in in_little_memory(code)
 
 
-def test_a_kernel_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path, in_little_memory: Little) -> None:
+def test_a_kernel_that_unpacks_to_more_than_it_says_is_refused(
+    tmp_path: Path, in_little_memory: Little
+) -> None:
     bomb = bz2.compress(bytes(1 << 20)) * 1
     with sqlite3.connect(tmp_path / "k.kdb") as connection:
         connection.execute(kernel_db.TABLE)
-        rows = [(1, "n", "a", bomb, "0" * 32, 10), (2, "n", "b", bomb, "0" * 32, 2**62), (3, "n", "c", "text", "", -1)]
+        rows = [
+            (1, "n", "a", bomb, "0" * 32, 10),
+            (2, "n", "b", bomb, "0" * 32, 2**62),
+            (3, "n", "c", "text", "", -1),
+        ]
         connection.executemany("INSERT INTO kern_db VALUES (?, ?, ?, ?, ?, ?)", rows)
     code = """
 from tuna.libraries.miopen.formats.kernel_db import lookup
@@ -261,7 +294,15 @@ for read in (lambda path: compressed.unpacked(path, 1 << 20).__enter__(), lambda
 
 
 @pytest.mark.parametrize(
-    "item", ["s:nan,0,a", "s:inf,0,a", "s:-1,0,a", "s:1e400,0,a", "s:1,9223372036854775808,a", "s:1,0," + "a" * 65]
+    "item",
+    [
+        "s:nan,0,a",
+        "s:inf,0,a",
+        "s:-1,0,a",
+        "s:1e400,0,a",
+        "s:1,9223372036854775808,a",
+        "s:1,0," + "a" * 65,
+    ],
 )
 def test_an_impossible_find_db_entry_is_left_out_and_its_neighbours_are_kept(
     type_in: Callable[..., object], tmp_path: Path, item: str
@@ -270,10 +311,16 @@ def test_an_impossible_find_db_entry_is_left_out_and_its_neighbours_are_kept(
     path.write_text(f"{KEY}={item};ConvDirectNaiveConvFwd:1.5,0,miopenConvolutionFwdAlgoDirect\n")
     given = ("--rocm-version", "6", "--miopen-version", "3")
     ended = type_in("tuna", "import-db", path, *given)
-    assert (ended.code, "1 entry of 1 layer" in ended.out, "not imported: 1" in ended.err) == (0, True, True), ended
+    assert (ended.code, "1 entry of 1 layer" in ended.out, "not imported: 1" in ended.err) == (
+        0,
+        True,
+        True,
+    ), ended
 
 
-@pytest.mark.parametrize("item", ["s:1," + "9" * 5000 + ",a", "s:1,-5,a", "s:1", "s", ":1,0,a", "s:0x1,0,a", "s:1,٣,a"])
+@pytest.mark.parametrize(
+    "item", ["s:1," + "9" * 5000 + ",a", "s:1,-5,a", "s:1", "s", ":1,0,a", "s:0x1,0,a", "s:1,٣,a"]
+)
 def test_a_find_db_line_that_is_none_is_refused(tmp_path: Path, item: str) -> None:
     path = tmp_path / "x.fdb.txt"
     path.write_text(f"{KEY}={item}\n")
@@ -309,8 +356,6 @@ def test_a_folder_or_a_pipe_is_no_database(tmp_path: Path) -> None:
             pass
 
 
-# -- archives ----------------------------------------------------------------------------------------------------------
-
 _HEADER = {
     "version": 1, "uuid": "u", "library": "noop", "reason": "r", "tuna": "1", "schema": "1", "columns": {}, "ids": {}, "jobs": 1,
 }  # fmt: skip
@@ -345,7 +390,9 @@ except BadInput as refused:
     assert words in in_little_memory(code, tmp_path / "archive")
 
 
-def test_a_trace_with_an_endless_line_is_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
+def test_a_trace_with_an_endless_line_is_refused_in_little_memory(
+    tmp_path: Path, in_little_memory: Little
+) -> None:
     path = _sparse(tmp_path / "trace", 1 << 31)
     with open(path, "r+b") as stream:
         stream.write(b'{"format":"tuna-trace"')

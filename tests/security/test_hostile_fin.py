@@ -1,4 +1,5 @@
-"""Validation of fin's answers: an invalid one fails only its own job, with a cause and bounded memory."""
+"""Validation of fin's answers: an invalid one fails only its own job, with a cause and bounded
+memory."""
 
 from __future__ import annotations
 
@@ -20,12 +21,21 @@ STEP, COMPILE = "miopen_find_eval", "miopen_find_compile"
 
 
 def _entry(**facts: Any) -> dict[str, Any]:
-    good = {"solver_name": "S", "evaluated": True, "reason": "Success", "time": 1.5, "algorithm": "a", "params": ""}
+    good = {
+        "solver_name": "S",
+        "evaluated": True,
+        "reason": "Success",
+        "time": 1.5,
+        "algorithm": "a",
+        "params": "",
+    }
     return {"miopen_find_eval_result": [good | facts]}
 
 
 @pytest.fixture()
-def answering(tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def answering(
+    tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Any]:
     """`answering("...")`: the result of calling a fake fin that writes this text as its answer."""
 
     def call(text: str, jobs: int = 1) -> Any:
@@ -53,7 +63,9 @@ def test_an_answer_that_is_none_is_a_torn_one(answering: Callable[[str], Any], t
     assert len(str(caught.value)) < 500
 
 
-def test_an_answer_of_a_gigabyte_is_not_read(tmp_path: Path, in_little_memory: Callable[..., str]) -> None:
+def test_an_answer_of_a_gigabyte_is_not_read(
+    tmp_path: Path, in_little_memory: Callable[..., str]
+) -> None:
     with open(tmp_path / "output.json", "wb") as stream:
         stream.truncate(1 << 30)
     code = """
@@ -81,24 +93,48 @@ def test_of_a_key_that_stands_twice_the_last_counts(answering: Callable[[str], A
     assert answering('[{"a": 1, "a": 2}]') == [{"a": 2}]
 
 
-TIMES = ["NaN", "Infinity", "-Infinity", "-1", "0", "1e400", "1" + "0" * 400, "true", "null", '"1.5"', "[1]", "{}"]
+TIMES = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "-1",
+    "0",
+    "1e400",
+    "1" + "0" * 400,
+    "true",
+    "null",
+    '"1.5"',
+    "[1]",
+    "{}",
+]
 
 
 @pytest.mark.parametrize("time", TIMES, ids=lambda time: time[:12])
-def test_a_time_that_cannot_be_is_no_measurement(answering: Callable[[str], Any], time: str) -> None:
+def test_a_time_that_cannot_be_is_no_measurement(
+    answering: Callable[[str], Any], time: str
+) -> None:
     (answer,) = answering(json.dumps([_entry(time="TIME")]).replace('"TIME"', time))
     with pytest.raises(answers.Failure, match="impossible time") as caught:
         answers.measured(answer, STEP, "S")
     assert caught.value.cause is Cause.RUN_ERROR
 
 
-@pytest.mark.parametrize("workspace", [10**400, -1, 1.5, float("nan"), "8", None, True, [8]], ids=range(8))
+@pytest.mark.parametrize(
+    "workspace", [10**400, -1, 1.5, float("nan"), "8", None, True, [8]], ids=range(8)
+)
 def test_a_workspace_that_cannot_be_is_none(workspace: Any) -> None:
     assert answers.measured(_entry(workspace=workspace), STEP, "S").workspace == 0
 
 
 @pytest.mark.parametrize(
-    "facts", [{"algorithm": "a" * 65}, {"params": "p" * (2 << 20)}, {"params": 5}, {"reason": 5}, {"evaluated": 1}]
+    "facts",
+    [
+        {"algorithm": "a" * 65},
+        {"params": "p" * (2 << 20)},
+        {"params": 5},
+        {"reason": 5},
+        {"evaluated": 1},
+    ],
 )
 def test_an_entry_that_does_not_fit_is_a_failure(facts: dict[str, Any]) -> None:
     with pytest.raises(answers.Failure) as caught:
@@ -142,7 +178,16 @@ def test_a_kernel_whose_name_is_a_path_stays_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"[" * DEEP, b"null", b"{}", b"5", b"\xff", b'{"kernels": 5}', b'{"kernels": [[1]]}', b'{"kernels": [], "x": 1}'],
+    [
+        b"[" * DEEP,
+        b"null",
+        b"{}",
+        b"5",
+        b"\xff",
+        b'{"kernels": 5}',
+        b'{"kernels": [[1]]}',
+        b'{"kernels": [], "x": 1}',
+    ],
 )
 def test_a_manifest_that_is_none_counts_as_lost(data: bytes) -> None:
     with pytest.raises(KeyError):
@@ -151,6 +196,12 @@ def test_a_manifest_that_is_none_counts_as_lost(data: bytes) -> None:
 
 def test_the_environment_that_fin_reports_is_kept_nowhere(answering: Callable[[str], Any]) -> None:
     found = answering(
-        json.dumps([{"process_env": {"TUNA_DB_URL": "hunter2"}}, {"process_env": dict(os.environ)}, _entry()])
+        json.dumps(
+            [
+                {"process_env": {"TUNA_DB_URL": "hunter2"}},
+                {"process_env": dict(os.environ)},
+                _entry(),
+            ]
+        )
     )
     assert found == [_entry()]

@@ -1,4 +1,5 @@
-"""Validation of worker reports: each invalid result is refused with a cause, and other results are kept."""
+"""Validation of worker reports: each invalid result is refused with a cause, and other results are
+kept."""
 
 from __future__ import annotations
 
@@ -45,11 +46,26 @@ IMPOSSIBLE = {
     "endless params": ({"trials": [{"index": 0, "params": "x" * (1 << 21)}]}, "at most"),
     "a command for users to paste": ({"reproduce": "touch /tmp/X"}, "not permitted"),
     "a digest that is a path": ({"workload": "../" * 40}, "at most 64"),
-    "more trials than any job asks for": ({"trials": [{"index": n} for n in range(10_001)]}, "at most 10000"),
-    "more repeats than any clock is read for": ({"trials": [{"index": 0, "times_ms": [1.0] * 5000}]}, "at most 4096"),
-    "more code objects than any solver has": ({"kernels": [{"artifact": "a"}] * 10_001}, "at most 10000"),
-    "more trials than its job asked for": ({"trials": [{"index": n} for n in range(65)]}, "asked for 64 at most"),
-    "another layer's key": ({"problem_key": "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F"}, "not permitted"),
+    "more trials than any job asks for": (
+        {"trials": [{"index": n} for n in range(10_001)]},
+        "at most 10000",
+    ),
+    "more repeats than any clock is read for": (
+        {"trials": [{"index": 0, "times_ms": [1.0] * 5000}]},
+        "at most 4096",
+    ),
+    "more code objects than any solver has": (
+        {"kernels": [{"artifact": "a"}] * 10_001},
+        "at most 10000",
+    ),
+    "more trials than its job asked for": (
+        {"trials": [{"index": n} for n in range(65)]},
+        "asked for 64 at most",
+    ),
+    "another layer's key": (
+        {"problem_key": "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F"},
+        "not permitted",
+    ),
 }
 #: Impossible times: the trial fails, whatever its other fields are.
 TIMES = [NAN, INF, -INF, -1.0, 0.0, 5e-324, 9e-7, 8.65e7, 1e308]
@@ -72,17 +88,29 @@ def _claim(engine: sa.Engine, session_id: int, step: str = "measure") -> Claimed
 
 def _good(item: Any, **facts: Any) -> dict[str, Any]:
     trial = {"index": 0, "params": "p", "times_ms": [1.5], "time_ms": 1.5}
-    return {"job_id": item.job_id, "attempt": item.attempt, "step": item.step, "ok": True, "trials": [trial], **facts}
+    return {
+        "job_id": item.job_id,
+        "attempt": item.attempt,
+        "step": item.step,
+        "ok": True,
+        "trials": [trial],
+        **facts,
+    }
 
 
 def _report(chunk: ClaimedChunk, found: list[Any], **facts: Any) -> str:
-    return json.dumps({"kind": "finished", "chunk": chunk.id, "worker": "w", "results": found, **facts})
+    return json.dumps(
+        {"kind": "finished", "chunk": chunk.id, "worker": "w", "results": found, **facts}
+    )
 
 
 def _failures(engine: sa.Engine) -> list[tuple[int, str, str]]:
     with reading(engine) as connection:
         columns = (StepResult.job_id, StepResult.cause, StepResult.output_tail)
-        return [tuple(row) for row in connection.execute(sa.select(*columns).where(StepResult.ok.is_(False)))]
+        return [
+            tuple(row)
+            for row in connection.execute(sa.select(*columns).where(StepResult.ok.is_(False)))
+        ]
 
 
 def test_an_impossible_result_fails_with_its_cause_and_its_neighbours_are_kept(
@@ -90,8 +118,13 @@ def test_an_impossible_result_fails_with_its_cause_and_its_neighbours_are_kept(
 ) -> None:
     chunk = _claim(engine, make_jobs(engine, 3, steps="measure"))
     assert len(chunk.items) >= len(IMPOSSIBLE) + 4
-    bad = {item.job_id: facts for item, facts in zip(chunk.items, IMPOSSIBLE.values(), strict=False)}
-    found = [_good(item, **bad[item.job_id][0]) if item.job_id in bad else _good(item) for item in chunk.items]
+    bad = {
+        item.job_id: facts for item, facts in zip(chunk.items, IMPOSSIBLE.values(), strict=False)
+    }
+    found = [
+        _good(item, **bad[item.job_id][0]) if item.job_id in bad else _good(item)
+        for item in chunk.items
+    ]
     redis_client.xadd("results", {"r": _report(chunk, found)})
     drain.once()
     told = {job_id: (cause, text) for job_id, cause, text in _failures(engine)}
@@ -119,16 +152,26 @@ def test_a_time_that_cannot_be_fails_its_trial_alone(
     drain.once()
     assert states(engine) == {"evaluated": len(chunk.items)}
     with reading(engine) as connection:
-        causes = connection.execute(sa.select(Trial.number, Trial.cause, Trial.time_ms).where(Trial.cause.is_not(None)))
+        causes = connection.execute(
+            sa.select(Trial.number, Trial.cause, Trial.time_ms).where(Trial.cause.is_not(None))
+        )
         assert [tuple(row) for row in causes] == [(0, "run_error", None)] * len(TIMES)
-        assert set(connection.execute(sa.select(FindDb.params, FindDb.time_ms)).all()) == {("b", 1.0), ("p", 1.5)}
+        assert set(connection.execute(sa.select(FindDb.params, FindDb.time_ms)).all()) == {
+            ("b", 1.0),
+            ("p", 1.5),
+        }
 
 
-def test_many_small_trials_cost_little(engine: sa.Engine, drain: Drain, redis_client: redis.Redis) -> None:
-    """Each of these reports, 9.3 MB, took 11 s to write, a third of a gigabyte, and 600,000 rows."""
+def test_many_small_trials_cost_little(
+    engine: sa.Engine, drain: Drain, redis_client: redis.Redis
+) -> None:
+    """Each of these reports, 9.3 MB, took 11 s to write, a third of a gigabyte, and 600,000
+    rows."""
     chunk = _claim(engine, make_jobs(engine, 1, steps="measure"))
     trials = json.dumps([{"index": number} for number in range(600_000)], separators=(",", ":"))
-    text = _report(chunk, [_good(chunk.items[0], trials="X")], kind="results").replace('"X"', trials)
+    text = _report(chunk, [_good(chunk.items[0], trials="X")], kind="results").replace(
+        '"X"', trials
+    )
     assert 9e6 < len(text) < 16e6
     for _ in range(4):
         redis_client.xadd("results", {"r": text})
@@ -140,7 +183,10 @@ def test_many_small_trials_cost_little(engine: sa.Engine, drain: Drain, redis_cl
     assert states(engine)["evaluated"] == len(chunk.items) - 1
     assert took_s < 10, "seconds of CPU time; to write them took 45"
     with reading(engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one() == len(chunk.items) - 1
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one()
+            == len(chunk.items) - 1
+        )
 
 
 def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
@@ -165,9 +211,12 @@ def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
     redis_client.xadd("results", {"r": _report(chunk, rest)})
     drain.once()
     assert states(engine) == {"evaluated": len(chunk.items)}
-    assert drain.counts.unreadable == len(hostile) + 1  # the last one can be read, though none of its results
+    # the last one can be read, though none of its results
+    assert drain.counts.unreadable == len(hostile) + 1
     with reading(engine) as connection:
-        bodies = list(connection.execute(sa.select(DeadLetter.body).order_by(DeadLetter.id)).scalars())
+        bodies = list(
+            connection.execute(sa.select(DeadLetter.body).order_by(DeadLetter.id)).scalars()
+        )
     sent = [text.encode() if isinstance(text, str) else text for text in hostile]
     assert bodies[: len(hostile)] == [text[: dead_letters.KEPT_BYTES] for text in sent]
     assert bodies[-1] == b"{b'something': b'else'}"
@@ -187,17 +236,25 @@ def test_a_result_for_a_job_of_another_chunk_or_session_is_refused(
         jobs.load(connection, jobs.JobRequest(other, "noop", ["measure"], "test", "new", tag="t"))
     theirs = _claim(engine, other)
     assert {item.attempt for item in mine.items} == {item.attempt for item in theirs.items}
-    redis_client.xadd("results", {"r": _report(mine, [_good(item) for item in [*mine.items, *theirs.items]])})
+    redis_client.xadd(
+        "results", {"r": _report(mine, [_good(item) for item in [*mine.items, *theirs.items]])}
+    )
     drain.once()
     assert drain.counts.refused == len(theirs.items)
     with reading(engine) as connection:
-        done = set(connection.execute(sa.select(Job.session_id).where(Job.state == "evaluated")).scalars())
+        done = set(
+            connection.execute(sa.select(Job.session_id).where(Job.state == "evaluated")).scalars()
+        )
     assert done == {mine.items[0].session_id}
 
 
-def test_of_a_key_that_stands_twice_the_last_counts(engine: sa.Engine, drain: Drain, redis_client: redis.Redis) -> None:
+def test_of_a_key_that_stands_twice_the_last_counts(
+    engine: sa.Engine, drain: Drain, redis_client: redis.Redis
+) -> None:
     chunk = _claim(engine, make_jobs(engine, 1, steps="measure"))
-    text = _report(chunk, [_good(item) for item in chunk.items]).replace('"ok": true', '"ok": false, "ok": true')
+    text = _report(chunk, [_good(item) for item in chunk.items]).replace(
+        '"ok": true', '"ok": false, "ok": true'
+    )
     redis_client.xadd("results", {"r": text})
     drain.once()
     assert states(engine) == {"evaluated": len(chunk.items)}
@@ -235,7 +292,9 @@ def test_a_message_that_is_no_chunk_is_dropped_with_a_word(message: Any) -> None
         ({"surprise": 1}, "not permitted"),
     ],
 )
-def test_a_chunk_that_this_worker_cannot_understand_is_dropped_with_a_word(facts: dict[str, Any], word: str) -> None:
+def test_a_chunk_that_this_worker_cannot_understand_is_dropped_with_a_word(
+    facts: dict[str, Any], word: str
+) -> None:
     chunk = {
         "id": "c",
         "namespace": "n",
@@ -251,7 +310,9 @@ def test_a_chunk_that_this_worker_cannot_understand_is_dropped_with_a_word(facts
 def test_the_version_travels_with_every_message() -> None:
     from tuna.pipeline.messages import Report, ReportKind
 
-    text = Report(kind=ReportKind.STARTED, chunk="c", worker="w").model_dump_json(exclude_defaults=True)
+    text = Report(kind=ReportKind.STARTED, chunk="c", worker="w").model_dump_json(
+        exclude_defaults=True
+    )
     assert json.loads(text)["version"] == WIRE_VERSION
 
 

@@ -39,14 +39,20 @@ _HOSTILE: dict[str, Callable[[JoinToken], bytes | str]] = {
     "blanks in a toolchain": lambda token: _request(token, toolchains=[HOME.toolchain, "a  b"]),
     "control characters": lambda token: _request(token, host="\x1b]0;x\x07\n"),
     "bytes that are no text": lambda token: ODD,
-    "half a pair of surrogates": lambda token: _request(token, host="x").replace('"x"', '"\\ud800"'),
+    "half a pair of surrogates": lambda token: _request(token, host="x").replace(
+        '"x"', '"\\ud800"'
+    ),
     "a number too large": lambda token: _request(token, pid=10**400),
     "another field": lambda token: _request(token, admin=True),
 }
 
 
-@pytest.mark.parametrize("what", [what for what in _HOSTILE if DRILLS > 1 or not what.startswith("120")])
-def test_a_hostile_request_is_refused_with_one_sentence_and_nothing_is_left(site: Site, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", [what for what in _HOSTILE if DRILLS > 1 or not what.startswith("120")]
+)
+def test_a_hostile_request_is_refused_with_one_sentence_and_nothing_is_left(
+    site: Site, what: str
+) -> None:
     token = site.token()
     client = site.of_token(token)
     request = _HOSTILE[what](token)
@@ -56,7 +62,10 @@ def test_a_hostile_request_is_refused_with_one_sentence_and_nothing_is_left(site
     site.gate.tick()
     read = site.admin.info("stats")["total_net_output_bytes"] - before
     assert read < 10 * MAX_REQUEST_BYTES, "no more than its bound is read"
-    with pytest.raises(BadInput, match=r"^Join refused: its request is (not valid|longer than 65,536 bytes)[^\n]*\.$"):
+    with pytest.raises(
+        BadInput,
+        match=r"^Join refused: its request is (not valid|longer than 65,536 bytes)[^\n]*\.$",
+    ):
         join(token.full(), "compile", COMPILER, 5)
     with reading(site.engine) as connection:
         assert store.members(connection, include_former=True) == []
@@ -67,7 +76,9 @@ def test_a_hostile_request_is_refused_with_one_sentence_and_nothing_is_left(site
     assert site.token_row(token).cleared_at is not None
 
 
-def test_a_request_that_is_too_long_uses_its_token_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_too_long_uses_its_token_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or its holder could fill Redis again and again."""
     token = site.token()
     client = site.of_token(token)
@@ -82,7 +93,9 @@ def test_a_request_that_is_too_long_uses_its_token_up(site: Site, monkeypatch: p
 
 
 @pytest.mark.parametrize("expiry_s", [None, 61, 10**9])
-def test_what_a_token_writes_as_its_own_answer_goes_at_once(site: Site, expiry_s: int | None) -> None:
+def test_what_a_token_writes_as_its_own_answer_goes_at_once(
+    site: Site, expiry_s: int | None
+) -> None:
     """M6: what no coordinator had written in the key of the answer stayed."""
     token = site.token()
     key = answer_key(site.namespace, token.id)
@@ -113,7 +126,8 @@ def test_a_spent_token_ends_its_connections_and_leaves_nothing_behind(
 ) -> None:
     token = site.token()
     client = site.of_token(token)
-    for name in (request_key, answer_key):  # without expiry, and not to be answered: the coordinator is busy
+    # without expiry, and not to be answered: the coordinator is busy
+    for name in (request_key, answer_key):
         client.set(name(site.namespace, token.id), "x")
     if how == "revoked":
         assert type_in("tuna", "token", "revoke", token.id).code == 0
@@ -132,7 +146,9 @@ def test_a_spent_token_ends_its_connections_and_leaves_nothing_behind(
         client.ping()
 
 
-def test_the_user_of_a_used_token_stays_no_longer_than_its_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_of_a_used_token_stays_no_longer_than_its_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may write to the key of its answer, and would otherwise never have to go."""
     token = site.token()
     client = site.of_token(token)
@@ -140,13 +156,17 @@ def test_the_user_of_a_used_token_stays_no_longer_than_its_answer(site: Site, mo
     client.set(answer_key(site.namespace, token.id), "x" * 1000)
     for age_s, there in ((10, True), (59, True), (61, False)):
         with writing(site.engine) as connection:
-            connection.execute(sa.update(Token).values(used_at=utc_now() - timedelta(seconds=age_s)))
+            connection.execute(
+                sa.update(Token).values(used_at=utc_now() - timedelta(seconds=age_s))
+            )
         site.gate.tick()
         assert bool(site.left(token.id)) is there
 
 
 @pytest.mark.parametrize("name", [request_key, answer_key])
-def test_the_user_of_a_used_token_that_fills_redis_goes_at_once(site: Site, name: Callable[[str, str], str]) -> None:
+def test_the_user_of_a_used_token_that_fills_redis_goes_at_once(
+    site: Site, name: Callable[[str, str], str]
+) -> None:
     token = site.token()
     client = site.of_token(token)
     site.while_ticking(lambda: join(token.full(), "compile", COMPILER, 10))
@@ -157,7 +177,9 @@ def test_the_user_of_a_used_token_that_fills_redis_goes_at_once(site: Site, name
 
 def test_a_coordinator_without_rights_uses_no_token_up(site: Site) -> None:
     token = site.token()
-    site.admin.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", "-acl")
+    site.admin.execute_command(
+        "ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", "-acl"
+    )
     powerless = redis.Redis.from_url(with_password(site.url, "pw", "limited"))
     site.of_token(token).set(request_key(site.namespace, token.id), _request(token))
     Gate(site.engine, powerless, site.namespace, 20, site.leases(powerless).evict).tick()

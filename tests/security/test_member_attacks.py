@@ -1,4 +1,5 @@
-"""What a hostile member does with its real credentials has no effect on others: the attacks of which the gate was built.
+"""What a hostile member does with its real credentials has no effect on others: the attacks of
+which the gate was built.
 
 The numbers are those of the attacks that succeeded before a member had keys of its own.
 """
@@ -101,10 +102,26 @@ def test_nothing_but_its_own_keys_can_be_read_or_written(site: Site, hostile: Me
     victim = site.join()
     foreign = [
         site.key(name)
-        for name in ("results", "leases", "holders", "waiting", "workers", "dealt", "dealt_counts", "dealt_past")
+        for name in (
+            "results",
+            "leases",
+            "holders",
+            "waiting",
+            "workers",
+            "dealt",
+            "dealt_counts",
+            "dealt_past",
+        )
     ]
-    foreign += [site.key(name) for name in ("faults", "store", "artifacts", "artifact_sizes", "artifact_bytes")]
-    foreign += [site.key(f"artifact:{'0' * 64}"), site.key(f"worker:{victim.name}:7"), signer_key(site.namespace)]
+    foreign += [
+        site.key(name)
+        for name in ("faults", "store", "artifacts", "artifact_sizes", "artifact_bytes")
+    ]
+    foreign += [
+        site.key(f"artifact:{'0' * 64}"),
+        site.key(f"worker:{victim.name}:7"),
+        signer_key(site.namespace),
+    ]
     foreign += [
         *site.own.queues,
         *queue_keys(site.own.queues[0]),
@@ -130,10 +147,14 @@ def test_nothing_but_its_own_keys_can_be_read_or_written(site: Site, hostile: Me
     as_undisturbed(site, victim)
 
 
-def test_m1_results_of_others_cannot_be_forged_nor_code_signed(site: Site, hostile: MemberDouble) -> None:
+def test_m1_results_of_others_cannot_be_forged_nor_code_signed(
+    site: Site, hostile: MemberDouble
+) -> None:
     victims = site.own.next_chunk()
     assert victims is not None
-    assert site.leases.take(victims.id, "own:1/t", '{"kind":"started","chunk":"c","worker":"own:1"}')
+    assert site.leases.take(
+        victims.id, "own:1/t", '{"kind":"started","chunk":"c","worker":"own:1"}'
+    )
     forged = [good(item) for item in victims.items]
     for kind in (ReportKind.FINISHED, ReportKind.RETURNED, ReportKind.LOST):
         results = () if kind is ReportKind.LOST else forged
@@ -146,13 +167,16 @@ def test_m1_results_of_others_cannot_be_forged_nor_code_signed(site: Site, hosti
     for key_id in site.coordinator._artifacts.keys.ids:
         hostile.put(mine.id, f"{digest}.{key_id}", b"s" * 64)
     hostile.put(victims.id, digest, code)
-    swapped = [good(item) for item in victims.items]  # of jobs of another chunk, under its own chunk's name
+    # of jobs of another chunk, under its own chunk's name
+    swapped = [good(item) for item in victims.items]
     hostile.report(ReportKind.RESULTS, mine.id, swapped[: len(mine.items)])
     site.turn()
     assert site.faults() == 3, "reports about a chunk of the own worker"
     assert site.state(hostile.name) == "cordoned"
     with reading(site.engine) as connection:
-        assert not connection.execute(sa.select(sa.func.count()).select_from(StepResult)).scalar_one()
+        assert not connection.execute(
+            sa.select(sa.func.count()).select_from(StepResult)
+        ).scalar_one()
     with pytest.raises(KeyError):
         site.coordinator._artifacts.get(digest)
     assert site.leases.finish(victims.id, "own:1/t", _finished(victims.id, forged)), (
@@ -165,7 +189,11 @@ def test_m1_results_of_others_cannot_be_forged_nor_code_signed(site: Site, hosti
 
 
 def _finished(chunk: str, results: list[Any]) -> str:
-    return Report(kind=ReportKind.FINISHED, chunk=chunk, worker="own:1", results=tuple(results)).to_json().decode()
+    return (
+        Report(kind=ReportKind.FINISHED, chunk=chunk, worker="own:1", results=tuple(results))
+        .to_json()
+        .decode()
+    )
 
 
 def test_m1_an_artifact_of_a_member_counts_only_with_its_chunk_and_its_digest(
@@ -176,7 +204,9 @@ def test_m1_an_artifact_of_a_member_counts_only_with_its_chunk_and_its_digest(
     digest = hashlib.sha256(b"code").hexdigest()
     hostile.put(mine.id, digest, b"other code")
     trial = TrialResult(index=0, params="{}", artifact=digest)
-    hostile.report(ReportKind.FINISHED, mine.id, [good(item, trials=(trial,)) for item in mine.items])
+    hostile.report(
+        ReportKind.FINISHED, mine.id, [good(item, trials=(trial,)) for item in mine.items]
+    )
     site.turn()
     assert {cause for cause, _ in site.failures()} == {"infra"}
     with pytest.raises(KeyError):
@@ -185,7 +215,9 @@ def test_m1_an_artifact_of_a_member_counts_only_with_its_chunk_and_its_digest(
     as_undisturbed(site)
 
 
-def test_m2_the_largest_id_of_a_stream_stops_only_its_own(site: Site, hostile: MemberDouble) -> None:
+def test_m2_the_largest_id_of_a_stream_stops_only_its_own(
+    site: Site, hostile: MemberDouble
+) -> None:
     hostile.client.execute_command("XADD", hostile.key("reports"), LARGEST, "r", "{")
     for _ in range(2):
         site.turn()
@@ -262,7 +294,9 @@ def test_m4_a_chunk_cannot_be_kept_nor_one_be_planted(
     hostile.report(ReportKind.STARTED, mine.id)
     planted = mine.model_copy(update={"id": "f" * 32})
     for key in queue_keys(keys.WORK):
-        hostile.client.lpush(hostile.key(key), json.dumps({"body": "x", "chunk": planted.model_dump_json()}))
+        hostile.client.lpush(
+            hostile.key(key), json.dumps({"body": "x", "chunk": planted.model_dump_json()})
+        )
     hostile.client.hset(hostile.key("dealt"), planted.id, "")
     hostile.report(ReportKind.STARTED, planted.id)
     site.turn()
@@ -281,7 +315,9 @@ def test_m4_a_chunk_cannot_be_kept_nor_one_be_planted(
     as_undisturbed(site)
 
 
-def test_m5_nothing_that_it_queues_is_published_by_others(site: Site, hostile: MemberDouble) -> None:
+def test_m5_nothing_that_it_queues_is_published_by_others(
+    site: Site, hostile: MemberDouble
+) -> None:
     queue = site.own.queues[1]
     embed = {"chain": [{"task": "tuna.run_chunk", "options": {"queue": queue}}]}
     body = json.dumps([[], {"chunk": "x"}, embed])
@@ -320,14 +356,18 @@ def test_m8_artifacts_of_others_stay_and_have_room(
     digest = hashlib.sha256(b"good").hexdigest()
     victim.put(theirs.id, digest, b"good")
     trial = TrialResult(index=0, params="{}", artifact=digest)
-    victim.report(ReportKind.FINISHED, theirs.id, [good(item, trials=(trial,)) for item in theirs.items])
+    victim.report(
+        ReportKind.FINISHED, theirs.id, [good(item, trials=(trial,)) for item in theirs.items]
+    )
     site.turn()
     assert site.coordinator._artifacts.get(digest) == b"good"
     site.revoke(hostile)
     as_undisturbed(site, victim)
 
 
-def test_quotas_of_reports(site: Site, hostile: MemberDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotas_of_reports(
+    site: Site, hostile: MemberDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = hostile.next_chunk()
     assert mine is not None
     hostile.client.xadd(hostile.key("reports"), {"r": bytes(4 << 20)})
@@ -367,15 +407,24 @@ def test_a_member_that_gives_back_all_that_it_gets_does_not_keep_jobs_from_other
     as_undisturbed(site)
 
 
-def test_s3_more_trials_than_a_chunk_can_give_are_refused_unwritten(site: Site, hostile: MemberDouble) -> None:
+def test_s3_more_trials_than_a_chunk_can_give_are_refused_unwritten(
+    site: Site, hostile: MemberDouble
+) -> None:
     mine = hostile.next_chunk()
     assert mine is not None
 
     for counts in ((100_000,), (5000, 5001)):  # of one result, and of several
-        pairs = zip((json.loads(good(item).model_dump_json()) for item in mine.items), counts, strict=False)
-        found = [result | {"trials": [{"index": index} for index in range(number)]} for result, number in pairs]
+        pairs = zip(
+            (json.loads(good(item).model_dump_json()) for item in mine.items), counts, strict=False
+        )
+        found = [
+            result | {"trials": [{"index": index} for index in range(number)]}
+            for result, number in pairs
+        ]
         report = {"kind": "results", "chunk": mine.id, "worker": "x", "results": found}
-        hostile.client.xadd(hostile.key("reports"), {"r": json.dumps(report, separators=(",", ":"))})
+        hostile.client.xadd(
+            hostile.key("reports"), {"r": json.dumps(report, separators=(",", ":"))}
+        )
         site.coordinator._members._collector._next_at.clear()
         site.turn()
     assert site.faults() == 2
@@ -386,7 +435,8 @@ def test_s3_more_trials_than_a_chunk_can_give_are_refused_unwritten(site: Site, 
 
 
 def test_s12_whose_report_it_is_is_known_by_where_it_lay(site: Site, hostile: MemberDouble) -> None:
-    """An own worker's results have no member's name: a member cannot say so of its own, nor be another."""
+    """An own worker's results have no member's name: a member cannot say so of its own, nor be
+    another."""
     for name in ("", "another"):
         mine = hostile.next_chunk()
         assert mine is not None
@@ -394,7 +444,9 @@ def test_s12_whose_report_it_is_is_known_by_where_it_lay(site: Site, hostile: Me
         hostile.report(ReportKind.FINISHED, mine.id, found, member=name)
         site.turn()
     with reading(site.engine) as connection:
-        devices = set(connection.execute(sa.select(StepResult.device).where(StepResult.ok)).scalars())
+        devices = set(
+            connection.execute(sa.select(StepResult.device).where(StepResult.ok)).scalars()
+        )
     assert devices == {f"a card of {hostile.name}"}
     site.revoke(hostile)
     as_undisturbed(site)

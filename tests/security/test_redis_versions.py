@@ -29,7 +29,11 @@ from tuna.redis_versions import first_safe
 def test_a_version_with_known_holes_is_named(name: str, version: str, fixed: str) -> None:
     parts = tuple(map(int, version.split(".")))
     assert ".".join(map(str, first_safe(name, parts) or ())) == fixed
-    info = {"redis_version": "7.2.4", "valkey_version": version} if name == "Valkey" else {"redis_version": version}
+    info = (
+        {"redis_version": "7.2.4", "valkey_version": version}
+        if name == "Valkey"
+        else {"redis_version": version}
+    )
     found = _holes(info, embedded=False)
     assert found.text == f"{name} {version}, " + (
         f"vulnerabilities fixed in {fixed}" if fixed else "no known vulnerabilities"

@@ -30,7 +30,9 @@ from tuna.testing.servers import with_password
 
 
 def _limit(site: Site, rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.admin.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", *rules.split())
+    site.admin.execute_command(
+        "ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", *rules.split()
+    )
     monkeypatch.setenv("TUNA_BROKER_URL", with_password(site.url, "pw", "limited"))
     get_settings.cache_clear()
 
@@ -41,7 +43,11 @@ def test_without_the_right_to_revoke_nothing_is_changed(
     name, client = site.member()
     token = site.token()
     _limit(site, "+@all -acl", monkeypatch)
-    for words in (("workers", "revoke", name), ("token", "revoke", token.id), ("token", "create", "--role", "eval")):
+    for words in (
+        ("workers", "revoke", name),
+        ("token", "revoke", token.id),
+        ("token", "create", "--role", "eval"),
+    ):
         ended = type_in("tuna", *words)
         assert ended.code == 5
         assert "may not administer users" in ended.err
@@ -79,8 +85,11 @@ def test_a_revoked_member_leaves_nothing_behind(site: Site, type_in: Callable[..
     assert (again.code, "revoked already" in again.err) == (2, True)
 
 
-def test_nothing_that_a_member_wrote_is_read_before_it_is_revoked(site: Site, type_in: Callable[..., Ended]) -> None:
-    """M3: with such heartbeats `tuna workers` failed, and with it the command that puts the member out."""
+def test_nothing_that_a_member_wrote_is_read_before_it_is_revoked(
+    site: Site, type_in: Callable[..., Ended]
+) -> None:
+    """M3: with such heartbeats `tuna workers` failed, and with it the command that puts the member
+    out."""
     name, _ = site.member()
     occupy(site, name)
     board = f"tuna:{{{site.namespace}}}:worker"
@@ -116,7 +125,9 @@ def test_a_step_that_fails_leaves_the_others_their_effect(
 
 
 @pytest.mark.parametrize("step", ["its Redis user", "its leases", "its keys", "its heartbeats"])
-def test_each_step_works_alone_and_is_repeated(site: Site, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_works_alone_and_is_repeated(
+    site: Site, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, _ = site.member()
     occupy(site, name)
     with writing(site.engine) as connection:
@@ -129,7 +140,9 @@ def test_each_step_works_alone_and_is_repeated(site: Site, step: str, monkeypatc
     monkeypatch.setattr(
         site.gate.revocation,
         "_take",
-        lambda whose, steps: take(whose, {what: act if what == step else fail for what, act in steps.items()}),
+        lambda whose, steps: take(
+            whose, {what: act if what == step else fail for what, act in steps.items()}
+        ),
     )
     failed = site.gate.revocation.clear(name)
     assert len(failed) == 3
@@ -189,7 +202,8 @@ def test_what_a_coordinator_writes_for_a_member_a_moment_late_goes_too(
     site.gate.tick()
     assert site.left(name) == []
     assert site.worker(name).cleared_at is None
-    site.admin.hset(keys.prefix(site.namespace, name) + "dealt", "c", "")  # it read the member's row before
+    # it read the member's row before
+    site.admin.hset(keys.prefix(site.namespace, name) + "dealt", "c", "")
     long_ago = utc_now() - timedelta(seconds=revocation._LAST_WRITE_S + 1)
     with writing(site.engine) as connection:
         connection.execute(sa.update(Worker).values(revoked_at=long_ago))
@@ -198,7 +212,10 @@ def test_what_a_coordinator_writes_for_a_member_a_moment_late_goes_too(
     assert site.worker(name).cleared_at is not None
     before = site.admin.info("commandstats")
     site.gate.tick()
-    assert site.admin.info("commandstats")["cmdstat_unlink"]["calls"] == before["cmdstat_unlink"]["calls"], "once done"
+    assert (
+        site.admin.info("commandstats")["cmdstat_unlink"]["calls"]
+        == before["cmdstat_unlink"]["calls"]
+    ), "once done"
 
 
 def test_a_member_that_was_silent_for_long_leaves_nothing_behind(site: Site) -> None:
@@ -218,7 +235,11 @@ def test_a_member_that_writes_without_pause_is_out_within_two_seconds(
     site: Site, type_in: Callable[..., Ended]
 ) -> None:
     name, client = site.member()
-    own = [key for key in keys.all_keys(site.namespace, name) if key.endswith(("dealt", "artifacts", "heartbeats"))]
+    own = [
+        key
+        for key in keys.all_keys(site.namespace, name)
+        if key.endswith(("dealt", "artifacts", "heartbeats"))
+    ]
     stop, ended = threading.Event(), []
 
     def write(number: int) -> None:
@@ -258,12 +279,16 @@ def _credentials(client: redis.Redis) -> dict[str, str]:
     return {"username": given["username"], "password": given["password"]}
 
 
-def test_a_coordinator_without_rights_still_takes_what_it_can(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_without_rights_still_takes_what_it_can(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, _ = site.member()
     occupy(site, name)
     with writing(site.engine) as connection:
         store.set_state(connection, name, "revoked")
-    site.admin.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", "-acl")
+    site.admin.execute_command(
+        "ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", "-acl"
+    )
     powerless = redis.Redis.from_url(with_password(site.url, "pw", "limited"))
     gate = Gate(site.engine, powerless, site.namespace, 20, site.leases(powerless).evict)
     monkeypatch.setattr(revocation, "_LAST_WRITE_S", 0.0)
@@ -275,7 +300,9 @@ def test_a_coordinator_without_rights_still_takes_what_it_can(site: Site, monkey
     assert site.left(name) == []
 
 
-def test_users_of_another_version_get_the_rights_of_this_one_and_lose_their_connections(site: Site) -> None:
+def test_users_of_another_version_get_the_rights_of_this_one_and_lose_their_connections(
+    site: Site,
+) -> None:
     """A connection that waits in BRPOP when its rights end would still be served."""
     name, client = site.member()
     user = site.gate.access.user(name)

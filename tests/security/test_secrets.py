@@ -1,4 +1,5 @@
-"""Passwords in settings reach only their server: not logs, errors, command lines, child processes."""
+"""Passwords in settings reach only their server: not logs, errors, command lines, child
+processes."""
 
 from __future__ import annotations
 
@@ -90,7 +91,9 @@ def test_a_whole_run_at_debug_level_tells_no_password(
     home: Path, tmp_path: Path, guarded_sql: str, guarded_redis: str, set_urls: Set,
     type_in: Callable[..., Any],
 ) -> None:  # fmt: skip
-    set_urls(DB_URL=guarded_sql, BROKER_URL=guarded_redis, REDIS_URL=guarded_redis, LOG_LEVEL="DEBUG")
+    set_urls(
+        DB_URL=guarded_sql, BROKER_URL=guarded_redis, REDIS_URL=guarded_redis, LOG_LEVEL="DEBUG"
+    )
     engine = make_engine(guarded_sql)
     schema.upgrade(engine)
     make_jobs(engine, 1, options={"trials": 1, "fail": "Noop3"})
@@ -120,7 +123,11 @@ def test_a_whole_run_at_debug_level_tells_no_password(
         for table in Base.metadata.sorted_tables:
             assert not _leaks(repr(connection.execute(sa.select(table)).all())), table.name
     client = redis.Redis.from_url(guarded_redis)
-    assert not [key for key in client.scan_iter() if client.type(key) == b"string" and _leaks(repr(client.get(key)))]
+    assert not [
+        key
+        for key in client.scan_iter()
+        if client.type(key) == b"string" and _leaks(repr(client.get(key)))
+    ]
     engine.dispose()
 
 
@@ -166,14 +173,18 @@ def test_a_broken_url_of_redis_is_not_repeated(set_urls: Set, name: str, url: st
      "mysql+nodriver://me:hunter2@h/t", "postgresql://me:hunter2@h/t", "nosuch://me:hunter2@h/t", "hunter2", "://hunter2",
      "mysql://me:hunter2@[::1/t"],
 )  # fmt: skip
-def test_a_broken_url_of_the_database_is_not_repeated(set_urls: Set, type_in: Callable[..., Any], url: str) -> None:
+def test_a_broken_url_of_the_database_is_not_repeated(
+    set_urls: Set, type_in: Callable[..., Any], url: str
+) -> None:
     set_urls(DB_URL=url)
     ended = type_in("tuna", "status")
     assert ended.code in (2, 4)
     assert not _leaks(ended.out + ended.err)
 
 
-def test_a_worker_that_cannot_start_says_why_without_the_password(set_urls: Set, home: Path) -> None:
+def test_a_worker_that_cannot_start_says_why_without_the_password(
+    set_urls: Set, home: Path
+) -> None:
     set_urls(BROKER_URL="redis://:hunter2/x@127.0.0.1:9/0")
     words = [
         sys.executable,
@@ -222,7 +233,9 @@ def test_settings_can_be_printed(set_urls: Set) -> None:
         assert not _leaks(text)
 
 
-def test_a_setting_that_is_refused_is_not_repeated(home: Path, tmp_path: Path, type_in: Callable[..., Any]) -> None:
+def test_a_setting_that_is_refused_is_not_repeated(
+    home: Path, tmp_path: Path, type_in: Callable[..., Any]
+) -> None:
     (tmp_path / "tuna.toml").write_text('db_url = ["mysql://me:hunter2@h/t"]\n')
     get_settings.cache_clear()
     ended = type_in("tuna", "status")
@@ -239,24 +252,35 @@ SECRETS = {
 }  # fmt: skip
 
 
-def test_what_compiles_and_measures_does_not_get_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_compiles_and_measures_does_not_get_the_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     get_settings()
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     assert not _leaks(repr(child_env()))
-    done = run([sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"], timeout_s=30)
+    done = run(
+        [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"], timeout_s=30
+    )
     assert "PATH" in json.loads(done.output)
     assert not _leaks(done.output)
-    code = "import os\nHANDLERS = {'look': lambda: {'environ': dict(os.environ), 'line': open('/proc/self/cmdline').read()}}\n"
+    code = (
+        "import os\nHANDLERS = {'look': lambda: {'environ': dict(os.environ), 'line':"
+        " open('/proc/self/cmdline').read()}}\n"
+    )
     (tmp_path / "looker.py").write_text(code)
-    child = Child("looker", env=child_env({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}))
+    child = Child(
+        "looker", env=child_env({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
+    )
     try:
         assert not _leaks(repr(child.call({"op": "look"}, 30)))
     finally:
         child.close()
 
 
-def test_fin_does_not_get_the_settings(tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fin_does_not_get_the_settings(
+    tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tuna.libraries.miopen import fin
 
     monkeypatch.setenv("TUNA_SANDBOX_WRITE", str(tmp_path))
@@ -266,7 +290,8 @@ def test_fin_does_not_get_the_settings(tmp_path: Path, tuna_home: Path, monkeypa
         monkeypatch.setenv(name, value)
     script = tmp_path / "fin"
     script.write_text(
-        f'#!/bin/sh\nenv > {tmp_path}/env\ntr "\\0" " " < /proc/$$/cmdline >> {tmp_path}/env\necho "[{{}}]" > "$4"\n'
+        f'#!/bin/sh\nenv > {tmp_path}/env\ntr "\\0" " " < /proc/$$/cmdline >> {tmp_path}/env\necho'
+        ' "[{}]" > "$4"\n'
     )
     script.chmod(0o755)
     monkeypatch.setattr(fin, "program", lambda: script)

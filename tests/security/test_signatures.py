@@ -1,4 +1,5 @@
-"""Artifacts are signed by those who hold the private key, and checked by those who hold public keys."""
+"""Artifacts are signed by those who hold the private key, and checked by those who hold public
+keys."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def test_who_has_public_keys_alone_cannot_sign(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="only verify"):
         OLD.verifier.sign(DIGEST)
     files = UrlFiles((tmp_path / "store").as_uri())
-    member, owner = Artifacts(files, tmp_path / "m", OLD.verifier), Artifacts(files, tmp_path / "o", OLD)
+    member, owner = (
+        Artifacts(files, tmp_path / "m", OLD.verifier),
+        Artifacts(files, tmp_path / "o", OLD),
+    )
     digest = member.put(b"code")
     for store in (member, owner):
         with pytest.raises(ArtifactRefused):
@@ -45,7 +49,9 @@ def test_who_has_public_keys_alone_cannot_sign(tmp_path: Path) -> None:
     assert owner.put(b"code") == digest
     assert member.get(digest) == b"code"
     assert member.put(b"code") == digest
-    assert owner.get(digest) == b"code", "a put without a signature does not remove the one that is there"
+    assert owner.get(digest) == b"code", (
+        "a put without a signature does not remove the one that is there"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,9 @@ def test_what_is_not_keys_is_a_value_error(text: str) -> None:
         Keys.from_json(text)
 
 
-def test_an_artifact_by_a_former_key_is_taken_and_signed_again_by_the_next_put(tmp_path: Path) -> None:
+def test_an_artifact_by_a_former_key_is_taken_and_signed_again_by_the_next_put(
+    tmp_path: Path,
+) -> None:
     files = UrlFiles((tmp_path / "store").as_uri())
     store = Artifacts(files, tmp_path / "c", OLD)
     digest = store.put(b"code")

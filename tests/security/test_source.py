@@ -13,7 +13,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = ("tuna", "scripts", "examples", "benchmarks")
 #: Modules that deserialise objects or code, or run shell commands.
-_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve"}
+_MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "shelve",
+}
 _MODULES |= {"tarfile", "zipfile", "code", "codeop", "commands", "pty", "xmlrpc", "telnetlib"}
 _BUILTINS = {"eval", "exec", "compile", "__import__"}
 _CALLS = {
@@ -24,13 +34,31 @@ _CALLS = {
     "yaml.load",
     "yaml.unsafe_load",
 }
-_CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
+_CALLS |= {
+    "numpy.load",
+    "np.load",
+    "pandas.read_pickle",
+    "torch.load",
+    "tempfile.mktemp",
+    "ctypes.CDLL",
+}
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
-_OWN_LIBRARY = {"benchmarks/tvm.py", "tuna/files.py", "tuna/libraries/fma_loop.py", "tuna/sandbox/child.py"}
-_OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("dumpable", "landlock", "parent", "seccomp")}
-#: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for; its own code; or a
-#: library that was installed as a package, in a child too.
-_LOADERS = {"examples/plugin/tuna_cgemm/kernel.py", "benchmarks/contest.py", "tuna/libraries/onednn/capi.py"}
+_OWN_LIBRARY = {
+    "benchmarks/tvm.py",
+    "tuna/files.py",
+    "tuna/libraries/fma_loop.py",
+    "tuna/sandbox/child.py",
+}
+_OWN_LIBRARY |= {
+    f"tuna/sandbox/{name}.py" for name in ("dumpable", "landlock", "parent", "seccomp")
+}
+#: Loads code that the artifact store has checked, in a child of the sandbox: what a library's
+#: `Loader` is for; its own code; or a library that was installed as a package, in a child too.
+_LOADERS = {
+    "examples/plugin/tuna_cgemm/kernel.py",
+    "benchmarks/contest.py",
+    "tuna/libraries/onednn/capi.py",
+}
 _SQL = {
     "execute",
     "executemany",
@@ -58,7 +86,9 @@ def _sources() -> list[Path]:
         for path in sorted((ROOT / folder).rglob("*.py"))
         if "build" not in path.relative_to(ROOT).parts
     ]
-    scripts = [path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]]
+    scripts = [
+        path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]
+    ]
     return [*files, *scripts, *sorted(ROOT.glob("*.py"))]
 
 
@@ -97,9 +127,15 @@ def test_no_module_that_makes_objects_of_bytes_is_imported() -> None:
     for file, tree in _trees():
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            found += [(file, name) for name in names if name.partition(".")[0] in _MODULES | {"yaml"}]
-    assert found == [], "nothing reads tar or zip files either: a reader of those needs tests of its own here"
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            )
+            found += [
+                (file, name) for name in names if name.partition(".")[0] in _MODULES | {"yaml"}
+            ]
+    assert found == [], (
+        "nothing reads tar or zip files either: a reader of those needs tests of its own here"
+    )
 
 
 def test_no_text_is_run_as_code_or_by_a_shell() -> None:
@@ -112,7 +148,9 @@ def test_no_text_is_run_as_code_or_by_a_shell() -> None:
                 continue
             if name == "ctypes.CDLL" and file in _LOADERS:
                 continue
-            if name == "np.load" and any(k.arg == "allow_pickle" and _is(k.value, False) for k in call.keywords):
+            if name == "np.load" and any(
+                k.arg == "allow_pickle" and _is(k.value, False) for k in call.keywords
+            ):
                 continue
             if name in _BUILTINS | _CALLS or shell:
                 found.append((file, call.lineno, name))
@@ -136,7 +174,11 @@ def _built(node: ast.expr) -> bool:
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mod):
         return any(_texts(side) for side in (node.left, node.right))
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join")
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("format", "join")
+    )
 
 
 def _texts(node: ast.expr) -> bool:
@@ -153,7 +195,9 @@ def test_no_statement_is_put_together_where_it_runs() -> None:
     assert found == _JUSTIFIED
 
 
-def test_statements_that_are_put_together_beforehand_are_made_of_constants_of_their_module() -> None:
+def test_statements_that_are_put_together_beforehand_are_made_of_constants_of_their_module() -> (
+    None
+):
     """`_SELECT = f"SELECT {', '.join(COLUMNS)} ..."` is fine where COLUMNS is a tuple of words."""
     words = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "CREATE ", "DROP ", "PRAGMA ")
     found = set()
@@ -167,6 +211,8 @@ def test_statements_that_are_put_together_beforehand_are_made_of_constants_of_th
     assert found <= {*_JUSTIFIED, ("tuna/db/engine.py", "_sqlite_engine")}  # encloses _prepare
 
 
-@pytest.mark.parametrize("text", ["f'SELECT {x}'", "'a' + b", "'%s' % b", "'{}'.format(b)", "','.join(b)"])
+@pytest.mark.parametrize(
+    "text", ["f'SELECT {x}'", "'a' + b", "'%s' % b", "'{}'.format(b)", "','.join(b)"]
+)
 def test_the_search_knows_every_way_to_put_text_together(text: str) -> None:
     assert _built(ast.parse(text, mode="eval").body)

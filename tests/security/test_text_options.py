@@ -1,4 +1,5 @@
-"""Every text option of every command: stored verbatim or refused in one sentence; never executed, never a traceback."""
+"""Every text option of every command: stored verbatim or refused in one sentence; never executed,
+never a traceback."""
 
 from __future__ import annotations
 
@@ -59,13 +60,16 @@ _SAYS_BY_CODE = {"check-db", "doctor"}
 _NOT_RUN = {"worker", "quickstart", "watch"}
 
 
-def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def _walk(
+    command: click.Command, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     if not isinstance(command, click.Group):
         yield path, command
         return
     if path[0] == "tuna" and len(path) == 1:
         children = {
-            name: getattr(importlib.import_module(module), word) for name, (module, word, _) in COMMANDS.items()
+            name: getattr(importlib.import_module(module), word)
+            for name, (module, word, _) in COMMANDS.items()
         }
     elif path == ("go_fish",):
         children = {"noop": command.get_command(click.Context(command), "noop")}
@@ -94,7 +98,9 @@ def _cases() -> list[tuple[tuple[str, ...], click.Command, click.Parameter]]:
     ]
 
 
-def _words(path: tuple[str, ...], command: click.Command, tried: click.Parameter, text: str) -> list[str]:
+def _words(
+    path: tuple[str, ...], command: click.Command, tried: click.Parameter, text: str
+) -> list[str]:
     """A command line with `text` as one parameter and valid values for the other required ones."""
     needs = _NEEDS.get(path[-1], {})
     words = [*path[1:]]
@@ -127,7 +133,9 @@ def _default(parameter: click.Parameter) -> str:
 def _rows(engine: sa.Engine) -> dict[str, int]:
     with reading(engine) as connection:
         return {
-            table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+            table.name: (
+                connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+            )
             for table in Base.metadata.sorted_tables
         }
 
@@ -137,7 +145,9 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A session with jobs; commands that would wait for workers are replaced by stubs."""
     (tmp_path / "layers.txt").write_text(LAYERS)
     key = "64-7-7-1x1-64-7-7-1-0x0-1x1-1x1-0-NCHW-FP32-F"
-    (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(f"{key}=S:1.5,0,miopenConvolutionFwdAlgoDirect\n")
+    (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(
+        f"{key}=S:1.5,0,miopenConvolutionFwdAlgoDirect\n"
+    )
     for words in (
         ("init-session", "noop", "-l", "test"), ("import", "layers.txt", "-t", "small"), ("update-solvers", "noop"),
         ("applicability", "--session-id", 1), ("load-jobs", "--session-id", 1, "-l", "test"),
@@ -151,7 +161,9 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture()
-def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
+def database(
+    request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[sa.Engine]:
     """The configured database, SQLite or MariaDB."""
     if request.param == "mariadb":
         engine: sa.Engine = request.getfixturevalue("mariadb_engine")
@@ -168,7 +180,12 @@ def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.Mon
 
 def test_the_walk_finds_the_options_of_every_program() -> None:
     found = {(path[0], parameter.opts[-1]) for path, _, parameter in _cases()}
-    assert {("tuna", "--label"), ("tuna", "--tag"), ("go_fish", "--add_model"), ("load_job", "--solvers")} <= found
+    assert {
+        ("tuna", "--label"),
+        ("tuna", "--tag"),
+        ("go_fish", "--add_model"),
+        ("load_job", "--solvers"),
+    } <= found
     assert len(_cases()) > 60
 
 
@@ -177,7 +194,9 @@ def test_the_walk_finds_the_options_of_every_program() -> None:
     [*(("sqlite", name) for name in NASTY), *(("mariadb", name) for name in _ON_MARIADB)],
     indirect=["database"],
 )
-def test_every_text_option_takes_or_refuses_what_is_typed(database: sa.Engine, prepared: Type, name: str) -> None:
+def test_every_text_option_takes_or_refuses_what_is_typed(
+    database: sa.Engine, prepared: Type, name: str
+) -> None:
     before, wrong, taken = _rows(database), [], 0
     for path, command, parameter in _cases():
         words = _words(path, command, parameter, NASTY[name])
@@ -187,7 +206,8 @@ def test_every_text_option_takes_or_refuses_what_is_typed(database: sa.Engine, p
             wrong.append(f"{path} {parameter.name}: {type(error).__name__}: {error!s:.200}")
             continue
         taken += ended.code == 0
-        absent = ended.code == 6 and not NASTY[name]  # as if it had not been given: then it is looked for here
+        # as if it had not been given: then it is looked for here
+        absent = ended.code == 6 and not NASTY[name]
         differs = ended.code == 1 and path[-1] in _SAYS_BY_CODE
         if not (ended.code in (0, 2, 3) or absent or differs) or "Traceback" in ended.err:
             wrong.append(f"{path} {parameter.name}: {ended}"[:400])
@@ -199,15 +219,21 @@ def test_every_text_option_takes_or_refuses_what_is_typed(database: sa.Engine, p
 
 
 @pytest.mark.parametrize(
-    ("database", "name"), [*(("sqlite", name) for name in _STORED), ("mariadb", "SQL")], indirect=["database"]
+    ("database", "name"),
+    [*(("sqlite", name) for name in _STORED), ("mariadb", "SQL")],
+    indirect=["database"],
 )
-def test_what_is_taken_is_stored_letter_for_letter(database: sa.Engine, prepared: Type, name: str) -> None:
+def test_what_is_taken_is_stored_letter_for_letter(
+    database: sa.Engine, prepared: Type, name: str
+) -> None:
     text = NASTY[name]
     assert prepared("tuna", "init-session", "noop", "-l", text).code == 0
     assert prepared("tuna", "import", "layers.txt", "-t", text).code == 0
     assert prepared("go_fish", "noop", "--add_model", text, "--md_version", text[:64]).code == 0
     assert prepared("go_fish", "noop", "--add_framework", text, "--fw_version", text[:64]).code == 0
-    assert prepared("tuna", "load-jobs", "--session-id", 1, "--steps", "build", "-l", text).code == 0
+    assert (
+        prepared("tuna", "load-jobs", "--session-id", 1, "--steps", "build", "-l", text).code == 0
+    )
     with reading(database) as connection:
         for column in (Session.reason, ConfigTag.tag, Model.name, Framework.name, Job.reason):
             assert text in connection.execute(sa.select(column)).scalars().all(), column

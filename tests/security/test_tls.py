@@ -1,4 +1,5 @@
-"""TLS to Redis and the broker: a server that cannot prove its name gets no byte of what the client would say to it."""
+"""TLS to Redis and the broker: a server that cannot prove its name gets no byte of what the client
+would say to it."""
 
 from __future__ import annotations
 
@@ -46,14 +47,19 @@ PASSWORD = "hunter2"  # noqa: S105 (nobody's)
 
 @dataclass
 class Authority:
-    """Certificates in a folder: `ca.pem`, and a key and a certificate for each name that was asked for."""
+    """Certificates in a folder: `ca.pem`, and a key and a certificate for each name that was asked
+    for."""
 
     folder: Path
-    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+    key: ec.EllipticCurvePrivateKey = field(
+        default_factory=lambda: ec.generate_private_key(ec.SECP256R1())
+    )
 
     def __post_init__(self) -> None:
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's authority")])
-        certificate = self._certificate(self.name, self.key, self.key, NOW + DAY, x509.BasicConstraints(True, None))
+        certificate = self._certificate(
+            self.name, self.key, self.key, NOW + DAY, x509.BasicConstraints(True, None)
+        )
         (self.folder / "ca.pem").write_bytes(certificate)
 
     def _certificate(
@@ -73,10 +79,14 @@ class Authority:
             not_valid_after=until,
         )
         for extension in extensions:
-            made = made.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+            made = made.add_extension(
+                extension, critical=isinstance(extension, x509.BasicConstraints)
+            )
         return made.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, file: str, name: str, *, until: dt.datetime = NOW + DAY, self_signed: bool = False) -> Path:
+    def issue(
+        self, file: str, name: str, *, until: dt.datetime = NOW + DAY, self_signed: bool = False
+    ) -> Path:
         """A file with a certificate for a name or an address, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -85,9 +95,13 @@ class Authority:
         except ValueError:
             alternative = x509.DNSName(name)
         extension = x509.SubjectAlternativeName([alternative])
-        certificate = self._certificate(subject, key, key if self_signed else self.key, until, extension)
+        certificate = self._certificate(
+            subject, key, key if self_signed else self.key, until, extension
+        )
         format_ = serialization.PrivateFormat.PKCS8
-        secret = key.private_bytes(serialization.Encoding.PEM, format_, serialization.NoEncryption())
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, format_, serialization.NoEncryption()
+        )
         (self.folder / file).write_bytes(certificate + secret)
         return self.folder / file
 
@@ -128,7 +142,10 @@ class Recorder:
                 return
             caller.settimeout(5)
             self.callers += 1
-            with contextlib.suppress(OSError), self._context.wrap_socket(caller, server_side=True) as stream:
+            with (
+                contextlib.suppress(OSError),
+                self._context.wrap_socket(caller, server_side=True) as stream,
+            ):
                 self.heard += stream.recv(1000)
 
     def close(self) -> None:
@@ -164,7 +181,9 @@ def _publish(url: str) -> None:
 
 def _broker(url: str) -> None:
     """As the doctor and the metrics do."""
-    with connect_broker(Settings(broker_url=url, redis_url="redis://127.0.0.1:1/0"), 3) as connection:
+    with connect_broker(
+        Settings(broker_url=url, redis_url="redis://127.0.0.1:1/0"), 3
+    ) as connection:
         connection.default_channel.queue_declare("q", passive=True)
 
 
@@ -178,7 +197,9 @@ WAYS = [
 
 
 def _url(scheme: str, port: int, authority: Authority) -> str:
-    return f"{scheme}://tuna:{PASSWORD}@127.0.0.1:{port}/0?ssl_ca_certs={authority.folder / 'ca.pem'}"
+    return (
+        f"{scheme}://tuna:{PASSWORD}@127.0.0.1:{port}/0?ssl_ca_certs={authority.folder / 'ca.pem'}"
+    )
 
 
 @pytest.mark.parametrize("with_ca", [True, False])
@@ -198,7 +219,8 @@ def test_a_server_that_cannot_prove_its_name_hears_nothing(
     if not with_ca:  # the authorities of the system, of which this is one
         url = url.partition("?")[0]
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.folder / "ca.pem"))
-    with pytest.raises(Exception, match=r"(?i)certificate|SSL"):  # each transport has an error of its own
+    # each transport has an error of its own
+    with pytest.raises(Exception, match=r"(?i)certificate|SSL"):
         use(url)
     assert server.callers, "it was not even called"
     assert server.heard == b""
@@ -226,18 +248,41 @@ def test_one_that_proves_its_name_is_spoken_to(
 
 
 @pytest.fixture()
-def tls_redis(authority: Authority, certificates: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """`tls_redis(*options)`: URL of a Redis with the right certificate, and without a password unless the options have one."""
+def tls_redis(
+    authority: Authority, certificates: dict[str, Path], tmp_path: Path
+) -> Iterator[Callable[..., str]]:
+    """`tls_redis(*options)`: URL of a Redis with the right certificate, and without a password
+    unless the options have one."""
     right, port = str(certificates["right"]), free_port()
-    files = ["--tls-cert-file", right, "--tls-key-file", right, "--tls-ca-cert-file", str(authority.folder / "ca.pem")]
+    files = [
+        "--tls-cert-file",
+        right,
+        "--tls-key-file",
+        right,
+        "--tls-ca-cert-file",
+        str(authority.folder / "ca.pem"),
+    ]
     server = needed_program("/usr/bin/redis-server")
-    words = [server, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *files]
+    words = [
+        server,
+        "--port",
+        "0",
+        "--tls-port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        *files,
+    ]
     with contextlib.ExitStack() as stack:
 
         def start(*options: str) -> str:
             address, log = ("127.0.0.1", port), tmp_path / "log"
             try:
-                stack.enter_context(running([*words, "--dir", str(tmp_path), *options], address, log))
+                stack.enter_context(
+                    running([*words, "--dir", str(tmp_path), *options], address, log)
+                )
             except TunaError as error:
                 if "Bad directive" not in str(error) and "without TLS" not in str(error):
                     raise
@@ -266,7 +311,8 @@ def test_celery_works_with_a_redis_that_asks_for_a_certificate(
 def test_a_member_joins_and_works_over_tls(
     tls_redis: Callable[..., str], tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its own credentials alone: it takes a chunk from its queue, does it, and a coordinator takes its report in."""
+    """With its own credentials alone: it takes a chunk from its queue, does it, and a coordinator
+    takes its report in."""
     url = tls_redis("--requirepass", ADMIN, "--tls-auth-clients", "no")
     monkeypatch.setenv("TUNA_BROKER_URL", with_password(url, ADMIN))
     get_settings.cache_clear()
@@ -274,17 +320,27 @@ def test_a_member_joins_and_works_over_tls(
     room = Site(engine, redis.Redis.from_url(with_password(url, ADMIN)), url, tmp_path, 1)
     double = room.join()
     room.turn()
-    its = Settings(home=tmp_path / "its", broker_url=double.url, worker_name=double.name, namespace=room.namespace)
+    its = Settings(
+        home=tmp_path / "its",
+        broker_url=double.url,
+        worker_name=double.name,
+        namespace=room.namespace,
+    )
     received: list[Any] = []
     app = make_celery(its)
     app.select_queues([keys.WORK])
-    with app.connection_for_read() as connection, app.amqp.TaskConsumer(connection, on_message=received.append):
+    with (
+        app.connection_for_read() as connection,
+        app.amqp.TaskConsumer(connection, on_message=received.append),
+    ):
         connection.drain_events(timeout=5)
     chunk = Chunk.model_validate_json(task_arguments(received[0])["chunk"])
     client = connect(its)
     assert client.connection_pool.connection_class is redis.SSLConnection
     member = Member(client, its)
-    runner = Runner(client, 10.0, RunContext(member.store, tmp_path, (0,)), double.name, member=member)
+    runner = Runner(
+        client, 10.0, RunContext(member.store, tmp_path, (0,)), double.name, member=member
+    )
     assert runner.run(chunk, get_library("noop")) == "finished"
     room.turn()
     assert [step for _, step, _ in accepted(engine)] == ["build"] * len(chunk.items)
@@ -293,9 +349,15 @@ def test_a_member_joins_and_works_over_tls(
     engine.dispose()
 
 
-@pytest.mark.parametrize("variable", ["TUNA_BROKER_URL", "TUNA_REDIS_URL", "TUNA_REDIS_ADMIN_URL", "CELERY_BROKER_URL"])
-@pytest.mark.parametrize("query", ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_check_hostname=false"])
-def test_a_url_cannot_turn_it_off(monkeypatch: pytest.MonkeyPatch, variable: str, query: str) -> None:
+@pytest.mark.parametrize(
+    "variable", ["TUNA_BROKER_URL", "TUNA_REDIS_URL", "TUNA_REDIS_ADMIN_URL", "CELERY_BROKER_URL"]
+)
+@pytest.mark.parametrize(
+    "query", ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_check_hostname=false"]
+)
+def test_a_url_cannot_turn_it_off(
+    monkeypatch: pytest.MonkeyPatch, variable: str, query: str
+) -> None:
     monkeypatch.setenv(variable, f"rediss://:{PASSWORD}@h/0?{query}")
     get_settings.cache_clear()
     with pytest.raises(BadInput, match=f"{query.partition('=')[0]}.*always verified") as refused:
@@ -304,10 +366,19 @@ def test_a_url_cannot_turn_it_off(monkeypatch: pytest.MonkeyPatch, variable: str
 
 
 @pytest.mark.parametrize(
-    "url", ["amqp://h//?ssl=true", "rediss://a/0;rediss://b/0", "redis://a/0;rediss://b/0", "amqp://a;amqps://b"]
+    "url",
+    [
+        "amqp://h//?ssl=true",
+        "rediss://a/0;rediss://b/0",
+        "redis://a/0;rediss://b/0",
+        "amqp://a;amqps://b",
+    ],
 )
-def test_urls_that_celery_would_not_verify_are_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Celery encrypts with `ssl=true`, too, and goes on to the next of several servers, without a name to check."""
+def test_urls_that_celery_would_not_verify_are_refused(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """Celery encrypts with `ssl=true`, too, and goes on to the next of several servers, without a
+    name to check."""
     monkeypatch.setenv("TUNA_BROKER_URL", url)
     get_settings.cache_clear()
     with pytest.raises(BadInput, match="TUNA_BROKER_URL"):

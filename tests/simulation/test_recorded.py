@@ -29,7 +29,9 @@ def jobs(build: DatabaseBuilder, session: int, number: int, *, retried: bool = F
         if retried:
             build.step(job, "compile", 7.0, 6.0, ok=False, attempt=0)
         build.step(job, "compile", 2.0 + place, 1.0)
-        build.step(job, "eval", 20.0 + 10 * place, 9.0, "gpu0@box", worker=f"eval@box-{place}", attempt=2)
+        build.step(
+            job, "eval", 20.0 + 10 * place, 9.0, "gpu0@box", worker=f"eval@box-{place}", attempt=2
+        )
 
 
 def test_each_job_has_its_own_recorded_durations(build: DatabaseBuilder) -> None:
@@ -43,9 +45,10 @@ def test_each_job_has_its_own_recorded_durations(build: DatabaseBuilder) -> None
         "eval": (20.0, 30.0, 40.0),
     }
     assert [pool.queue.split(".")[0] for pool in scenario.pools] == ["compile", "eval"]
-    assert [pool.processes for pool in scenario.pools] == [1, 1], (
-        "one builder; three processes took turns on one device"
-    )
+    assert [pool.processes for pool in scenario.pools] == [
+        1,
+        1,
+    ], "one builder; three processes took turns on one device"
     found = simulate(scenario, POLICIES["fair"])
     assert found.makespan_s == pytest.approx(2.0 + 20 + 30 + 40, abs=0.2)
 
@@ -55,7 +58,10 @@ def test_more_workers_and_devices_can_be_asked_for(build: DatabaseBuilder) -> No
     jobs(build, first, 2)
     jobs(build, second, 2)
     scenario = recorded(build.connection, [first, second], workers=5, devices=2)
-    assert {pool.queue.split(".")[0]: pool.processes for pool in scenario.pools} == {"compile": 5, "eval": 2}
+    assert {pool.queue.split(".")[0]: pool.processes for pool in scenario.pools} == {
+        "compile": 5,
+        "eval": 2,
+    }
     assert len(scenario.pools) == 3, "one queue of builds, and one of devices for each environment"
 
 
@@ -73,14 +79,18 @@ def test_a_job_that_never_measured_has_its_build_alone(build: DatabaseBuilder) -
     build.step(job, "compile", 5.0, 5.0)
     build.step(job, "eval", 5.0, 5.0, ok=False, attempt=2)
     lines = recorded(build.connection, [session]).sessions[0].jobs
-    assert sorted([stage.step for stage in line.steps] for line in lines) == [["compile"], ["compile", "eval"]]
+    assert sorted([stage.step for stage in line.steps] for line in lines) == [
+        ["compile"],
+        ["compile", "eval"],
+    ]
 
 
 STEPS = {"search": 1.0, "compile": 4.0, "eval": 10.0}
 
 
 def search(build: DatabaseBuilder, session: int, place: int, times_ms: list[float | None]) -> None:
-    """A search in so many rounds, each with one trial of that time; one that was given up follows."""
+    """A search in so many rounds, each with one trial of that time; one that was given up
+    follows."""
     config, solver = build.config(DRIVERS[place]), build.solver("TvmMetaSchedule")
     facts = {"steps": ",".join(STEPS), "step": "eval"}
     for number, time_ms in enumerate(times_ms):
@@ -92,14 +102,22 @@ def search(build: DatabaseBuilder, session: int, place: int, times_ms: list[floa
     build.step(job, "search", 9.0, 1.0)
 
 
-def test_a_search_has_its_rounds_with_look_ahead_and_the_best_time_after_each(build: DatabaseBuilder) -> None:
+def test_a_search_has_its_rounds_with_look_ahead_and_the_best_time_after_each(
+    build: DatabaseBuilder,
+) -> None:
     """Each round was a job of its own, and all of them ready at once."""
     session = build.session()
     search(build, session, 0, [None, 4.0, 5.0, 3.0])
     jobs(build, session, 1)
     ordinary, line = recorded(build.connection, [session]).sessions[0].jobs
     assert (ordinary.solver, ordinary.rounds, ordinary.best_ms) == ("TvmGemm", 1, ())
-    assert (line.solver, line.count, line.rounds, line.look_ahead, line.weight) == ("TvmMetaSchedule", 1, 4, 1, 1.0)
+    assert (line.solver, line.count, line.rounds, line.look_ahead, line.weight) == (
+        "TvmMetaSchedule",
+        1,
+        4,
+        1,
+        1.0,
+    )
     assert {stage.step: stage.seconds for stage in line.steps} == {
         "search": (1.0, 2.0, 3.0, 4.0), "compile": (4.0, 5.0, 6.0, 7.0), "eval": (10.0, 11.0, 12.0, 13.0),
     }  # fmt: skip
@@ -112,7 +130,10 @@ def test_a_recorded_search_is_simulated_round_by_round(build: DatabaseBuilder) -
     found = simulate(recorded(build.connection, [session], workers=9, devices=9), POLICIES["fair"])
     # The third round is proposed when the first is measured, at 15.
     assert found.makespan_s == pytest.approx(1 + 4 + 10 + 3 + 6 + 12, abs=1.0)
-    assert (found.jobs, found.sessions[0].near_best_s) == (1, pytest.approx(found.makespan_s, abs=0.2))
+    assert (found.jobs, found.sessions[0].near_best_s) == (
+        1,
+        pytest.approx(found.makespan_s, abs=0.2),
+    )
 
 
 def test_parts_of_a_round_are_measured_on_several_devices(build: DatabaseBuilder) -> None:
@@ -121,7 +142,13 @@ def test_parts_of_a_round_are_measured_on_several_devices(build: DatabaseBuilder
     for part in range(3):
         job = build.job(session, config, solver, part=part, steps=",".join(STEPS), step="eval")
         for step in STEPS if not part else ["eval"]:
-            build.step(job, step, 12.0 if step == "eval" else 1.0, 1.0, f"gpu{part}@box" if step == "eval" else "")
+            build.step(
+                job,
+                step,
+                12.0 if step == "eval" else 1.0,
+                1.0,
+                f"gpu{part}@box" if step == "eval" else "",
+            )
     (line,) = recorded(build.connection, [session]).sessions[0].jobs
     assert (line.rounds, line.steps[-1].seconds, line.steps[-1].parts) == (1, (36.0,), (3,))
     for devices, seconds in ((None, 12.0), (1, 36.0)):
@@ -137,7 +164,10 @@ def test_gradient_goes_by_the_best_times_of_recorded_searches(build: DatabaseBui
         search(build, session, place, 6 * [5.0])
     search(build, session, 5, [90.0, 60.0, 40.0, 20.0, 10.0, 9.0])
     given = recorded(build.connection, [session], workers=1, devices=1)
-    near = {name: simulate(given, POLICIES[name]).sessions[0].near_best_s for name in ("gradient", "fifo")}
+    near = {
+        name: simulate(given, POLICIES[name]).sessions[0].near_best_s
+        for name in ("gradient", "fifo")
+    }
     assert near["gradient"] is not None
     assert near["fifo"] is not None
     assert near["gradient"] < 0.9 * near["fifo"]
@@ -147,7 +177,10 @@ def test_searches_weigh_what_models_say(build: DatabaseBuilder) -> None:
     session = build.session()
     for place in range(2):
         search(build, session, place, [5.0])
-    ids = {"model_id": build.insert(Model, name="net", version="1"), "config_id": build.config(DRIVERS[1])}
+    ids = {
+        "model_id": build.insert(Model, name="net", version="1"),
+        "config_id": build.config(DRIVERS[1]),
+    }
     framework = build.insert(Framework, name="ONNX", version="1")
     build.insert(ModelConfig, **ids, framework_id=framework, gpu_count=1, weight=7)
     lines = recorded(build.connection, [session]).sessions[0].jobs
@@ -156,7 +189,9 @@ def test_searches_weigh_what_models_say(build: DatabaseBuilder) -> None:
 
 def test_a_search_that_never_measured_has_what_its_first_round_did(build: DatabaseBuilder) -> None:
     session = build.session()
-    job = build.job(session, build.config(DRIVERS[0]), build.solver("S"), steps=",".join(STEPS), step="compile")
+    job = build.job(
+        session, build.config(DRIVERS[0]), build.solver("S"), steps=",".join(STEPS), step="compile"
+    )
     build.step(job, "search", 2.0, 1.0)
     build.step(job, "compile", 3.0, 1.0, ok=False)
     (line,) = recorded(build.connection, [session]).sessions[0].jobs

@@ -36,7 +36,10 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
         (document(steps=[{**STAGE, "seconds": []}]), "sessions.0.jobs.0.steps.0.seconds"),
         (document(steps=[{**STAGE, "second": 1}]), "second"),
         (document(steps=[STAGE, STAGE]), "distinct names"),
-        (document(steps=[{**STAGE, "queue": "device"}]), "no pool that stays serves the queue 'device'"),
+        (
+            document(steps=[{**STAGE, "queue": "device"}]),
+            "no pool that stays serves the queue 'device'",
+        ),
         (document() | {"pools": [{"queue": "cpu", "leaves_s": 5}]}, "no pool that stays"),
         (document(count=10_000_000, rounds=10), "stages are more than"),
         ([1], "dictionary"),
@@ -50,7 +53,8 @@ def test_a_mistake_is_named_with_its_place(wrong: Any, where: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("a.toml", b"x = ["), ("a.json", b"{"), ("a.json", b"\xff"), ("a", b"[" * 99999)]
+    ("name", "data"),
+    [("a.toml", b"x = ["), ("a.json", b"{"), ("a.json", b"\xff"), ("a", b"[" * 99999)],
 )
 def test_what_is_neither_toml_nor_json_is_refused(name: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
@@ -70,5 +74,9 @@ def test_the_page_shows_every_field() -> None:
     for kind in kinds:  # grows
         for name, field in kind.model_fields.items():
             assert f"`{name}`" in page, f"{kind.__name__}.{name}"
-            kinds += [inner for inner in getattr(field.annotation, "__args__", ()) if hasattr(inner, "model_fields")]
+            kinds += [
+                inner
+                for inner in getattr(field.annotation, "__args__", ())
+                if hasattr(inner, "model_fields")
+            ]
     assert {kind.__name__ for kind in kinds} >= {"Stage", "Jobs", "SimulatedSession", "Pool"}

@@ -28,23 +28,33 @@ class Good(Library):
     def solvers(self) -> Sequence[Solver]:
         return [Solver("GoodOne", self.kinds, "Direct"), Solver("GoodTwo", self.kinds, "GEMM")]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         return ((config, ["GoodOne", "GoodTwo"]) for config in configs)
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         for item in reversed(items):  # any order is right
-            yield self._build(item, context) if step.name == "build" else self._measure(item, context)
+            yield (
+                self._build(item, context) if step.name == "build" else self._measure(item, context)
+            )
 
     def _build(self, item: WorkItem, context: RunContext) -> StepResult:
         artifact = context.artifacts.put(item.solver.encode())
-        return result_of(item, ok=True, trials=(Trial(index=0, params="{}", artifact=artifact),), **_now())
+        return result_of(
+            item, ok=True, trials=(Trial(index=0, params="{}", artifact=artifact),), **_now()
+        )
 
     def _measure(self, item: WorkItem, context: RunContext) -> StepResult:
         try:
             for candidate in item.candidates:
                 context.artifacts.get(candidate.artifact or "")
         except KeyError as error:
-            return result_of(item, ok=False, cause=Cause.ARTIFACT_LOST, output_tail=str(error), **_now())
+            return result_of(
+                item, ok=False, cause=Cause.ARTIFACT_LOST, output_tail=str(error), **_now()
+            )
         trial = Trial(index=0, times_ms=(1.0, 2.0, 3.0), time_ms=2.0)
         return result_of(item, ok=True, trials=(trial,), device=DeviceReport(name="any"), **_now())
 
@@ -53,11 +63,15 @@ def _now() -> dict[str, float]:
     return {"started_at": time.time() - 1, "ended_at": time.time(), "busy_s": 0.5}
 
 
-def bad_results(change: Callable[[StepResult], Iterable[StepResult]], step: str = "measure") -> type[Library]:
+def bad_results(
+    change: Callable[[StepResult], Iterable[StepResult]], step: str = "measure"
+) -> type[Library]:
     """Each result of `step` is replaced by what `change` makes of it."""
 
     class Bad(Good):
-        def run(self, step_: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        def run(
+            self, step_: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
             for result in super().run(step_, items, context):
                 yield from change(result) if result.step == step else [result]
 
@@ -72,7 +86,11 @@ def changed(**facts: Any) -> type[Library]:
 def trial(**facts: Any) -> type[Library]:
     """Each good measurement with another trial, which pydantic would not refuse."""
     return bad_results(
-        lambda result: [result.model_copy(update={"trials": tuple(t.model_copy(update=facts) for t in result.trials)})]
+        lambda result: [
+            result.model_copy(
+                update={"trials": tuple(t.model_copy(update=facts) for t in result.trials)}
+            )
+        ]
     )
 
 
@@ -81,12 +99,16 @@ def overriding(**methods: Any) -> type[Library]:
     return type("Overriding", (Good,), methods)
 
 
-def _raise(self: Good, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+def _raise(
+    self: Good, step: Step, items: Sequence[WorkItem], context: RunContext
+) -> Iterator[StepResult]:
     raise ValueError("a bug")
     yield
 
 
-def _mutate(self: Good, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+def _mutate(
+    self: Good, step: Step, items: Sequence[WorkItem], context: RunContext
+) -> Iterator[StepResult]:
     for item in items:
         item.options["seen"] = True
         yield from Good.run(self, step, [item], context)

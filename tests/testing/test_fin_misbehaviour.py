@@ -65,7 +65,9 @@ def test_a_config_that_crashes_takes_its_neighbours_along(fin: Fin) -> None:
 def test_a_solver_that_hangs(fin: Fin, option: str) -> None:
     entries = fin.compiled("find", job(solvers=[SOLVER]))
     evaluation = job("alloc_buf", "miopen_find_eval", miopen_find_compile_result=entries)
-    question = job("miopen_find_compile", solvers=[SOLVER]) if option == "hang_solvers" else evaluation
+    question = (
+        job("miopen_find_compile", solvers=[SOLVER]) if option == "hang_solvers" else evaluation
+    )
     process = fin.start(question, **{option: [SOLVER]})
     assert process.stderr
     while "Processing Solver" not in process.stderr.readline():
@@ -92,13 +94,17 @@ def test_output_that_is_cut_or_empty_with_exit_code_0(fin: Fin) -> None:
 
 def test_it_logs_its_calls(fin: Fin) -> None:
     log = fin.folder / "log"
-    process = fin.start({"steps": ["get_solvers"]}, job("applicability", "miopen_find_compile"), log_file=str(log))
+    process = fin.start(
+        {"steps": ["get_solvers"]}, job("applicability", "miopen_find_compile"), log_file=str(log)
+    )
     process.communicate()
     lines = [f"get_solvers -|applicability {KEY}|miopen_find_compile {KEY}".split("|")]
     assert log.read_text().splitlines() == [f"{process.pid} {line}" for line in lines[0]]
 
 
-@pytest.mark.parametrize(("lie", "time"), [("zero_time", 0.0), ("negative_time", -1.0), ("nan_time", None)])
+@pytest.mark.parametrize(
+    ("lie", "time"), [("zero_time", 0.0), ("negative_time", -1.0), ("nan_time", None)]
+)
 def test_lies_about_time(fin: Fin, lie: str, time: float | None) -> None:
     result = evaluate(fin, lie)
     assert result["time"] == time
@@ -125,14 +131,24 @@ def test_a_kernel_that_cannot_be_loaded_has_no_reason(fin: Fin, lie: str, form: 
         code_of(kernel)
     assert not is_whole(kernel)
     (result,) = fin.evaluated(form, question, entries)
-    assert result == {"solver_name": SOLVER, "algorithm": entries[0]["algorithm"], "evaluated": False}
+    assert result == {
+        "solver_name": SOLVER,
+        "algorithm": entries[0]["algorithm"],
+        "evaluated": False,
+    }
 
 
 def test_a_ruined_blob_ends_at_the_first_nul_and_has_the_other_alphabet(fin: Fin) -> None:
     question = job(solvers=["ConvBinWinogradRxSf2x3g1", "ConvDirectNaiveConvFwd", "ConvAsm3x3U"])
-    whole = [kernel for entry in fin.compiled("find", question) for kernel in entry["kernel_objects"]]
+    whole = [
+        kernel for entry in fin.compiled("find", question) for kernel in entry["kernel_objects"]
+    ]
     lies = dict.fromkeys(question["solvers"], "ruined_blob")
-    ruins = [kernel for entry in fin.compiled("find", question, lies=lies) for kernel in entry["kernel_objects"]]
+    ruins = [
+        kernel
+        for entry in fin.compiled("find", question, lies=lies)
+        for kernel in entry["kernel_objects"]
+    ]
     for good, bad in zip(whole, ruins, strict=True):
         assert len(bad["blob"]) < len(good["blob"])
         assert not {"=", "+", "/"} & set(bad["blob"])
@@ -168,7 +184,9 @@ def test_two_processes_cannot_share_a_cache(fin: Fin, eventually: Wait) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 @pytest.mark.parametrize("solvers", [[SOLVER], [SOLVER, "GemmFwdRest"]])
-def test_a_cache_that_vanishes_aborts_it(fin: Fin, eventually: Wait, how: str, solvers: list[str]) -> None:
+def test_a_cache_that_vanishes_aborts_it(
+    fin: Fin, eventually: Wait, how: str, solvers: list[str]
+) -> None:
     process = fin.start(job("miopen_find_compile", solvers=solvers), sleep_s=1.0)
     eventually(lambda: (fin.cache / "fin-double.ukdb").exists(), 20)
     eventually(lambda: _take_away(fin, how), 20)

@@ -1,10 +1,12 @@
-"""Replay of recorded calls: the fin double answers like a real fin, as far as possible without compiling.
+"""Replay of recorded calls: the fin double answers like a real fin, as far as possible without
+compiling.
 
-Not replayed, because fin of October 2024 does not run them or has changed the format: `fin_input.json` and
-`fin_output.json` (2020: no direction, no layouts, pairs for solvers, texts for times), `fin_input_find_compile2`,
-`fin_input_find_kernel`, `fin_input_perf_compile`, `fin_*_perf_eval.trimmed`, `fin_output_perf_compile.trimmed`,
-`tests_fin_input_*` (no direction in the config, `solver_id` for `solver_name`, batch norm in NHWC), and those with the
-step `perf_db_test`, which the double does not have.
+Not replayed, because fin of October 2024 does not run them or has changed the format:
+`fin_input.json` and `fin_output.json` (2020: no direction, no layouts, pairs for solvers, texts for
+times), `fin_input_find_compile2`, `fin_input_find_kernel`, `fin_input_perf_compile`,
+`fin_*_perf_eval.trimmed`, `fin_output_perf_compile.trimmed`, `tests_fin_input_*` (no direction in
+the config, `solver_id` for `solver_name`, batch norm in NHWC), and those with the step
+`perf_db_test`, which the double does not have.
 """
 
 from __future__ import annotations
@@ -23,14 +25,26 @@ from tuna.configs.conv import COMMANDS, ConvConfig
 from tuna.libraries.miopen import problem_key
 
 RECORDED = [
-    *("real_find_compile_gfx906_solvers", "real_find_compile_gfx90a_solvers", "real_find_compile_gfx942_bf16_g4"),
-    *("real_find_compile_gfx942_bwd", "real_find_compile_gfx942_fp16_nhwc", "real_find_compile_gfx942_fwd"),
+    *(
+        "real_find_compile_gfx906_solvers",
+        "real_find_compile_gfx90a_solvers",
+        "real_find_compile_gfx942_bf16_g4",
+    ),
+    *(
+        "real_find_compile_gfx942_bwd",
+        "real_find_compile_gfx942_fp16_nhwc",
+        "real_find_compile_gfx942_fwd",
+    ),
 ]
 #: Recorded with an older fin of the same format, whose network_config lacks the suffix `xDefault`.
 SAMPLES = ["fin_output_applicability", "fin_output_find_compile-1", "fin_output_find_compile-2"]
 DEAD = [
     *("fin_input", "fin_input_find_compile2", "fin_input_find_kernel", "fin_input_perf_compile"),
-    *("fin_input_perf_eval.trimmed", "tests_fin_input_find_compile", "tests_fin_input_find_compile2"),
+    *(
+        "fin_input_perf_eval.trimmed",
+        "tests_fin_input_find_compile",
+        "tests_fin_input_find_compile2",
+    ),
 ]
 
 
@@ -49,8 +63,12 @@ def replay(fin: Fin, recorded: dict[str, Any]) -> dict[str, Any]:
     """The double's answer to a recorded job, with the solvers that applied then."""
     question = {key: value for key, value in recorded["input"].items() if value is not None}
     entries = recorded.get("miopen_find_compile_result", [])
-    solvers = recorded.get("applicable_solvers") or [entry["solver_name"] for entry in succeeded(entries)]
-    env = record(fin.folder / "recordings", question["arch"], question["num_cu"], question["config"], solvers)
+    solvers = recorded.get("applicable_solvers") or [
+        entry["solver_name"] for entry in succeeded(entries)
+    ]
+    env = record(
+        fin.folder / "recordings", question["arch"], question["num_cu"], question["config"], solvers
+    )
     return fin.answer(question, env=env)
 
 
@@ -86,7 +104,9 @@ def test_a_recorded_evaluation_with_its_real_kernel(fin: Fin) -> None:
     recorded = load("fin_output_find_eval")[1]
     sent = recorded["input"]["miopen_find_compile_result"]
     assert code_of(sent[0]["kernel_objects"][0]).startswith(b"\x7fELF")
-    env = record(fin.folder / "recordings", "gfx906", 60, recorded["input"]["config"], ["ConvAsm1x1UV2"])
+    env = record(
+        fin.folder / "recordings", "gfx906", 60, recorded["input"]["config"], ["ConvAsm1x1UV2"]
+    )
     ours = fin.answer(recorded["input"], env=env)
     (our,), (their,) = ours["miopen_find_eval_result"], recorded["miopen_find_eval_result"]
     assert ours["db_key"] == recorded["db_key"]
@@ -104,8 +124,12 @@ def test_recorded_applicability_is_answered_from_the_recordings(fin: Fin, device
     path = shared_data("fin", f"real_applicability_{device}.jsonl.gz")
     with gzip.open(path, "rt") as file:
         lines = [json.loads(line) for line in file]
-    answers = fin.answers(*(line["input"] for line in lines), env={"TUNA_FIN_RECORDINGS": str(path.parent)})
-    assert [answer["applicable_solvers"] for answer in answers] == [line["applicable_solvers"] for line in lines]
+    answers = fin.answers(
+        *(line["input"] for line in lines), env={"TUNA_FIN_RECORDINGS": str(path.parent)}
+    )
+    assert [answer["applicable_solvers"] for answer in answers] == [
+        line["applicable_solvers"] for line in lines
+    ]
     assert [answer["input"] for answer in answers] == [line["input"] for line in lines]
 
 
@@ -116,7 +140,9 @@ def test_its_keys_are_those_of_tuna() -> None:
     data_types = {command: data_type for data_type, command in COMMANDS.items()}
     for config in configs:
         known = {key: value for key, value in config.items() if key in names}
-        conv = ConvConfig(**known, fil_layout=config["wei_layout"], data_type=data_types[config["cmd"]])
+        conv = ConvConfig(
+            **known, fil_layout=config["wei_layout"], data_type=data_types[config["cmd"]]
+        )
         key = problem_key.from_conv(conv)
         ours = Problem(config)
         assert ours.db_key() == key.text()

@@ -1,4 +1,5 @@
-"""The contract suite fails a library that misbehaves, each in the test that says so, and passes one that does not."""
+"""The contract suite fails a library that misbehaves, each in the test that says so, and passes one
+that does not."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ def failures(library: Library, folder: Path) -> set[str]:
     """The tests of the suite that fail for `library`, called as pytest would."""
     context = run_context(folder)
     turns = rehearse(library, CONFIGS, context, {}, 3)
-    fixtures = {"library": library, "configs": CONFIGS, "context": context, "turns": turns, "tmp_path": folder}
+    fixtures = {
+        "library": library,
+        "configs": CONFIGS,
+        "context": context,
+        "turns": turns,
+        "tmp_path": folder,
+    }
     return {name for name in TESTS if _fails(getattr(Suite(), name), fixtures)}
 
 
@@ -99,5 +106,7 @@ def test_pytest_runs_the_suite_of_a_subclass(pytester: pytest.Pytester) -> None:
         "TestBad::test_results_name_the_attempt_and_the_step"
     }
     assert any(name.startswith("TestNobody") for name in names)
-    assert not any("TestNobody" in report.nodeid for report in passed), "a subclass that gives nothing is not green"
+    assert not any("TestNobody" in report.nodeid for report in passed), (
+        "a subclass that gives nothing is not green"
+    )
     assert sum("TestGood" in report.nodeid for report in passed) == len(TESTS) + len(Cause) - 1

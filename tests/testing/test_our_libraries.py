@@ -79,7 +79,9 @@ class TestMiopen(_Ours):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def library(cls, home: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    def library(
+        cls, home: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Library]:
         folder: Path = tmp_path_factory.mktemp("rocm")
         for name, value in install(folder).items():
             home.setenv(name, value)
@@ -128,4 +130,8 @@ class TestOneDnn(_Ours):
     @pytest.fixture(scope="class")
     @classmethod
     def configs(cls) -> Sequence[Config]:
-        return [GemmConfig(17, 33, 20), layer(), parse_line("MIOpenDriver bnorm -n 1 -c 8 -H 8 -W 8 -F 1")[0]]
+        return [
+            GemmConfig(17, 33, 20),
+            layer(),
+            parse_line("MIOpenDriver bnorm -n 1 -c 8 -H 8 -W 8 -F 1")[0],
+        ]

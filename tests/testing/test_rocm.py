@@ -16,7 +16,9 @@ from fin_double import rocm
 def test_the_tree_works_without_any_environment(tmp_path: Path) -> None:
     applies = record(tmp_path / "recordings", "gfx90a", 104, job()["config"], ["ConvAsm3x3U"])
     variables = rocm.install(
-        *(tmp_path / "ro cm's", "gfx90a", 104), options={"gpus": 2}, recordings=Path(applies["TUNA_FIN_RECORDINGS"])
+        *(tmp_path / "ro cm's", "gfx90a", 104),
+        options={"gpus": 2},
+        recordings=Path(applies["TUNA_FIN_RECORDINGS"]),
     )
     assert variables.keys() == {"TUNA_ROCM_PATH", "TUNA_FIN", "TUNA_SIMULATED"}
     root = Path(variables["TUNA_ROCM_PATH"])
@@ -30,11 +32,15 @@ def test_the_tree_works_without_any_environment(tmp_path: Path) -> None:
         assert f"#define MIOPEN_VERSION_{line}\n" in header
 
 
-@pytest.mark.parametrize(("arch", "target"), [("gfx908", ":sramecc+:xnack-"), ("gfx1030", ""), ("gfx900", ":xnack-")])
+@pytest.mark.parametrize(
+    ("arch", "target"), [("gfx908", ":sramecc+:xnack-"), ("gfx1030", ""), ("gfx900", ":xnack-")]
+)
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_rocminfo_lists_the_devices(tmp_path: Path, arch: str, target: str, gpus: int) -> None:
     root = rocm.install(tmp_path, arch, 36, gpus=gpus)["TUNA_ROCM_PATH"]
-    text = subprocess.run([f"{root}/bin/rocminfo"], env={}, check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        [f"{root}/bin/rocminfo"], env={}, check=True, capture_output=True, text=True
+    ).stdout
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines.count(f"  Name:                    {arch}") == gpus
     assert lines.count("  Compute Unit:            36") == gpus
@@ -44,7 +50,14 @@ def test_rocminfo_lists_the_devices(tmp_path: Path, arch: str, target: str, gpus
 
 
 def test_the_command_prints_what_a_shell_can_eval(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fin_double.rocm", str(tmp_path / "a b"), "--options", '{"sleep_s": 0}']
+    command = [
+        sys.executable,
+        "-m",
+        "fin_double.rocm",
+        str(tmp_path / "a b"),
+        "--options",
+        '{"sleep_s": 0}',
+    ]
     script = f'eval "$({" ".join(map(repr, command))})"; "$TUNA_FIN" -h; echo "$TUNA_ROCM_PATH"'
     done = subprocess.run(
         ["/bin/sh", "-c", script],

@@ -1,4 +1,5 @@
-"""Every store of artifacts keeps the contract: a folder, a file system that is not here, Redis; signed and not."""
+"""Every store of artifacts keeps the contract: a folder, a file system that is not here, Redis;
+signed and not."""
 
 from __future__ import annotations
 
@@ -108,7 +109,9 @@ class TestRedis(_OurStore):
 
     @pytest.fixture
     def full(self, redis_client: redis.Redis, tmp_path: Path) -> Artifacts:
-        store = Artifacts(RedisFiles(redis_client, "n", 1000, wait_s=0.05), tmp_path / "full", self.key)
+        store = Artifacts(
+            RedisFiles(redis_client, "n", 1000, wait_s=0.05), tmp_path / "full", self.key
+        )
         store.put(b"x" * (1000 - (64 if self.key else 0)))
         return store
 
@@ -141,7 +144,10 @@ def test_a_store_that_does_not_look_at_what_it_reads_fails(tmp_path: Path) -> No
     suite, store = StoreContract(), _Trusting(tmp_path)
     with pytest.raises(pytest.fail.Exception):
         suite.test_what_is_damaged_is_gone_until_it_is_put_again(
-            store, store, lambda digest, data: (tmp_path / digest).write_bytes(data or b"") and None, b"evil"
+            store,
+            store,
+            lambda digest, data: (tmp_path / digest).write_bytes(data or b"") and None,
+            b"evil",
         )
     with pytest.raises(pytest.fail.Exception):
         suite.test_a_full_store_says_so_and_keeps_nothing_of_it(store)

@@ -1,4 +1,5 @@
-"""What we know of Celery's and kombu's private parts still holds in the versions that are installed."""
+"""What we know of Celery's and kombu's private parts still holds in the versions that are
+installed."""
 
 from __future__ import annotations
 
@@ -18,13 +19,17 @@ PINS = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 @pytest.mark.parametrize("package", READ_IN)
 def test_the_versions_are_those_in_which_they_were_read(package: str) -> None:
-    assert version(package).rsplit(".", 1)[0] == READ_IN[package], "read tuna/celery_internals.py again"
+    assert version(package).rsplit(".", 1)[0] == READ_IN[package], (
+        "read tuna/celery_internals.py again"
+    )
 
 
 @pytest.mark.parametrize("package", READ_IN)
 def test_no_other_version_is_installed_with_tuna(package: str) -> None:
     major, minor = READ_IN[package].split(".")
-    assert re.findall(rf'"{package}(>=[^"]*)"', PINS) == [f">={major}.{minor},<{major}.{int(minor) + 1}"]
+    assert re.findall(rf'"{package}(>=[^"]*)"', PINS) == [
+        f">={major}.{minor},<{major}.{int(minor) + 1}"
+    ]
 
 
 def test_the_keys_are_kombus() -> None:
@@ -32,7 +37,10 @@ def test_the_keys_are_kombus() -> None:
     channel = Channel.__new__(Channel)  # no connection is needed to name a queue
     lists = {channel._q_for_pri("compile.x", priority) for priority in Channel.priority_steps}
     assert lists == set(celery_internals.queue_keys("compile.x"))
-    bindings = {Channel.keyprefix_queue % "compile.x", Channel.keyprefix_binding_permanent % "compile.x"}
+    bindings = {
+        Channel.keyprefix_queue % "compile.x",
+        Channel.keyprefix_binding_permanent % "compile.x",
+    }
     assert lists | bindings == set(keys)
 
 
@@ -61,4 +69,7 @@ def test_what_is_reserved_or_active_is_in_hand_once(monkeypatch: pytest.MonkeyPa
     both, waiting = Request(1), Request(2)
     monkeypatch.setattr(state, "reserved_requests", {both, waiting})
     monkeypatch.setattr(state, "active_requests", {both})
-    assert sorted(found["chunk"] for found in celery_internals.current_task_arguments()) == ["1", "2"]
+    assert sorted(found["chunk"] for found in celery_internals.current_task_arguments()) == [
+        "1",
+        "2",
+    ]

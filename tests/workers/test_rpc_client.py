@@ -40,7 +40,8 @@ from tuna.workers.launch import WorkerSpec, worker_command
 from tuna.workers.rpc_client import Client, Runner, own_master
 from tuna.workers.worker import _tell_request, _tell_workloads
 
-#: As the seed prints them for a client on an instance, with {placeholders}; then for one with a board.
+#: As the seed prints them for a client on an instance, with {placeholders}; then for one with a
+#: board.
 LINES = """\
 INFO RPCClient: Connecting to server {server}
 INFO RPCClient: {server} connected
@@ -81,7 +82,10 @@ def seed() -> str:
 
 
 def test_the_lines_are_those_of_the_seed() -> None:
-    printed = [block.split("\n\n")[0] + "\n" for block in re.split(r"(?=INFO RPCClient: Connecting)", seed())[1:]]
+    printed = [
+        block.split("\n\n")[0] + "\n"
+        for block in re.split(r"(?=INFO RPCClient: Connecting)", seed())[1:]
+    ]
     shapes = {
         r"(localhost|1\.2\.3\.4):18871": "{server}",
         r"[0-9a-f]{8}(-[0-9a-f]+){4}": "{token}",
@@ -94,7 +98,11 @@ def test_the_lines_are_those_of_the_seed() -> None:
 
 
 def test_the_seeds_command_lines_are_taken_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = [shlex.split(line)[3:] for line in seed().splitlines() if line.startswith("python3 -m lorien rpc-client ")]
+    typed = [
+        shlex.split(line)[3:]
+        for line in seed().splitlines()
+        if line.startswith("python3 -m lorien rpc-client ")
+    ]
     taken: list[tuple[object, ...]] = []
     monkeypatch.setattr(api, "rpc_client", lambda *words, say: taken.append(words) or 0)
     assert [guarded(lorien, words, "lorien") for words in typed] == [0, 0]
@@ -118,7 +126,13 @@ def test_a_worker_says_what_it_tunes_in_the_seeds_words(capfd: pytest.CaptureFix
         target="",
     )
     chunk = Chunk(
-        id="c", namespace="n", library="noop", step="measure", environment="", toolchain="noop-1", items=(item,)
+        id="c",
+        namespace="n",
+        library="noop",
+        step="measure",
+        environment="",
+        toolchain="noop-1",
+        items=(item,),
     )
     _tell_workloads(kwargs={"chunk": chunk.model_dump_json()})
     _tell_request()
@@ -152,9 +166,16 @@ def master(home: Path) -> Iterator[str]:
     others.release()
 
 
-def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_own(master: str) -> None:
+def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_own(
+    master: str,
+) -> None:
     here, said = get_library("noop").environment(), []
-    client = Client(master, _runner(dataclasses.replace(here, device="another"), here), get_settings(), said.append)
+    client = Client(
+        master,
+        _runner(dataclasses.replace(here, device="another"), here),
+        get_settings(),
+        said.append,
+    )
     client.connect()
     line = api.create_client_token(60.0, "redis://somewhere.invalid:1/0")
     compiles, measures = JoinToken.parse_client(line)
@@ -170,9 +191,14 @@ def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_o
     assert [spec.waits for spec in specs] == [False, False], "there is no board"
     for spec in specs:
         assert json.loads(spec.env["TUNA_WORKER_SESSION"])["environment"]["device"] == here.device
-        assert not any(secret in " ".join(worker_command(spec)) for secret in (*urls, compiles.secret, measures.secret))
+        assert not any(
+            secret in " ".join(worker_command(spec))
+            for secret in (*urls, compiles.secret, measures.secret)
+        )
         assert "--without-heartbeat" in worker_command(spec)
-    assert not any(secret in shown for secret in (compiles.secret, measures.secret, compiles.password))
+    assert not any(
+        secret in shown for secret in (compiles.secret, measures.secret, compiles.password)
+    )
     with reading(open_database()) as connection:
         joined = members.members(connection)
     assert sorted((one.role, one.environments, one.toolchains) for one in joined) == [
@@ -185,7 +211,8 @@ def test_a_target_that_no_session_is_for_is_refused_and_its_token_is_left(master
     other = dataclasses.replace(get_library("noop").environment(), device="another")
     client = Client(master, _runner(other), get_settings(), lambda _: None)
     with pytest.raises(
-        BadInput, match=re.escape(f'The master at {master} has no session for the target {{"kind": "llvm"}}')
+        BadInput,
+        match=re.escape(f'The master at {master} has no session for the target {{"kind": "llvm"}}'),
     ):
         client.join(api.create_client_token(60.0))
     assert {token.state for token in api.list_tokens()} == {"open"}
@@ -204,18 +231,27 @@ def test_a_token_of_one_worker_is_not_a_clients(master: str) -> None:
     assert line[-20:-10] not in str(raised.value)
 
 
-def test_a_client_of_the_masters_user_makes_its_own_token(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_of_the_masters_user_makes_its_own_token(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[str] = []
-    monkeypatch.setattr(Client, "join", lambda self, line, server: given.extend((line, str(server))) or [])
+    monkeypatch.setattr(
+        Client, "join", lambda self, line, server: given.extend((line, str(server))) or []
+    )
     monkeypatch.setattr(Client, "serve", lambda self, specs: 0)
     port = master.rpartition(":")[2]
     assert api.rpc_client(f"localhost:{port}", "llvm") == 0
     assert given[1] == master, "the address that is known to be ours"
     compiles, measures = JoinToken.parse_client(given[0])
-    assert {(one.id, one.role) for one in api.list_tokens()} == {(compiles.id, "compile"), (measures.id, "eval")}
+    assert {(one.id, one.role) for one in api.list_tokens()} == {
+        (compiles.id, "compile"),
+        (measures.id, "eval"),
+    }
 
 
-def test_without_a_token_another_users_client_gets_nothing(type_in: Callable[..., Ended], home: Path) -> None:
+def test_without_a_token_another_users_client_gets_nothing(
+    type_in: Callable[..., Ended], home: Path
+) -> None:
     """Whatever listens there: this home has no such port."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -244,7 +280,11 @@ def test_without_a_token_another_users_client_gets_nothing(type_in: Callable[...
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
-    type_in: Callable[..., Ended], words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch
+    type_in: Callable[..., Ended],
+    words: list[str],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tuna.libraries.tvm.targets.platform.machine", lambda: "x86_64")
     ended = type_in("tuna", "rpc-client", "--server", "127.0.0.1:1", *words)
@@ -277,7 +317,9 @@ def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_f
     }
 
 
-@pytest.mark.parametrize("target", [ARM, "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"])
+@pytest.mark.parametrize(
+    "target", [ARM, "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"]
+)
 def test_a_worker_on_a_board_serves_the_environment_that_it_joined_with(
     target: str, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:

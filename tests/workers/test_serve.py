@@ -30,7 +30,9 @@ def test_a_worker_has_the_variables_of_its_device_and_a_core_of_its_own() -> Non
 
 
 def test_workers_of_another_command_have_other_cores() -> None:
-    every = {spec.title: spec.env for spec in device_specs(CARDS, "all", Settings(eval_cpus=""), {})}
+    every = {
+        spec.title: spec.env for spec in device_specs(CARDS, "all", Settings(eval_cpus=""), {})
+    }
     for number in "012":
         (alone,) = device_specs(CARDS, number, Settings(eval_cpus=""), {})
         assert alone.env == every[f"eval-{number}"]
@@ -56,7 +58,16 @@ def test_a_worker_that_dies_again_and_again_is_given_up() -> None:
 
 def test_a_worker_whose_board_is_not_there_is_started_until_it_is() -> None:
     waiting, other = Restarts(waits=True), Restarts()
-    assert [waiting.pause_s(lived_s=1.0) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0, 32.0]
+    assert [waiting.pause_s(lived_s=1.0) for _ in range(8)] == [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+        32.0,
+        32.0,
+    ]
     missing = LibraryMissing.exit_code
     assert [waiting.is_final(missing, first=first) for first in (True, False)] == [False, False]
     assert [other.is_final(missing, first=first) for first in (True, False)] == [True, True]
@@ -78,14 +89,21 @@ def test_a_worker_that_had_recovered_is_started_again_soon() -> None:
 
 
 def test_a_hook_sees_the_workers_variables() -> None:
-    run_hook("TUNA_BEFORE_WORKER", """sh -c 'test "$ROCR_VISIBLE_DEVICES" = 2'""", {"ROCR_VISIBLE_DEVICES": "2"})
+    run_hook(
+        "TUNA_BEFORE_WORKER",
+        """sh -c 'test "$ROCR_VISIBLE_DEVICES" = 2'""",
+        {"ROCR_VISIBLE_DEVICES": "2"},
+    )
     run_hook("TUNA_BEFORE_WORKER", "", {})
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("sh -c 'echo too hot; echo really >&2; exit 4'", "failed with exit code 4. too hot\nreally"),
+        (
+            "sh -c 'echo too hot; echo really >&2; exit 4'",
+            "failed with exit code 4. too hot\nreally",
+        ),
         ("sh -c 'echo wait; sleep 60'", "did not end within 0.2 s. wait"),
         ("/nowhere/probe --all", "cannot be started: No such file or directory: /nowhere/probe"),
     ],
@@ -101,7 +119,10 @@ def test_a_hook_with_an_open_quote_is_not_usable() -> None:
         Settings(before_worker="probe 'all")
 
 
-def test_measuring_cores_that_are_not_there_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
-    """`TUNA_EVAL_CPUS=999 tuna worker eval` served the libraries that did not look at their cores."""
+def test_measuring_cores_that_are_not_there_are_refused_before_a_worker_starts(
+    tmp_path: Path,
+) -> None:
+    """`TUNA_EVAL_CPUS=999 tuna worker eval` served the libraries that did not look at their
+    cores."""
     with pytest.raises(BadInput, match="TUNA_EVAL_CPUS names core 999"):
         serve("eval", settings=Settings(home=tmp_path, eval_cpus="999"))

@@ -16,7 +16,15 @@ from tuna.settings import Settings
 from tuna.workers import lifetime, shutdown
 from tuna.workers.shutdown import Shutdown
 
-CHUNK = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="noop-1", items=())
+CHUNK = Chunk(
+    id="c",
+    namespace="n",
+    library="noop",
+    step="build",
+    environment="",
+    toolchain="noop-1",
+    items=(),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +133,9 @@ def test_a_worker_that_was_put_out_gives_nothing_back(redis_client: redis.Redis)
 
 def test_what_celery_holds_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = _Request({"chunk": CHUNK.model_dump_json()})
-    monkeypatch.setattr(state, "reserved_requests", {mine, _Request({}), _Request({"chunk": json.dumps({"id": 1})})})
+    monkeypatch.setattr(
+        state, "reserved_requests", {mine, _Request({}), _Request({"chunk": json.dumps({"id": 1})})}
+    )
     monkeypatch.setattr(state, "active_requests", {mine})
     assert shutdown.current_chunks() == [CHUNK]
 

@@ -1,4 +1,5 @@
-"""How workers and children are started: from any working directory, on queues that somebody fills."""
+"""How workers and children are started: from any working directory, on queues that somebody
+fills."""
 
 from __future__ import annotations
 
@@ -23,20 +24,30 @@ from tuna.workers.lifetime import WITH_PARENT
 
 @pytest.fixture
 def beside_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory like the one in which `git clone ... tuna` was typed, with a file of a common name."""
+    """A working directory like the one in which `git clone ... tuna` was typed, with a file of a
+    common name."""
     for name in ("tuna", "celery"):
         (tmp_path / name).mkdir()
-    (tmp_path / "redis.py").write_text("raise SystemExit('the file of the working directory was imported')")
+    (tmp_path / "redis.py").write_text(
+        "raise SystemExit('the file of the working directory was imported')"
+    )
     (tmp_path / "tuna" / "__init__.py").write_text("raise SystemExit('the folder was imported')")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_worker_starts_beside_a_folder_tuna_and_a_file_redis(beside_a_clone: Path, tuna_home: Path) -> None:
+def test_a_worker_starts_beside_a_folder_tuna_and_a_file_redis(
+    beside_a_clone: Path, tuna_home: Path
+) -> None:
     command = worker_command(WorkerSpec("compile"))
     arguments = command.index("worker")
     done = subprocess.run(
-        [*command[:arguments], "report"], capture_output=True, text=True, timeout=60, cwd=beside_a_clone, check=False
+        [*command[:arguments], "report"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=beside_a_clone,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "task_acks_late: True" in done.stdout, "the app is Tuna's"
@@ -44,7 +55,9 @@ def test_a_worker_starts_beside_a_folder_tuna_and_a_file_redis(beside_a_clone: P
 
 def test_a_child_starts_beside_a_folder_tuna_and_a_file_redis(beside_a_clone: Path) -> None:
     handlers = Path(__file__).parents[1] / "sandbox"
-    child = Child("sandbox_handlers", env=child_env({"PYTHONPATH": f"{handlers}:{Path(__file__).parents[2]}"}))
+    child = Child(
+        "sandbox_handlers", env=child_env({"PYTHONPATH": f"{handlers}:{Path(__file__).parents[2]}"})
+    )
     try:
         assert child.call({"op": "echo", "value": 1}, 30)["value"] == 1
     finally:
@@ -62,7 +75,8 @@ def test_a_module_gets_its_arguments(tmp_path: Path) -> None:
 
 
 def test_a_worker_whose_starter_has_ended_exits_before_it_does_anything(tuna_home: Path) -> None:
-    """The starter was killed while the worker imported Celery, or before the kernel was asked to tell of it."""
+    """The starter was killed while the worker imported Celery, or before the kernel was asked to
+    tell of it."""
     starter = subprocess.Popen([sys.executable, "-c", ""])
     assert starter.wait() == 0
     done = subprocess.run(
@@ -77,8 +91,13 @@ def test_a_worker_whose_starter_has_ended_exits_before_it_does_anything(tuna_hom
 
 
 def test_a_process_whose_parent_has_ended_exits() -> None:
-    line = "import os; from tuna.sandbox.parent import end_with_parent; end_with_parent(os.getpid()); print('lives')"
-    done = subprocess.run([sys.executable, "-c", line], capture_output=True, timeout=60, check=False)
+    line = (
+        "import os; from tuna.sandbox.parent import end_with_parent; end_with_parent(os.getpid());"
+        " print('lives')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", line], capture_output=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (1, b"")
 
 
@@ -87,12 +106,22 @@ def test_a_process_whose_parent_has_ended_exits() -> None:
     [
         ("os.kill(os.getpid(), 9)", "The compile worker was killed (SIGKILL)."),
         ("os.kill(os.getpid(), 11)", "The compile worker was killed (SIGSEGV)."),
-        ("sys.exit('tuna: It is full.')", "The compile worker ended with exit code 1: tuna: It is full."),
-        ("sys.exit('tuna: No.\\n  do it')", "The compile worker ended with exit code 1: tuna: No. do it"),
+        (
+            "sys.exit('tuna: It is full.')",
+            "The compile worker ended with exit code 1: tuna: It is full.",
+        ),
+        (
+            "sys.exit('tuna: No.\\n  do it')",
+            "The compile worker ended with exit code 1: tuna: No. do it",
+        ),
     ],
 )
 def test_the_end_of_a_worker_is_told_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None], end: str, told: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+    end: str,
+    told: str,
 ) -> None:
     line = f"import os, sys; print('- ** ---------- .> app: tuna', flush=True); {end}"
     monkeypatch.setattr(launch, "worker_command", lambda _: [sys.executable, "-c", line])
@@ -113,7 +142,10 @@ def test_the_end_of_a_worker_is_told_with_its_reason(
 
 @pytest.mark.parametrize("queues", [["tuna"], ["complie"], ["compile", "evaluate"]])
 def test_a_worker_on_a_queue_that_nobody_fills_is_refused(
-    queues: Sequence[str], tuna_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    queues: Sequence[str],
+    tuna_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings: Settings = get_settings()
     app: Any = object()

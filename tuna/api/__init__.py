@@ -10,8 +10,8 @@
     api.run(session.id)
     api.report(session.id).layers[0].best
 
-They use the settings of the process (`TUNA_*`), as the commands do, and raise `tuna.errors.TunaError`. Importing this takes
-no time: each function imports what it needs.
+They use the settings of the process (`TUNA_*`), as the commands do, and raise
+`tuna.errors.TunaError`. Importing this takes no time: each function imports what it needs.
 """
 
 from tuna.api.archives import (
@@ -59,7 +59,14 @@ from tuna.api.jobs import (
 from tuna.api.keys import RotatedKey, SigningKey, list_keys, rotate_key
 from tuna.api.model_building import BuiltModel, Checks, build_model, check_model
 from tuna.api.model_tuning import TunedModel, tune_model
-from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
+from tuna.api.models import (
+    MODEL_ENDINGS,
+    ImportedModel,
+    ModelTask,
+    import_model,
+    list_models,
+    show_model,
+)
 from tuna.api.results import coverage, query, targets_met, winners, without_solver
 from tuna.api.rpc import count_workers, listening
 from tuna.api.rpc_client import rpc_client

@@ -20,7 +20,8 @@ OnJobs = Callable[[int, int], None]
 
 
 def list_sessions(session_id: int | None = None) -> list[SessionSize]:
-    """All sessions, or one, with their state, counts and sizes; raises NotFound. It looks at every trial."""
+    """All sessions, or one, with their state, counts and sizes; raises NotFound. It looks at every
+    trial."""
     from tuna.archives import sizes
     from tuna.db.database import open_database
 
@@ -38,17 +39,22 @@ def warm_starts(session_id: int) -> list[WarmStart]:
 
 
 def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> Header:
-    """Write a session with everything that its results need into one file; raises NotFound, BadInput, StorageFull."""
+    """Write a session with everything that its results need into one file; raises NotFound,
+    BadInput, StorageFull."""
     from tuna.archives.write import archive
     from tuna.db.database import open_database
 
     return archive(open_database(), session_id, path, on_jobs)
 
 
-def restore_session(path: Path, reason: str | None = None, on_jobs: OnJobs | None = None) -> Restored:
-    """Restore what `archive_session` wrote, here or elsewhere; `reason`: another one than the archive's.
+def restore_session(
+    path: Path, reason: str | None = None, on_jobs: OnJobs | None = None
+) -> Restored:
+    """Restore what `archive_session` wrote, here or elsewhere; `reason`: another one than the
+    archive's.
 
-    Raises BadInput for a file that is no archive, or not whole, or of a session that is here already.
+    Raises BadInput for a file that is no archive, or not whole, or of a session that is here
+    already.
     """
     from tuna.archives.restore import restore
     from tuna.db.database import open_database
@@ -57,7 +63,8 @@ def restore_session(path: Path, reason: str | None = None, on_jobs: OnJobs | Non
 
 
 def check_deletion(session_id: int, *, cancels: bool = False) -> None:
-    """Raise NotFound, or BadInput for a session that must not be deleted; `cancels`: its jobs will be canceled first."""
+    """Raise NotFound, or BadInput for a session that must not be deleted; `cancels`: its jobs will
+    be canceled first."""
     from tuna.archives import removal
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -67,7 +74,8 @@ def check_deletion(session_id: int, *, cancels: bool = False) -> None:
 
 
 def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Deleted, str]:
-    """Delete a session; returns what was deleted, and what of it could not be removed from Redis or the artifact store.
+    """Delete a session; returns what was deleted, and what of it could not be removed from Redis or
+    the artifact store.
 
     Raises as `check_deletion` does.
     """

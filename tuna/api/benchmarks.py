@@ -1,4 +1,5 @@
-"""Models: time built ones on a board behind TVM RPC or on this machine, and list what was measured."""
+"""Models: time built ones on a board behind TVM RPC or on this machine, and list what was
+measured."""
 
 from __future__ import annotations
 
@@ -56,13 +57,15 @@ def benchmark_model(
     options: BenchmarkOptions = _OPTIONS,
     on_point: Callable[[int, int], None] = lambda number, points: None,
 ) -> list[ModelTime]:
-    """Run a built model, and `against` in turn with it in the same session, and time both; the rows that were stored.
+    """Run a built model, and `against` in turn with it in the same session, and time both; the rows
+    that were stored.
 
-    Without a board it runs on this machine's measuring cores, in a box. `inputs` are as `x=n,3:float32`, `p.0=2,3:float32` (of a
-    tuple) or `s=n,4:shape`; by default those of `LIBRARY.json`. One may be an npz file, whose arrays are taken in the place of
-    random ones. `shapes` give values to open extents: `n=1,4,8`. Raises
-    BadInput, naming an argument that does not fit; NotFound for an unknown device key; ServiceError for a board or
-    tracker that does not answer.
+    Without a board it runs on this machine's measuring cores, in a box. `inputs` are as
+    `x=n,3:float32`, `p.0=2,3:float32` (of a tuple) or `s=n,4:shape`; by default those of
+    `LIBRARY.json`. One may be an npz file, whose arrays are taken in the place of random ones.
+    `shapes` give values to open extents: `n=1,4,8`. Raises BadInput, naming an argument that does
+    not fit; NotFound for an unknown device key; ServiceError for a board or tracker that does not
+    answer.
     """
     from tuna.db import benchmarks
     from tuna.db.database import open_database
@@ -91,7 +94,10 @@ def benchmark_model(
             on_point=lambda number: on_point(number, len(points)),
         )
         with reading(engine) as connection:
-            ids = [benchmarks.model_id(connection, str(fact.get("model")), str(fact.get("version"))) for fact in facts]
+            ids = [
+                benchmarks.model_id(connection, str(fact.get("model")), str(fact.get("version")))
+                for fact in facts
+            ]
         for point in measured:
             rows = [
                 benchmarks.NewBenchmark(
@@ -100,7 +106,9 @@ def benchmark_model(
                     artifact=artifact,
                     function=options.function[:_FUNCTION_CHARS],
                     tracker=board.tracker[:_LABEL_CHARS] if board else "",
-                    device=f"{device}{f', emulated by {point.emulator}' if point.emulator else ''}"[:_LABEL_CHARS],
+                    device=f"{device}{f', emulated by {point.emulator}' if point.emulator else ''}"[
+                        :_LABEL_CHARS
+                    ],
                     extents=dict(point.extents),
                     inputs=" ".join(map(str, given)),
                     time_ms=point.timings[label].time_ms,
@@ -119,18 +127,24 @@ def benchmark_model(
 
 
 def list_benchmarks(model: str | None = None) -> list[ModelTime]:
-    """The times of whole models, or of runs with the imports `NAME` or `NAME@VERSION`, the latest last. Raises NotFound."""
+    """The times of whole models, or of runs with the imports `NAME` or `NAME@VERSION`, the latest
+    last. Raises NotFound."""
     from tuna.db import benchmarks, networks
     from tuna.db.database import open_database
     from tuna.db.engine import reading
 
     with reading(open_database()) as connection:
-        return benchmarks.of_models(connection, None if model is None else networks.ids_of(connection, model))
+        return benchmarks.of_models(
+            connection, None if model is None else networks.ids_of(connection, model)
+        )
 
 
 @contextlib.contextmanager
-def _place(board: Board | None, options: BenchmarkOptions, cores: int) -> Iterator[tuple[Place, str]]:
-    """Where to run, and the name of the device; this machine is locked against other measurements meanwhile.
+def _place(
+    board: Board | None, options: BenchmarkOptions, cores: int
+) -> Iterator[tuple[Place, str]]:
+    """Where to run, and the name of the device; this machine is locked against other measurements
+    meanwhile.
 
     On this machine on so many `cores`, where TUNA_EVAL_CPUS names none.
     """
@@ -147,14 +161,27 @@ def _place(board: Board | None, options: BenchmarkOptions, cores: int) -> Iterat
         library.toolchain()  # raises LibraryMissing
         tracker = Tracker.parse(board.tracker)
         yield (
-            Place(tracker, board.device_key, wait_s=board.wait_s, limit_s=options.limit_s, memory_bytes=memory),
+            Place(
+                tracker,
+                board.device_key,
+                wait_s=board.wait_s,
+                limit_s=options.limit_s,
+                memory_bytes=memory,
+            ),
             board.device_key,
         )
         return
-    with contextlib.nullcontext() if get_settings().eval_cpus else measuring_with(min(cores, len(available_cpus()))):
+    with (
+        contextlib.nullcontext()
+        if get_settings().eval_cpus
+        else measuring_with(min(cores, len(available_cpus())))
+    ):
         device = device_for(library, get_settings())
         with measuring_on(device):
-            yield Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory), library.environment().device
+            yield (
+                Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory),
+                library.environment().device,
+            )
 
 
 def _facts(library: Path) -> Mapping[str, Any]:
@@ -177,23 +204,37 @@ def _recorded(inputs: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The npz file among the inputs, and the others; raises BadInput for several."""
     found = [text for text in inputs if text.endswith(".npz")]
     if len(found) > 1:
-        raise BadInput("There is one file of inputs at most.", hint="numpy.savez writes several arrays into one")
-    return (check_recorded(Path(found[0])) if found else None), [text for text in inputs if text not in found]
+        raise BadInput(
+            "There is one file of inputs at most.",
+            hint="numpy.savez writes several arrays into one",
+        )
+    return (check_recorded(Path(found[0])) if found else None), [
+        text for text in inputs if text not in found
+    ]
 
 
 def _inputs_of(library: Path, facts: Mapping[str, Any], texts: Sequence[str]) -> list[Argument]:
-    """The inputs as `texts` say, else as the facts beside the library do, which also know what an input can take."""
+    """The inputs as `texts` say, else as the facts beside the library do, which also know what an
+    input can take."""
     from tuna.models import arguments
 
     try:
         there = [(str(one.get("parameter") or one["name"]), one) for one in facts.get("inputs", [])]
         plain = [f"{name}={','.join(map(str, one['shape']))}:{one['dtype']}" for name, one in there]
-        bounds = {name: (int(one["bounds"][0]), int(one["bounds"][1])) for name, one in there if one.get("bounds")}
+        bounds = {
+            name: (int(one["bounds"][0]), int(one["bounds"][1]))
+            for name, one in there
+            if one.get("bounds")
+        }
         labels = {name: str(one["name"]) for name, one in there}
     except (TypeError, KeyError, ValueError, IndexError, AttributeError):
-        raise BadInput(f"{library}.json is not as `tuna model build` writes it.", hint="give --input") from None
+        raise BadInput(
+            f"{library}.json is not as `tuna model build` writes it.", hint="give --input"
+        ) from None
     given = map(arguments.parse, texts or plain)
-    return [replace(one, bounds=bounds.get(one.name), label=labels.get(one.name, "")) for one in given]
+    return [
+        replace(one, bounds=bounds.get(one.name), label=labels.get(one.name, "")) for one in given
+    ]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

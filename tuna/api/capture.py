@@ -38,14 +38,20 @@ class CapturedProgram:
 
 
 def capture(
-    command: Sequence[str], tag: str, *, model: str | None = None, waiting: Callable[[], None] = lambda: None
+    command: Sequence[str],
+    tag: str,
+    *,
+    model: str | None = None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> CapturedProgram:
-    """Run `command` with logging switched on in MIOpen, hipBLASLt, oneDNN and TunableOp, and import its layers under `tag`.
+    """Run `command` with logging switched on in MIOpen, hipBLASLt, oneDNN and TunableOp, and import
+    its layers under `tag`.
 
-    stdin, stdout and stderr are those of this process; lines of the logs are taken out. The number of times that a layer
-    was asked for is its weight in the model `model` (default: the tag), version `captured`. Processes that the program
-    starts are captured too; `waiting` is called if they keep its output open for long after its end. Raises BadInput for
-    a program that cannot be started; whatever it does, what it logged until its end is imported.
+    stdin, stdout and stderr are those of this process; lines of the logs are taken out. The number
+    of times that a layer was asked for is its weight in the model `model` (default: the tag),
+    version `captured`. Processes that the program starts are captured too; `waiting` is called if
+    they keep its output open for long after its end. Raises BadInput for a program that cannot be
+    started; whatever it does, what it logged until its end is imported.
     """
     from tuna.db.database import open_database
     from tuna.sandbox import passthrough
@@ -53,7 +59,9 @@ def capture(
 
     check_tag(tag)
     if not command:
-        raise BadInput("There is no command to run.", hint="such as: `tuna capture -t TAG -- python prog.py`")
+        raise BadInput(
+            "There is no command to run.", hint="such as: `tuna capture -t TAG -- python prog.py`"
+        )
     if model is not None and not 0 < len(model.strip()) <= 128:
         raise BadInput("A model has 1 to 128 characters.", hint="give it with --model")
     open_database()  # before the program, which may take long
@@ -63,19 +71,24 @@ def capture(
         environment = logging_environment(os.environ, folder)
         markers = passthrough.Markers(stdout=(b"onednn_verbose,", b"dnnl_verbose,"), stderr=_MIOPEN)
         fifo = folder / "hipblaslt.log"
-        status = passthrough.run(command, environment, markers, log.take, fifo=fifo, waiting=waiting)
+        status = passthrough.run(
+            command, environment, markers, log.take, fifo=fifo, waiting=waiting
+        )
         for path in sorted(folder.glob("untuned*.csv")):
             with open(path, "rb") as rows:
                 while row := rows.readline(LINE_BYTES):
                     log.take_row(row)
     parsed = log.finish()
     imported = _store(parsed, tag, model or tag) if parsed.configs else None
-    layers = sorted(zip(parsed.configs, parsed.weights, strict=True), key=lambda pair: -pair[0].flops * pair[1])
+    layers = sorted(
+        zip(parsed.configs, parsed.weights, strict=True), key=lambda pair: -pair[0].flops * pair[1]
+    )
     return CapturedProgram(status, tuple(layers), imported, parsed, log.stopped)
 
 
 def logging_environment(own: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The variables of `own` and those that make libraries log: oneDNN to stdout, MIOpen to stderr, others to `folder`."""
+    """The variables of `own` and those that make libraries log: oneDNN to stdout, MIOpen to stderr,
+    others to `folder`."""
     environment = dict(own)
     environment.pop("HIPBLASLT_LOG_LEVEL", None)  # it would add other lines
     return environment | {
@@ -84,7 +97,8 @@ def logging_environment(own: Mapping[str, str], folder: Path) -> dict[str, str]:
         "MIOPEN_ENABLE_LOGGING_CMD": "1",
         "HIPBLASLT_LOG_MASK": "32",
         "HIPBLASLT_LOG_FILE": str(folder / "hipblaslt.log"),
-        # Only records; without a file of results to read, products run as they do without TunableOp.
+        # Only records; without a file of results to read, products run as they do without
+        # TunableOp.
         "PYTORCH_TUNABLEOP_ENABLED": "1",
         "PYTORCH_TUNABLEOP_TUNING": "0",
         "PYTORCH_TUNABLEOP_RECORD_UNTUNED": "1",

@@ -1,4 +1,5 @@
-"""A session described step by step, then run: `t.session("tvm").layers(tag="x").candidates(16).run().best()`."""
+"""A session described step by step, then run:
+`t.session("tvm").layers(tag="x").candidates(16).run().best()`."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ class SessionPlan:
     check: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def layers(
-        self, source: str | os.PathLike[str] | Sequence[str] | None = None, *, tag: str | None = None
+        self,
+        source: str | os.PathLike[str] | Sequence[str] | None = None,
+        *,
+        tag: str | None = None,
     ) -> SessionPlan:
-        """The layers of a file or a list of lines (driver commands, JSON objects), imported under `tag`; without a source
-        those that carry the tag. A tag need not be given with a source: it is the file's name, or made from the lines."""
+        """The layers of a file or a list of lines (driver commands, JSON objects), imported under
+        `tag`; without a source those that carry the tag. A tag need not be given with a source: it
+        is the file's name, or made from the lines."""
         if source is None and tag is None:
             raise BadInput("Say which layers: a file, lines, or tag=.")
         if source is None:
@@ -63,10 +68,12 @@ class SessionPlan:
     def run(
         self, *, processes: int | None = None, on_progress: Callable[[Progress], None] | None = None
     ) -> SessionResults:
-        """Import the layers, load the jobs and run them with workers on this machine. Interrupted, the same call goes on.
+        """Import the layers, load the jobs and run them with workers on this machine. Interrupted,
+        the same call goes on.
 
-        `processes`: compile processes; `on_progress` is called a few times a second at most. Raises NotFound for a tag or
-        solver that there is not, BadInput for layers or options that cannot be.
+        `processes`: compile processes; `on_progress` is called a few times a second at most. Raises
+        NotFound for a tag or solver that there is not, BadInput for layers or options that cannot
+        be.
         """
         self.check()
         if self.tag is None:
@@ -76,7 +83,9 @@ class SessionPlan:
             self._import(self.tag)
         api.update_solvers(self.library)
         api.update_applicability(session.id, self.tag)
-        api.load_jobs(session.id, tag=self.tag, reason=self.reason, solvers=self.names, options=self.values)
+        api.load_jobs(
+            session.id, tag=self.tag, reason=self.reason, solvers=self.names, options=self.values
+        )
         end = api.run(session.id, processes=processes, on_progress=on_progress)
         return SessionResults(session.id, self.tag, end.errored, self.check)
 
@@ -84,7 +93,9 @@ class SessionPlan:
         if isinstance(self.source, Path):
             api.import_configs(self.source, tag)
             return
-        with tempfile.NamedTemporaryFile("w", prefix="layers-", suffix=".txt", encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="layers-", suffix=".txt", encoding="utf-8"
+        ) as file:
             file.write("\n".join(self.source or ()) + "\n")
             file.flush()
             api.import_configs(Path(file.name), tag, strict=True)
@@ -102,7 +113,9 @@ class SessionResults:
     def results(self, n_best: int | None = None) -> ResultRows:
         """All results by layer and time; with `n_best` the fastest trials of each solver."""
         self.check()
-        return api.query(ResultFilter(session_id=self.session_id, tag=self.tag, n_best=n_best, limit=MAX_LIMIT))
+        return api.query(
+            ResultFilter(session_id=self.session_id, tag=self.tag, n_best=n_best, limit=MAX_LIMIT)
+        )
 
     def best(self) -> ResultRows:
         """The fastest result of each layer; a baseline's where there is no other."""
@@ -114,7 +127,9 @@ class SessionResults:
         self.check()
         return api.write_report(self.session_id, Path(path))
 
-    def export(self, form: str, directory: str | os.PathLike[str] = ".", **options: object) -> ExportReport:
+    def export(
+        self, form: str, directory: str | os.PathLike[str] = ".", **options: object
+    ) -> ExportReport:
         """Write the session's results as a database, as `tuna export` does."""
         self.check()
         return api.export(self.session_id, form, Path(directory), **options)

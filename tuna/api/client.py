@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def connect(home: str | os.PathLike[str] | None) -> Tuna:
-    """Tuna with the settings of this process; `home` replaces `TUNA_HOME`, also for workers that it starts."""
+    """Tuna with the settings of this process; `home` replaces `TUNA_HOME`, also for workers that it
+    starts."""
     from tuna.db.database import open_database
     from tuna.settings import get_settings
 
@@ -39,7 +40,8 @@ class Tuna:
     home: Path
 
     def session(self, library: str, reason: str = "python", **conditions: str) -> SessionPlan:
-        """A session to describe and then `run()`, which makes it unless it is there; `conditions` of measurement."""
+        """A session to describe and then `run()`, which makes it unless it is there; `conditions`
+        of measurement."""
         self._check()
         return SessionPlan(library, reason, conditions=dict(conditions), check=self._check)
 
@@ -55,10 +57,11 @@ class Tuna:
         winograd: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Model:
-        """Import an ONNX file or a program of `torch.export` and tune its tasks on this machine, `minutes` at most.
+        """Import an ONNX file or a program of `torch.export` and tune its tasks on this machine,
+        `minutes` at most.
 
-        What another model has is not tuned again. `name`: default the file's; `batch`: first extent of the inputs that
-        `shapes` does not name. Interrupted, the same call goes on.
+        What another model has is not tuned again. `name`: default the file's; `batch`: first extent
+        of the inputs that `shapes` does not name. Interrupted, the same call goes on.
         """
         self._check()
         path = Path(model)
@@ -117,7 +120,9 @@ class Tuna:
         )
         return api.query(wanted)
 
-    def coverage(self, name: str, arch: str, *, device: str | None = None, library: str | None = None) -> Coverage:
+    def coverage(
+        self, name: str, arch: str, *, device: str | None = None, library: str | None = None
+    ) -> Coverage:
         """How much of a model, network or tag has results on an architecture."""
         self._check()
         return api.coverage(name, arch, device=device, library=library)
@@ -155,15 +160,26 @@ class Model:
     ) -> Model:
         """Tune its tasks, for so many minutes at most; what has a result is not measured again."""
         tuned = api.tune_model(
-            self.name, candidates=candidates, winograd=self.winograd, minutes=minutes, on_progress=on_progress
+            self.name,
+            candidates=candidates,
+            winograd=self.winograd,
+            minutes=minutes,
+            on_progress=on_progress,
         )
         return Model(self.name, winograd=self.winograd, errored=tuned.errored)
 
     def build(
-        self, output: str | os.PathLike[str], *, session_id: int | None = None, golden: int | None = None
+        self,
+        output: str | os.PathLike[str],
+        *,
+        session_id: int | None = None,
+        golden: int | None = None,
     ) -> api.BuiltModel:
-        """Build the shared library `output` with the winners of a session, a golden version or all; check and time it."""
-        return api.build_model(self.name, Path(output), session_id=session_id, golden=golden, winograd=self.winograd)
+        """Build the shared library `output` with the winners of a session, a golden version or all;
+        check and time it."""
+        return api.build_model(
+            self.name, Path(output), session_id=session_id, golden=golden, winograd=self.winograd
+        )
 
     def tasks(self) -> list[api.ModelTask]:
         """Its tasks, with how often it calls each and the fastest kernel."""
@@ -173,7 +189,12 @@ class Model:
         from tuna.reports.html_table import table
 
         cells = [
-            (task.label, task.count, task.winner.solver if task.winner else "", task.winner and task.winner.time_ms)
+            (
+                task.label,
+                task.count,
+                task.winner.solver if task.winner else "",
+                task.winner and task.winner.time_ms,
+            )
             for task in self.tasks()
         ]
         return table(self.name, ("task", "calls", "fastest", "ms"), cells)

@@ -68,12 +68,13 @@ def import_configs(
     tag_only: bool = False,
     network: Network | None = None,
 ) -> ImportedConfigs:
-    """Import the layers of a text file or a log, or the one in the driver command `driver`, under a tag.
+    """Import the layers of a text file or a log, or the one in the driver command `driver`, under a
+    tag.
 
-    `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines (conv, convfp16,
-    convbfp16); `recurrent`: marked as tuned again whenever the library changes; `tag_only`: nothing is added. Raises
-    NothingImported if no layer is left, or with `strict` if any line is rejected; BadInput for a file that is not a list
-    of layers.
+    `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines
+    (conv, convfp16, convbfp16); `recurrent`: marked as tuned again whenever the library changes;
+    `tag_only`: nothing is added. Raises NothingImported if no layer is left, or with `strict` if
+    any line is rejected; BadInput for a file that is not a list of layers.
     """
     from tuna.configs import parse_lines
 
@@ -89,7 +90,8 @@ def import_configs(
 def read_layers(
     path: Path, *, strict: bool = False, batches: Sequence[int] = (), command: str | None = None
 ) -> ParsedFile:
-    """The layers of a file, with the arguments and the errors of `import_configs`; nothing is stored."""
+    """The layers of a file, with the arguments and the errors of `import_configs`; nothing is
+    stored."""
     from tuna.configs import parse_file
 
     parsed = parse_file(path, batches=tuple(batches), command=command)
@@ -104,7 +106,10 @@ def _check(parsed: ParsedFile, source: str, *, strict: bool) -> None:
         except BadInput as error:
             raise NothingImported(str(error), parsed.rejections) from None
     if not parsed.configs:
-        message = f"{source} holds no layer that can be imported ({counted(parsed.counts.total, 'line')})."
+        message = (
+            f"{source} holds no layer that can be imported"
+            f" ({counted(parsed.counts.total, 'line')})."
+        )
         raise NothingImported(message, parsed.rejections)
 
 
@@ -115,9 +120,15 @@ def check_tag(tag: str) -> None:
 
 
 def store_parsed(
-    parsed: ParsedFile, tag: str, *, recurrent: bool = False, tag_only: bool = False, network: Network | None = None
+    parsed: ParsedFile,
+    tag: str,
+    *,
+    recurrent: bool = False,
+    tag_only: bool = False,
+    network: Network | None = None,
 ) -> ImportedConfigs:
-    """Store the layers that were read, with the arguments of `import_configs`; `network` must be there."""
+    """Store the layers that were read, with the arguments of `import_configs`; `network` must be
+    there."""
     from tuna.configs.values import MAX_SIZE
     from tuna.db import configs, networks
     from tuna.db.database import open_database
@@ -129,10 +140,16 @@ def store_parsed(
             networks.Named(network.model, network.md_version),
             networks.Named(network.framework, network.fw_version),
         )
-        stored = configs.store(connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only)
+        stored = configs.store(
+            connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only
+        )
         if network and ids:
             pairs = zip(stored.ids, parsed.weights, strict=True)
-            weights = {config_id: min(weight, MAX_SIZE) for config_id, weight in pairs if config_id is not None}
+            weights = {
+                config_id: min(weight, MAX_SIZE)
+                for config_id, weight in pairs
+                if config_id is not None
+            }
             networks.set_weights(connection, *ids, network.gpu_count, weights)
     return ImportedConfigs(
         counts=parsed.counts,

@@ -30,8 +30,8 @@ class MergedDatabase:
 def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:
     """Write the database `form` of a session into `directory`.
 
-    Options that are None or False count as not given. Raises NotFound if there is nothing to export, BadInput for an
-    unknown form or option.
+    Options that are None or False count as not given. Raises NotFound if there is nothing to
+    export, BadInput for an unknown form or option.
     """
     from tuna.db.engine import reading
     from tuna.exports import export as write
@@ -63,21 +63,38 @@ def export_golden(
 
     with reading(open_database()) as connection:
         wanted = _given(options)
-        return write(connection, version, form, directory, library=library, arch=arch, num_cu=num_cu, **wanted)
+        return write(
+            connection,
+            version,
+            form,
+            directory,
+            library=library,
+            arch=arch,
+            num_cu=num_cu,
+            **wanted,
+        )
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given: a form refuses those that it does not have."""
-    return {name: value for name, value in options.items() if value is not None and value is not False}
+    return {
+        name: value for name, value in options.items() if value is not None and value is not False
+    }
 
 
 def import_database(
-    path: Path, session_id: int | None, reason: str, facts: Mapping[str, str], library: str = "miopen"
+    path: Path,
+    session_id: int | None,
+    reason: str,
+    facts: Mapping[str, str],
+    library: str = "miopen",
 ) -> ImportReport:
-    """Import a database file into a session; for a find db or perf db into a new one unless `session_id` is given.
+    """Import a database file into a session; for a find db or perf db into a new one unless
+    `session_id` is given.
 
-    `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and complete those in
-    the file's name. Raises BadInput for an invalid file, or facts that are missing or not expected.
+    `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and
+    complete those in the file's name. Raises BadInput for an invalid file, or facts that are
+    missing or not expected.
     """
     from functools import partial
 
@@ -89,25 +106,42 @@ def import_database(
 
     engine = open_database()
     if session_id is None and (exporter := exporter_of(path)).importable:
-        raise BadInput(f"A {exporter.title} goes into a session that is there.", hint="give it with --session-id")
+        raise BadInput(
+            f"A {exporter.title} goes into a session that is there.",
+            hint="give it with --session-id",
+        )
     if session_id is None:
         arch, num_cu = naming.parse_name(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
-        for name, flag in (("rocm_v", "--rocm-version"), ("miopen_v", "--miopen-version"), ("num_cu", "--num-cu")):
+        for name, flag in (
+            ("rocm_v", "--rocm-version"),
+            ("miopen_v", "--miopen-version"),
+            ("num_cu", "--num-cu"),
+        ):
             if name not in known:
-                raise BadInput(f"{flag} is missing: a new session needs to know what the database was made with.")
+                raise BadInput(
+                    f"{flag} is missing: a new session needs to know what the database was made"
+                    " with."
+                )
         environment = get_library(library).environment_by_hand(known)
-        return import_db(engine, path, partial(sessions.create, environment=environment, reason=reason))
+        return import_db(
+            engine, path, partial(sessions.create, environment=environment, reason=reason)
+        )
     if facts:
         raise BadInput("With --session-id the environment is the session's; leave the rest out.")
     return import_db(engine, path, session_id)
 
 
-def merge_databases(master: Path, target: Path, output: Path, *, keep_keys: bool = False) -> list[MergedDatabase]:
-    """Merge `target`, whose entries win, into copies of `master`, a database or a folder of them, in `output`."""
+def merge_databases(
+    master: Path, target: Path, output: Path, *, keep_keys: bool = False
+) -> list[MergedDatabase]:
+    """Merge `target`, whose entries win, into copies of `master`, a database or a folder of them,
+    in `output`."""
     from tuna.exports.merge import merge
 
-    masters = sorted(path for path in master.iterdir() if path.is_file()) if master.is_dir() else [master]
+    masters = (
+        sorted(path for path in master.iterdir() if path.is_file()) if master.is_dir() else [master]
+    )
     chosen = [path for path in masters if len(masters) == 1 or path.name == target.name]
     if not chosen:
         raise BadInput(f"{master} holds no {target.name} to merge into.")
@@ -115,7 +149,9 @@ def merge_databases(master: Path, target: Path, output: Path, *, keep_keys: bool
     for path in chosen:
         place = output / path.name
         if place.exists() and place.samefile(path):
-            raise BadInput(f"The result would replace {path}.", hint="name another folder with --directory")
+            raise BadInput(
+                f"The result would replace {path}.", hint="name another folder with --directory"
+            )
         merged.append(MergedDatabase(place, merge(path, target, place, keep_keys=keep_keys)))
     return merged
 
@@ -139,7 +175,9 @@ def check_databases(directory: Path, library: str = "miopen") -> Findings:
     known: dict[str, bool] | None
     with reading(open_database()) as connection:
         try:
-            known = {solver.name: solver.tunable for solver in solvers.list_solvers(connection, library)}
+            known = {
+                solver.name: solver.tunable for solver in solvers.list_solvers(connection, library)
+            }
         except BadInput:
             known = None
         return check(directory, Known(known, partial(kernels_of, connection, library)))

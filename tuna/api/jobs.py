@@ -30,11 +30,13 @@ Options = Mapping[str, object]
 
 @dataclass(frozen=True)
 class LoadedJobs:
-    """How many jobs are new, of how many applicable pairs of layer and solver in the session (and tag)."""
+    """How many jobs are new, of how many applicable pairs of layer and solver in the session (and
+    tag)."""
 
     added: int
     pairs: int
-    met: tuple[str, ...] = ()  #: of each layer whose target a known result meets, so that it needs no trial, which
+    #: of each layer whose target a known result meets, so that it needs no trial, which
+    met: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ def load_jobs(
 ) -> LoadedJobs:
     """Add the missing jobs of a session, for every applicable solver or for `solvers`.
 
-    `tag`: only its layers; `config_ids`: only these layers;
-    `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
-    `only_recurrent`: only layers that were imported as ones to tune again with each release; `command`: only
-    convolutions of this precision; `columns`: further columns of `job` that a user sets. Raises BadInput
-    if no pair of layer and solver applies and for options that the library does not have, NotFound for an unknown
+    `tag`: only its layers; `config_ids`: only these layers; `steps`: only these, in the library's
+    order; `algorithm`: only solvers of this family; `only_recurrent`: only layers that were
+    imported as ones to tune again with each release; `command`: only convolutions of this
+    precision; `columns`: further columns of `job` that a user sets. Raises BadInput if no pair of
+    layer and solver applies and for options that the library does not have, NotFound for an unknown
     session, tag, step or solver.
     """
     from tuna.db import jobs
@@ -85,7 +87,8 @@ def load_jobs(
     names = [step.name for step in library.steps if not wanted or step.name in wanted]
     if wanted - set(names):
         raise BadInput(
-            "Tuna decides by itself which jobs search, and when there are finals.", hint="leave this step out"
+            "Tuna decides by itself which jobs search, and when there are finals.",
+            hint="leave this step out",
         )
     checked = check(library.options, options or {}, library.name)
     whole = library.search is not None and names == [step.name for step in library.steps]
@@ -119,7 +122,9 @@ def load_jobs(
         raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
     if not pairs:
         hint = f"run: `tuna applicability --session-id {session_id}`"
-        raise BadInput(f"No solver is known to run these layers in session {session_id}.", hint=hint)
+        raise BadInput(
+            f"No solver is known to run these layers in session {session_id}.", hint=hint
+        )
     return LoadedJobs(count, pairs, tuple(met.values()))
 
 
@@ -127,7 +132,9 @@ def nothing_to_tune(library: str, layers: Sequence[tuple[str, str]]) -> BadInput
     """Return the error for layers, each with the reason, of which none has a solver."""
     shown = [f"{layer}: {reason}" for layer, reason in layers[:_MOST_NAMED]]
     more = [f"and {len(layers) - _MOST_NAMED} more"] if len(layers) > _MOST_NAMED else []
-    return BadInput(f"{library} has a solver for none of these layers.", hint="\n  ".join([*shown, *more]))
+    return BadInput(
+        f"{library} has a solver for none of these layers.", hint="\n  ".join([*shown, *more])
+    )
 
 
 def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJobs:
@@ -159,22 +166,26 @@ def run(
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
     on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
-    """Run the steps (all when empty) of one session or several with workers on this machine; returns the final progress.
+    """Run the steps (all when empty) of one session or several with workers on this machine;
+    returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
-    `processes`: compile processes, by default one for each core that may build; `policy`: as `Settings.policy`, its default;
-    raises BadInput for one that is for comparisons alone.
-    `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the seconds that workers have
-    to finish what they do, and `on_behind` when workers are busy with other sessions first, with the number of chunks of
-    each. With `on_log` the log goes to a file in `TUNA_HOME`, unless the settings ask for more of it than warnings or for
-    JSON; it is called at the end with the file, if there was anything to log. A second call resumes.
+    `processes`: compile processes, by default one for each core that may build; `policy`: as
+    `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
+    `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the
+    seconds that workers have to finish what they do, and `on_behind` when workers are busy with
+    other sessions first, with the number of chunks of each. With `on_log` the log goes to a file in
+    `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
+    the end with the file, if there was anything to log. A second call resumes.
     """
     from tuna.workers.session_run import default_workers
 
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
 
-    return _work_through(session_id, steps, workers, on_progress, on_wait, on_behind, policy=policy, on_log=on_log)
+    return _work_through(
+        session_id, steps, workers, on_progress, on_wait, on_behind, policy=policy, on_log=on_log
+    )
 
 
 def enqueue(
@@ -186,11 +197,15 @@ def enqueue(
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
     on_stored: Callable[[Collection[int]], None] | None = None,
 ) -> Progress:
-    """Fill the queues and drain results until every job is finished, as `run` does; the workers run elsewhere.
+    """Fill the queues and drain results until every job is finished, as `run` does; the workers run
+    elsewhere.
 
-    `policy`: as `Settings.policy`, its default. `on_stored` gets the jobs of which results were just stored, of any session.
+    `policy`: as `Settings.policy`, its default. `on_stored` gets the jobs of which results were
+    just stored, of any session.
     """
-    return _work_through(session_id, steps, lambda _: (), on_progress, None, on_behind, on_stored, policy)
+    return _work_through(
+        session_id, steps, lambda _: (), on_progress, None, on_behind, on_stored, policy
+    )
 
 
 def _work_through(
@@ -212,7 +227,11 @@ def _work_through(
     settings = get_settings()
     if policy is not None:
         if policy not in PUBLISHING_POLICIES:
-            hint = f"`tuna simulate --policy {policy}` compares with it" if policy in COMPARED_POLICIES else ""
+            hint = (
+                f"`tuna simulate --policy {policy}` compares with it"
+                if policy in COMPARED_POLICIES
+                else ""
+            )
             raise BadInput(
                 f"No coordinator publishes by {policy!r}.",
                 hint=hint or choices(policy, PUBLISHING_POLICIES, "policies"),
@@ -233,7 +252,10 @@ def _work_through(
         )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:
-        raise BadInput(f"Session {empty[0]} has no jobs.", hint=f"load some: `tuna load-jobs --session-id {empty[0]}`")
+        raise BadInput(
+            f"Session {empty[0]} has no jobs.",
+            hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
+        )
     return found
 
 
@@ -255,13 +277,16 @@ def _log_kept(settings: Settings, on_log: Callable[[Path], None] | None) -> Iter
 
 
 def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None) -> dict[str, int]:
-    """Send errored jobs back to the step that failed, as if it had never been tried; returns how many by step."""
+    """Send errored jobs back to the step that failed, as if it had never been tried; returns how
+    many by step."""
     from tuna.db.database import open_database
     from tuna.libraries.registry import get_library
     from tuna.pipeline import job_actions
 
     library = get_library(session_library(session_id))
-    return job_actions.retry(open_database(), library, job_actions.Selection(session_id, jobs, cause=cause))
+    return job_actions.retry(
+        open_database(), library, job_actions.Selection(session_id, jobs, cause=cause)
+    )
 
 
 def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None) -> CanceledJobs:
@@ -306,10 +331,12 @@ def reproduce(
     conditions: Mapping[str, str] | None = None,
     target: str | None = None,
 ) -> list[StepResult]:
-    """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is stored.
+    """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is
+    stored.
 
-    Runs the steps up to `step` and returns their results, of which the last one has the outcome. `target`: the
-    session's; default: this machine's. Raises NotFound for an unknown solver, BadInput unless the layer is one.
+    Runs the steps up to `step` and returns their results, of which the last one has the outcome.
+    `target`: the session's; default: this machine's. Raises NotFound for an unknown solver,
+    BadInput unless the layer is one.
     """
     from tuna.configs import read_one
     from tuna.libraries.conditions import chosen
@@ -343,10 +370,12 @@ def reproduce(
 
 
 def reproduce_trial(trial: int) -> tuple[list[StepResult], str]:
-    """Build the candidate of this trial (its id in the database) from its params, and measure it if the trial was measured.
+    """Build the candidate of this trial (its id in the database) from its params, and measure it if
+    the trial was measured.
 
-    It is done here and now, and nothing is stored. Returns the results of the steps, of which the last one has the outcome, and
-    the layer's driver line. Raises NotFound for an unknown trial, BadInput if its library builds nothing from params.
+    It is done here and now, and nothing is stored. Returns the results of the steps, of which the
+    last one has the outcome, and the layer's driver line. Raises NotFound for an unknown trial,
+    BadInput if its library builds nothing from params.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading

@@ -47,8 +47,9 @@ def list_keys() -> list[SigningKey]:
 def rotate_key(*, leaked: bool = False) -> RotatedKey:
     """Sign artifacts with a new key from now on, and sign again what jobs need.
 
-    `leaked`: what former keys signed is refused at once, and compiled again. Raises BadInput where TUNA_ARTIFACTS_KEY is
-    the key, ServiceError if Redis or the artifact store does not answer; after the key was made, coordinators do the rest.
+    `leaked`: what former keys signed is refused at once, and compiled again. Raises BadInput where
+    TUNA_ARTIFACTS_KEY is the key, ServiceError if Redis or the artifact store does not answer;
+    after the key was made, coordinators do the rest.
     """
     from tuna.api.services import artifact_store
     from tuna.db import sessions
@@ -61,9 +62,12 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
     settings, engine = get_settings(), open_database()
     if settings.artifacts_key is not None:
         raise BadInput(
-            "TUNA_ARTIFACTS_KEY is the key of artifacts here, so it cannot be rotated in the database.",
-            hint="set it to another one (`openssl rand -hex 32`) for each coordinator and own worker, and restart them: "
-            "what jobs still need is compiled again",
+            "TUNA_ARTIFACTS_KEY is the key of artifacts here, so it cannot be rotated in the"
+            " database.",
+            hint=(
+                "set it to another one (`openssl rand -hex 32`) for each coordinator and own"
+                " worker, and restart them: what jobs still need is compiled again"
+            ),
         )
     ensure_services(settings)
     client = connect(settings)

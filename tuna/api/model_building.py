@@ -53,12 +53,14 @@ class BuiltModel:
     lookup_s: float  #: that looking for results of its tasks took
     cores: int = 1  #: that it is built for
     threads: int = 1  #: that it was timed with
-    refused: Mapping[str, str] = field(default_factory=dict)  #: records that could not be applied, by task label
+    #: records that could not be applied, by task label
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What a built model is compared with; raises BadInput for a file that has no recorded inputs."""
+    """What a built model is compared with; raises BadInput for a file that has no recorded
+    inputs."""
 
     rivals: bool = True  #: onnxruntime and PyTorch, where they are installed
     untuned: bool = False  #: what TVM makes of the model without tuning, which takes long
@@ -72,7 +74,9 @@ class Checks:
     @property
     def key(self) -> list[Any]:
         """What the answers of the checks depend on."""
-        recorded = "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
+        recorded = (
+            "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
+        )
         return [self.rivals, self.untuned, recorded, self.seed]
 
 
@@ -97,13 +101,15 @@ def build_model(
     compare: bool = True,
     checks: Checks = _CHECKS,
 ) -> BuiltModel:
-    """Build an imported model into the shared library `output`, check and time it; `output` is only there if it is right.
+    """Build an imported model into the shared library `output`, check and time it; `output` is only
+    there if it is right.
 
-    It is built for the cores of TUNA_EVAL_CPUS, where that is set, else for as many as it was imported for.
-    Kernels are the winners of the session, of the golden version, or of all sessions on such a machine; else those of similar
-    tasks; else predicted. With `compare` the fastest few of each task are timed inside the model. A build of the same model and
-    records that was made before is taken as it is. Raises NotFound, and BadInput if the answer differs from ONNX's reference by
-    more than `TOLERANCE`.
+    It is built for the cores of TUNA_EVAL_CPUS, where that is set, else for as many as it was
+    imported for. Kernels are the winners of the session, of the golden version, or of all sessions
+    on such a machine; else those of similar tasks; else predicted. With `compare` the fastest few
+    of each task are timed inside the model. A build of the same model and records that was made
+    before is taken as it is. Raises NotFound, and BadInput if the answer differs from ONNX's
+    reference by more than `TOLERANCE`.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -121,19 +127,26 @@ def build_model(
         known = choice.finalists(connection, manifest, source)
         alike = choice.nearest(connection, manifest, source, known)
         lookup_s = time.perf_counter() - started
-    records: dict[str, Any] = {key: [[one.solver, one.params, False] for one in found] for key, found in known.items()}
+    records: dict[str, Any] = {
+        key: [[one.solver, one.params, False] for one in found] for key, found in known.items()
+    }
     records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name[:99]}.") as folder:
         temporary = Path(folder) / "new.so"
         facts, cached = _made(model, manifest, records, winograd, compare, checks, temporary)
         temporary.replace(output)
-    built = _described(output, model, facts, known, cached=cached, lookup_s=lookup_s, cores=manifest.cores)
+    built = _described(
+        output, model, facts, known, cached=cached, lookup_s=lookup_s, cores=manifest.cores
+    )
     Path(f"{output}.json").write_text(json.dumps(_for_programs(built), indent=1) + "\n")
     return built
 
 
-def check_model(name: str, *, winograd: bool = True, compare: bool = True, checks: Checks = _CHECKS) -> float:
-    """Build an imported model with predicted kernels and check it as `build_model` does; its error. Nothing is written.
+def check_model(
+    name: str, *, winograd: bool = True, compare: bool = True, checks: Checks = _CHECKS
+) -> float:
+    """Build an imported model with predicted kernels and check it as `build_model` does; its error.
+    Nothing is written.
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
@@ -170,7 +183,8 @@ def _made(
     if facts is not None:
         return facts, True
     facts = _make(model, manifest, records, winograd, compare, checks, library)
-    with contextlib.suppress(TunaError, OSError):  # a full disk: the next build takes as long as this one
+    # a full disk: the next build takes as long as this one
+    with contextlib.suppress(TunaError, OSError):
         cache.keep(key, library, facts)
     return facts, False
 
@@ -197,14 +211,19 @@ def _make(
     checks: Checks,
     library: Path,
 ) -> dict[str, Any]:
-    """The child's answers after it is built for `manifest`'s target, checked and timed; `library` is in a temporary folder."""
+    """The child's answers after it is built for `manifest`'s target, checked and timed; `library`
+    is in a temporary folder."""
     from tuna.models.process import ModelProcess
     from tuna.sandbox.cores import available_cpus, some_cpus
 
     plain = library.with_suffix(".untuned.so")
     # Several threads are timed by the wall clock: each gets a core.
     cpus = some_cpus(min(manifest.cores, len(available_cpus()))) if manifest.cores > 1 else None
-    source = library.parent / "model" / f"{model.version[:12]}{'.pt2' if ' ' in manifest.opset else '.onnx'}"
+    source = (
+        library.parent
+        / "model"
+        / f"{model.version[:12]}{'.pt2' if ' ' in manifest.opset else '.onnx'}"
+    )
     common: dict[str, Any] = {"path": str(source), "shapes": manifest.shapes}
     target = {"target": manifest.target}
     recorded = None if checks.recorded is None else checks.recorded.resolve()
@@ -215,7 +234,9 @@ def _make(
         "seed": checks.seed,
         "recorded": str(recorded or ""),
     }
-    with ModelProcess(manifest.target, model.name, writable=(library.parent,), readable=readable, cpus=cpus) as process:
+    with ModelProcess(
+        manifest.target, model.name, writable=(library.parent,), readable=readable, cpus=cpus
+    ) as process:
         made = process.call(
             "make",
             **common,
@@ -229,7 +250,9 @@ def _make(
         if checks.untuned:
             process.call("make_untuned", **common, **target, output=str(plain))
     # Another one: it has only what a user's program has.
-    with ModelProcess(manifest.target, model.name, readable=(library.parent, *readable), cpus=cpus) as process:
+    with ModelProcess(
+        manifest.target, model.name, readable=(library.parent, *readable), cpus=cpus
+    ) as process:
         checked = process.call(
             "check",
             **common,
@@ -252,10 +275,12 @@ def _make(
 
 
 def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
-    """What a user should know of the check of a model, empty where its answer is the reference's; raises BadInput for a wrong one.
+    """What a user should know of the check of a model, empty where its answer is the reference's;
+    raises BadInput for a wrong one.
 
-    Where the reference cannot compute the model, the others' answers count. Where all of them agree with the model and differ from
-    the reference, it is that which is wrong. `opset` as in the manifest.
+    Where the reference cannot compute the model, the others' answers count. Where all of them agree
+    with the model and differ from the reference, it is that which is wrong. `opset` as in the
+    manifest.
     """
     reference = "PyTorch's own answer" if " " in opset else "ONNX's reference evaluator"
     inputs, doubts = "on recorded inputs" if recorded else "on random inputs", checked["doubts"]
@@ -268,7 +293,10 @@ def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
         if agree:
             return f"{why}: it was compared with {names}, which {verb}"
         if others:
-            raise BadInput(f"The built model differs{beside.removeprefix(';')} of the largest value, {inputs}; {why}.")
+            raise BadInput(
+                f"The built model differs{beside.removeprefix(';')} of the largest value, {inputs};"
+                f" {why}."
+            )
         raise BadInput(
             f"{why}, and no other runtime is here that can.",
             hint="with onnxruntime installed its answer is compared: pip install onnxruntime",
@@ -278,8 +306,13 @@ def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
         return ""
     text = f"differs from {reference} by {error:.2g} of the largest value, {inputs}"
     if agree and all(doubts[name] > TOLERANCE for name in others):
-        return f"{reference} is wrong here: the built model {text}, and so does {names}, which {verb} with the model"
-    hint = "build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM"
+        return (
+            f"{reference} is wrong here: the built model {text}, and so does {names}, which"
+            f" {verb} with the model"
+        )
+    hint = (
+        "build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM"
+    )
     raise BadInput(f"The built model {text}{beside}.", hint=hint)
 
 
@@ -312,7 +345,11 @@ def _described(
         by_label[labels.get(key, function)] += ms
         if kind is Class.EXACT and key in known:
             chosen = made["compared"].get(key, {"chosen": 0})["chosen"]
-            alone_ms = known[key][chosen or 0].time_ms if chosen is not None else min(made["compared"][key]["times_ms"])
+            alone_ms = (
+                known[key][chosen or 0].time_ms
+                if chosen is not None
+                else min(made["compared"][key]["times_ms"])
+            )
             tuned[labels[key]] += made["calls"][function] * alone_ms
     total = sum(spent.values()) + runtime
     for key in set(made["functions"].values()):
@@ -367,7 +404,8 @@ def _golden_id(connection: Any, version: int | None) -> int | None:
 
 
 def _lay_out(model: StoredModel, path: Path) -> None:
-    """Write the model's file to `path`, and its weights where it looks for them; raises NotFound."""
+    """Write the model's file to `path`, and its weights where it looks for them; raises
+    NotFound."""
     from tuna.models import files
 
     artifacts = artifacts_of_models()
@@ -376,5 +414,6 @@ def _lay_out(model: StoredModel, path: Path) -> None:
         files.lay_out(path, artifacts.get(model.manifest.file), beside)
     except KeyError:
         raise NotFound(
-            f"The file of the model {model.name} is not in the artifact store any more.", hint="import it again"
+            f"The file of the model {model.name} is not in the artifact store any more.",
+            hint="import it again",
         ) from None

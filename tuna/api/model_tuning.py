@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tuna.models.tuning import Tunable, Wanted
     from tuna.workers.session_run import Progress
 
-#: Reason of the session in which the tasks of all models are tuned, so that one that two models have is tuned once.
+#: Reason of the session in which the tasks of all models are tuned, so that one that two models
+#: have is tuned once.
 SESSION = "models"
 
 
@@ -47,11 +48,12 @@ def tune_model(
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
 
-    Each task is tuned by the solver that should win, the heaviest task first, then by others that may win; `minutes` limits the
-    time. Nothing that is known already is measured again, whichever model it was tuned for. After an interruption a second
-    call resumes. `on_start` gets what is to be done before the workers start; `on_progress`, `on_wait` and `on_log` are those
-    of `api.run`, with the numbers of this model's jobs alone. It ends with them: what another model has left is for its own
-    call. Raises NotFound.
+    Each task is tuned by the solver that should win, the heaviest task first, then by others that
+    may win; `minutes` limits the time. Nothing that is known already is measured again, whichever
+    model it was tuned for. After an interruption a second call resumes. `on_start` gets what is to
+    be done before the workers start; `on_progress`, `on_wait` and `on_log` are those of `api.run`,
+    with the numbers of this model's jobs alone. It ends with them: what another model has left is
+    for its own call. Raises NotFound.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -88,7 +90,11 @@ def tune_model(
         if budget is not None and mine.unfinished:
             if elapsed_s > budget.seconds:
                 raise _Done
-            _load(session.id, waiting, budget.more(elapsed_s, mine.finished - seen[0].finished, mine.unfinished))
+            _load(
+                session.id,
+                waiting,
+                budget.more(elapsed_s, mine.finished - seen[0].finished, mine.unfinished),
+            )
         elif whole.unfinished and not mine.unfinished:
             raise _Done
 
@@ -97,7 +103,9 @@ def tune_model(
     if tasks:
         with contextlib.suppress(_Done):
             jobs.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
-    return replace(tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0)
+    return replace(
+        tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0
+    )
 
 
 class _Done(Exception):
@@ -111,10 +119,16 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
     """Make jobs of the first `count` that wait."""
     for _ in range(min(count, len(waiting))):
         job = waiting.popleft()
-        options: dict[str, Any] = {"candidates": job.candidates, "finalists": 0}  # the model decides, see `in_model`
+        # the model decides, see `in_model`
+        options: dict[str, Any] = {"candidates": job.candidates, "finalists": 0}
         options |= {"first": job.first} if job.first else {}
         jobs.load_jobs(
-            session_id, tag=None, reason=SESSION, solvers=[job.solver], options=options, config_ids=[job.config_id]
+            session_id,
+            tag=None,
+            reason=SESSION,
+            solvers=[job.solver],
+            options=options,
+            config_ids=[job.config_id],
         )
 
 
@@ -129,7 +143,11 @@ def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunabl
     with reading(open_database()) as connection:
         found = store.tunable(connection, model, session_id, winograd=winograd)
         won = choice.warm_starts(connection, model.manifest, choice.Source(winograd=winograd))
-        digests = [entry.task.body for entry in model.manifest.tasks if entry.task.key in found and entry.task.body]
+        digests = [
+            entry.task.body
+            for entry in model.manifest.tasks
+            if entry.task.key in found and entry.task.body
+        ]
         bodies = {digest: configs.body(connection, digest).decode() for digest in digests}
     wanted = [entry for entry in model.manifest.tasks if entry.task.key in found]
     if not wanted:
@@ -143,5 +161,15 @@ def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunabl
         config_id, solvers, loaded = found[entry.task.key]
         cycles = estimated[entry.task.key]
         by_rule, alike = entry.task.core is None, won.get(entry.task.key, {})
-        tasks.append(Tunable(config_id, entry.count, frozenset(solvers), frozenset(loaded), cycles, by_rule, alike))
+        tasks.append(
+            Tunable(
+                config_id,
+                entry.count,
+                frozenset(solvers),
+                frozenset(loaded),
+                cycles,
+                by_rule,
+                alike,
+            )
+        )
     return tasks

@@ -40,13 +40,19 @@ class ModelTask:
 
 
 def import_model(
-    name: str, path: Path, *, batch: int | None = None, shapes: Mapping[str, Sequence[int]] | None = None
+    name: str,
+    path: Path,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> ImportedModel:
-    """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs with their counts.
+    """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
+    with their counts.
 
-    `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have one value for the name of an
-    open extent. Weights in files of their own are taken from the model's folder. Raises BadInput for a file that cannot be
-    imported, with all the operators and open extents that are in the way; LibraryMissing without TVM or onnx.
+    `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
+    one value for the name of an open extent. Weights in files of their own are taken from the
+    model's folder. Raises BadInput for a file that cannot be imported, with all the operators and
+    open extents that are in the way; LibraryMissing without TVM or onnx.
     """
     import hashlib
     import tempfile
@@ -71,7 +77,9 @@ def import_model(
         beside = {place: files.read_beside(path, place) for place in places}
         files.lay_out(copy, data, beside)
         wanted = {key: list(value) for key, value in (shapes or {}).items()}
-        found = process.call("inspect", path=str(copy), target=target, shapes=wanted, batch=batch, text=str(text))
+        found = process.call(
+            "inspect", path=str(copy), target=target, shapes=wanted, batch=batch, text=str(text)
+        )
         artifacts = artifacts_of_models()
         manifest = Manifest(
             file=artifacts.put(data),
@@ -110,13 +118,23 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
 
     with reading(open_database()) as connection:
         model = store.find(connection, name)
-        winners, shared = choice.winners(connection, model.manifest, choice.Source()), store.counts(connection, model)
+        winners, shared = (
+            choice.winners(connection, model.manifest, choice.Source()),
+            store.counts(connection, model),
+        )
     tasks = []
     for entry in model.manifest.tasks:
         task = entry.task
         winner = winners.get(task.key)
         tasks.append(
-            ModelTask(task.label, task.key, entry.count, task.core is not None, shared.get(task.key, 0), winner)
+            ModelTask(
+                task.label,
+                task.key,
+                entry.count,
+                task.core is not None,
+                shared.get(task.key, 0),
+                winner,
+            )
         )
     return model, tasks
 
@@ -124,7 +142,8 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
 def _read(path: Path) -> bytes:
     if path.suffix not in MODEL_ENDINGS:
         raise BadInput(
-            f"{path.name} is no model that can be imported.", hint="*.onnx, or *.pt2 as torch.export.save writes it"
+            f"{path.name} is no model that can be imported.",
+            hint="*.onnx, or *.pt2 as torch.export.save writes it",
         )
     from tuna.models import files
 

@@ -1,4 +1,5 @@
-"""Names that a user may want to type: of sessions, tags, libraries and solvers. Nothing is made or started for them."""
+"""Names that a user may want to type: of sessions, tags, libraries and solvers. Nothing is made or
+started for them."""
 
 from __future__ import annotations
 
@@ -31,13 +32,19 @@ def known_sessions() -> list[tuple[str, str]]:
 
 def known_tags() -> list[str]:
     """The tags of layers."""
-    return [row.tag for row in _rows(sa.select(ConfigTag.tag).distinct().order_by(ConfigTag.tag).limit(_MOST))]
+    return [
+        row.tag
+        for row in _rows(sa.select(ConfigTag.tag).distinct().order_by(ConfigTag.tag).limit(_MOST))
+    ]
 
 
 def known_solvers(library: str | None = None) -> list[str]:
     """The stored solvers, of one library or of all."""
     query = sa.select(Solver.name).distinct().order_by(Solver.name).limit(_MOST)
-    return [row.name for row in _rows(query if library is None else query.where(Solver.library == library))]
+    return [
+        row.name
+        for row in _rows(query if library is None else query.where(Solver.library == library))
+    ]
 
 
 def known_libraries() -> list[str]:

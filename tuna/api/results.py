@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
-    """Results of sessions, golden versions and imported databases that meet the filter, `limit` of them at most.
+    """Results of sessions, golden versions and imported databases that meet the filter, `limit` of
+    them at most.
 
-    They come by layer in the order of its import, then by time, solver and session. With `n_best` they are trials. Without
-    commands `ResultRow.command` is empty, and no library is loaded. Raises
+    They come by layer in the order of its import, then by time, solver and session. With `n_best`
+    they are trials. Without commands `ResultRow.command` is empty, and no library is loaded. Raises
     NotFound for a name that there is not, BadInput for a value that cannot be.
     """
     from tuna.db.database import open_database
@@ -27,7 +28,8 @@ def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
 
 
 def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:
-    """The fastest result of each layer of a session, in the order of the layers' import; a baseline where it is the only one.
+    """The fastest result of each layer of a session, in the order of the layers' import; a baseline
+    where it is the only one.
 
     `with_commands` as for `query`. Raises NotFound.
     """
@@ -35,16 +37,21 @@ def winners(session_id: int, tag: str | None = None, *, with_commands: bool = Tr
 
     from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
 
-    found = query(ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands)
+    found = query(
+        ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands
+    )
     first: dict[str, ResultRow] = {}
     for row in found:
-        if row.time_ms is not None and (row.config_key not in first or first[row.config_key].baseline > row.baseline):
+        if row.time_ms is not None and (
+            row.config_key not in first or first[row.config_key].baseline > row.baseline
+        ):
             first[row.config_key] = row
     return replace(found, rows=tuple(first.values()))
 
 
 def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...]:
-    """The layers of a session that needed no trial, since a known result was as fast as was asked for."""
+    """The layers of a session that needed no trial, since a known result was as fast as was asked
+    for."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.reports.known_results import targets_met as read
@@ -54,7 +61,8 @@ def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...
 
 
 def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithoutSolver]:
-    """The layers of a session that no solver of its library takes, with the reason, in the order of their import."""
+    """The layers of a session that no solver of its library takes, with the reason, in the order of
+    their import."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.db.solvers import without_solver as read
@@ -63,8 +71,11 @@ def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithout
         return read(connection, session_id, tag)
 
 
-def coverage(name: str, arch: str, *, device: str | None = None, library: str | None = None) -> Coverage:
-    """How much of a model, network or tag has results on `arch`, by weight; see `models.coverage`. Raises NotFound."""
+def coverage(
+    name: str, arch: str, *, device: str | None = None, library: str | None = None
+) -> Coverage:
+    """How much of a model, network or tag has results on `arch`, by weight; see `models.coverage`.
+    Raises NotFound."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.models.coverage import coverage as read

@@ -10,10 +10,12 @@ from tuna.errors import BadInput
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[str]:
-    """Let workers that join with a token reach the embedded Redis at HOST:PORT while the block runs; yields its URL for tokens.
+    """Let workers that join with a token reach the embedded Redis at HOST:PORT while the block
+    runs; yields its URL for tokens.
 
-    Several processes of one TUNA_HOME may have a port each. The port ends with this process, however that ends. Raises
-    BadInput, before anything is written, for an address that is not usable or in use, and where TUNA_BROKER_URL is set.
+    Several processes of one TUNA_HOME may have a port each. The port ends with this process,
+    however that ends. Raises BadInput, before anything is written, for an address that is not
+    usable or in use, and where TUNA_BROKER_URL is set.
     """
     from tuna.pipeline.connection import embedded, uses_embedded
     from tuna.settings import get_settings
@@ -38,7 +40,10 @@ def master_url() -> str:
     if not found:
         raise BadInput(
             "Workers join over the network, and the embedded Redis is on this machine only.",
-            hint="set TUNA_BROKER_URL, or start a master with `tuna tune-rpc`, which listens on a port",
+            hint=(
+                "set TUNA_BROKER_URL, or start a master with `tuna tune-rpc`, which listens on a"
+                " port"
+            ),
         )
     return _url(*found[0])
 
@@ -55,7 +60,8 @@ def _url(host: str, port: int) -> str:
 
 
 def count_workers(session_id: int) -> int:
-    """Live worker processes that measure for a session, by their heartbeats; 0 also where Redis does not answer."""
+    """Live worker processes that measure for a session, by their heartbeats; 0 also where Redis
+    does not answer."""
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading

@@ -23,11 +23,12 @@ def rpc_client(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Join the master at `server` (HOST:PORT) and run workers here until a signal comes; returns the exit code.
+    """Join the master at `server` (HOST:PORT) and run workers here until a signal comes; returns
+    the exit code.
 
-    They compile, and measure for `target`: here, or on a board with the key `device` at the TVM tracker on `runner_port` of this
-    machine. `line`: what `create_client_token` gave; needless for a master of this home. Needs the main thread. Raises BadInput,
-    LibraryMissing, ServiceError.
+    They compile, and measure for `target`: here, or on a board with the key `device` at the TVM
+    tracker on `runner_port` of this machine. `line`: what `create_client_token` gave; needless for
+    a master of this home. Needs the main thread. Raises BadInput, LibraryMissing, ServiceError.
     """
     from tuna.settings import get_settings
     from tuna.workers.rpc_client import Client, Runner
@@ -38,7 +39,8 @@ def rpc_client(
 
 
 def _own_token(server: str) -> tuple[str, Tracker]:
-    """A token of this home, if its master is the one at `server`, and the address of that; raises BadInput."""
+    """A token of this home, if its master is the one at `server`, and the address of that; raises
+    BadInput."""
     from tuna.api.workers import create_client_token
     from tuna.pipeline.connection import release_services, uses_embedded
     from tuna.settings import get_settings
@@ -50,7 +52,10 @@ def _own_token(server: str) -> tuple[str, Tracker]:
     if master is None:
         raise BadInput(
             f"The master at {server} lets a client join with a token alone.",
-            hint="type there: `tuna token create --role client`, and give its line here in TUNA_JOIN, or with --token",
+            hint=(
+                "type there: `tuna token create --role client`, and give its line here in"
+                " TUNA_JOIN, or with --token"
+            ),
         )
     try:
         return create_client_token(_OWN_TOKEN_S), master

@@ -1,4 +1,5 @@
-"""A master: a session for one target whose workers are elsewhere, with its trace, its logs and the table of its results."""
+"""A master: a session for one target whose workers are elsewhere, with its trace, its logs and the
+table of its results."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from tuna.workers.session_run import Progress
 
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
-#: How often all jobs are compared with the trace; those that this process drains are written at once.
+#: How often all jobs are compared with the trace; those that this process drains are written at
+#: once.
 _COMPARE_EVERY_S = 30.0
 
 
@@ -74,14 +76,17 @@ class Master:
         from tuna.db.engine import reading
         from tuna.db.models import Job
 
-        distinct = sa.select(sa.func.count(sa.distinct(Job.config_id))).where(Job.session_id == self.session_id)
+        distinct = sa.select(sa.func.count(sa.distinct(Job.config_id))).where(
+            Job.session_id == self.session_id
+        )
         with reading(self.engine) as connection:
             total = connection.execute(distinct).scalar_one()
             still = connection.execute(distinct.where(Job.state.not_in(ENDED))).scalar_one()
         return LayerCounts(total - still, total, count_workers(self.session_id))
 
     def run(self, on_counts: Callable[[LayerCounts], None]) -> None:
-        """Fill the queues and drain results until every job has ended; the same master started again goes on."""
+        """Fill the queues and drain results until every job has ended; the same master started
+        again goes on."""
         compared_at = time.monotonic()
 
         def stored(job_ids: Collection[int]) -> None:
@@ -110,7 +115,8 @@ class Master:
             self.logs.write(ended)
 
     def commit(self, path: Path, n_best: int) -> Commit:
-        """Add the session's results to a table, of which the `n_best` of each layer stay; see `exports.commit`."""
+        """Add the session's results to a table, of which the `n_best` of each layer stay; see
+        `exports.commit`."""
         from tuna.db.engine import reading
         from tuna.exports.commit import commit
 
@@ -120,10 +126,11 @@ class Master:
 
 @contextlib.contextmanager
 def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
-    """Prepare the session of a plan: that of its trace file, restored from it where the database does not have it.
+    """Prepare the session of a plan: that of its trace file, restored from it where the database
+    does not have it.
 
-    Raises BadInput, before anything is stored, for a plan that cannot be, a trace file that is none or in use, and one
-    of another table or target.
+    Raises BadInput, before anything is stored, for a plan that cannot be, a trace file that is none
+    or in use, and one of another table or target.
     """
     from tuna.archives.trace import Trace
     from tuna.db.database import open_database
@@ -132,14 +139,18 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
     from tuna.libraries.registry import get_library
 
     if not _TABLE.fullmatch(plan.table):
-        text = "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
+        text = (
+            "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
+        )
         raise BadInput(f"{text}; {plan.table!r} is none.")
     options = check(get_library(plan.library).options, plan.options, plan.library)
     engine = open_database()  # and the log, to which a target may be a warning
     facts, words = _target(plan)
     with contextlib.closing(Trace(trace_file)) as trace:
         if trace.header is not None and trace.header.label != plan.table:
-            raise BadInput(f"The trace {trace_file} is of the table {trace.header.label}, not of {plan.table}.")
+            raise BadInput(
+                f"The trace {trace_file} is of the table {trace.header.label}, not of {plan.table}."
+            )
         update_solvers(plan.library)
         session_id, restored = _session(engine, plan, facts, trace)
         logs = TrialLogs(engine, session_id, plan.log_url, words) if plan.log_url else None
@@ -148,12 +159,16 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
         trace.record(engine, session_id)
         if logs is not None:
             logs.begin()
-        unsolved, others = _unsolved(engine, session_id, plan.layers), _others(engine, session_id, options)
+        unsolved, others = (
+            _unsolved(engine, session_id, plan.layers),
+            _others(engine, session_id, options),
+        )
         yield Master(session_id, words, loaded, restored, unsolved, others, engine, trace, logs)
 
 
 def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
-    """The facts of the session's environment, none for this machine's own, and the target in words."""
+    """The facts of the session's environment, none for this machine's own, and the target in
+    words."""
     import json
 
     from tuna.libraries.registry import get_library
@@ -166,12 +181,16 @@ def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
     if plan.tvm_tracker or plan.device_key:
         facts = {"tvm_tracker": plan.tvm_tracker, "device_key": plan.device_key}
         return {"target": targets.to_text(target), **facts}, words
-    if not targets.is_foreign(target) and targets.is_own(target, json.loads(get_library("tvm").environment().target)):
+    if not targets.is_foreign(target) and targets.is_own(
+        target, json.loads(get_library("tvm").environment().target)
+    ):
         return {}, words
     return {"target": targets.to_text(target)}, words
 
 
-def _session(engine: sa.Engine, plan: MasterPlan, facts: dict[str, str], trace: Trace) -> tuple[int, bool]:
+def _session(
+    engine: sa.Engine, plan: MasterPlan, facts: dict[str, str], trace: Trace
+) -> tuple[int, bool]:
     """The session of the trace, else that of the plan; True if it was restored."""
     from tuna.api.services import artifact_store
     from tuna.archives.trace_restore import restore, session_of
@@ -185,7 +204,8 @@ def _session(engine: sa.Engine, plan: MasterPlan, facts: dict[str, str], trace: 
     if here.key != trace.header.environment.key:
         of = trace.header.environment
         raise BadInput(
-            f"The trace {trace.path} is of {of} ({of.target}), and this master is for {here} ({here.target}).",
+            f"The trace {trace.path} is of {of} ({of.target}), and this master is for"
+            f" {here} ({here.target}).",
             hint="results of two environments do not compare: begin a new trace file",
         )
     with reading(engine) as connection:
@@ -217,7 +237,11 @@ def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> l
 
     query = sa.select(models.Config.key).join(models.Job, models.Job.config_id == models.Config.id)
     with reading(engine) as connection:
-        keys = set(connection.execute(query.where(models.Job.session_id == session_id).distinct()).scalars())
+        keys = set(
+            connection.execute(
+                query.where(models.Job.session_id == session_id).distinct()
+            ).scalars()
+        )
     return [layer.label for layer in layers if layer.key not in keys]
 
 

@@ -24,7 +24,8 @@ class Upgrade:
 
 
 def open_database() -> sa.Engine:
-    """The database of the settings with a current schema: an embedded one is created and upgraded automatically."""
+    """The database of the settings with a current schema: an embedded one is created and upgraded
+    automatically."""
     from tuna.db import database
 
     return database.open_database()
@@ -62,16 +63,21 @@ def list_tables() -> list[str]:
 
 
 def doctor(library: str | None = None) -> list[Finding]:
-    """Check this machine and its services, with hints; of the libraries only `library`, if it is given."""
+    """Check this machine and its services, with hints; of the libraries only `library`, if it is
+    given."""
     from tuna.doctor import check
 
     return check(library)
 
 
-def measure_noise(pairs: int = 15, *, on_pair: Callable[[int], None] = lambda _: None) -> NoiseRecord:
-    """Measure what builds on the other cores do to fixed kernels on a measuring core, and keep it for TUNA_QUIET=auto.
+def measure_noise(
+    pairs: int = 15, *, on_pair: Callable[[int], None] = lambda _: None
+) -> NoiseRecord:
+    """Measure what builds on the other cores do to fixed kernels on a measuring core, and keep it
+    for TUNA_QUIET=auto.
 
-    Waits while this machine measures. `on_pair` is called with the number of each pair. Takes one to three seconds a pair.
+    Waits while this machine measures. `on_pair` is called with the number of each pair. Takes one
+    to three seconds a pair.
     """
     from tuna.libraries import noise, noise_records
     from tuna.private import make_home
@@ -88,7 +94,8 @@ def measure_noise(pairs: int = 15, *, on_pair: Callable[[int], None] = lambda _:
 
 
 def quiet_needed() -> Quiet:
-    """Whether builds stop while this machine's cores are measured, by TUNA_QUIET and the last finding, and why."""
+    """Whether builds stop while this machine's cores are measured, by TUNA_QUIET and the last
+    finding, and why."""
     from tuna.libraries.noise_records import quiet_needed
     from tuna.settings import get_settings
 

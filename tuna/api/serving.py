@@ -1,4 +1,5 @@
-"""Workers of this machine: join a coordinator by token, and run, also for boards behind TVM's RPC."""
+"""Workers of this machine: join a coordinator by token, and run, also for boards behind TVM's
+RPC."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from tuna.errors import BadInput, ServiceError
 
 @dataclass(frozen=True)
 class Boards:
-    """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings say."""
+    """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings
+    say."""
 
     tracker: str = ""  #: HOST:PORT
     device_key: str = ""
@@ -19,11 +21,18 @@ class Boards:
 
 
 def join(
-    role: Role, line: str, processes: int = 1, *, devices: str | None = None, boards: Boards | None = None
+    role: Role,
+    line: str,
+    processes: int = 1,
+    *,
+    devices: str | None = None,
+    boards: Boards | None = None,
 ) -> None:
-    """Become a member with the token of `line`; its settings go into this process's environment, for its workers.
+    """Become a member with the token of `line`; its settings go into this process's environment,
+    for its workers.
 
-    `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before the token is spent.
+    `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before
+    the token is spent.
     """
     import os
     import socket
@@ -61,7 +70,9 @@ def join(
         )
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        raise BadInput(f"This machine's {first['loc'][0]} cannot be sent to a coordinator: {first['msg']}.") from None
+        raise BadInput(
+            f"This machine's {first['loc'][0]} cannot be sent to a coordinator: {first['msg']}."
+        ) from None
     os.environ.update(ask(line, role, facts))
     get_settings.cache_clear()
 
@@ -75,10 +86,11 @@ def serve_workers(
     once: bool = False,
     boards: Boards | None = None,
 ) -> int:
-    """Run workers in the foreground until they have ended; returns the exit code. Needs the main thread.
+    """Run workers in the foreground until they have ended; returns the exit code. Needs the main
+    thread.
 
-    `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only session to work for;
-    `once`: leave when the queues are empty; `boards`: measure on these.
+    `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only
+    session to work for; `once`: leave when the queues are empty; `boards`: measure on these.
     """
     from tuna.workers.serve import serve
 
@@ -98,11 +110,17 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
 
     if role != "eval":
         raise BadInput(
-            "Only eval workers measure on boards.", hint="leave out --tvm-tracker: any worker compiles for them"
+            "Only eval workers measure on boards.",
+            hint="leave out --tvm-tracker: any worker compiles for them",
         )
     settings = get_settings()
-    tracker, key = boards.tracker or settings.tvm_tracker, boards.device_key or settings.tvm_device_key
-    target = boards.target or (json.loads(session)["environment"]["target"] if session else settings.tvm_target)
+    tracker, key = (
+        boards.tracker or settings.tvm_tracker,
+        boards.device_key or settings.tvm_device_key,
+    )
+    target = boards.target or (
+        json.loads(session)["environment"]["target"] if session else settings.tvm_target
+    )
     tvm_version()  # refused here, for a worker that ends is started again
     Found.at(tracker, key)
     if target:

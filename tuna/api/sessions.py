@@ -38,8 +38,9 @@ def init_session(
 ) -> StartedSession:
     """The session for (environment, reason), created if there is none.
 
-    The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v` for MIOpen), where
-    the library allows that. `conditions` say how results are measured; raises BadInput for one that the library does not offer.
+    The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v`
+    for MIOpen), where the library allows that. `conditions` say how results are measured; raises
+    BadInput for one that the library does not offer.
     """
     from tuna.db import sessions
     from tuna.db.database import open_database
@@ -52,9 +53,12 @@ def init_session(
 
 
 def session_environment(
-    library: str, facts: Mapping[str, str] | None = None, conditions: Mapping[str, str] | None = None
+    library: str,
+    facts: Mapping[str, str] | None = None,
+    conditions: Mapping[str, str] | None = None,
 ) -> Environment:
-    """The environment that `init_session` with these arguments is in; raises what it raises. Nothing is stored."""
+    """The environment that `init_session` with these arguments is in; raises what it raises.
+    Nothing is stored."""
     from tuna import logs
     from tuna.libraries.conditions import chosen
     from tuna.libraries.registry import get_library
@@ -68,7 +72,8 @@ def session_environment(
 
 
 def set_priority(session_id: int, priority: int) -> None:
-    """Set the priority of a session, 0 to 9: the highest is served first. Raises NotFound, BadInput."""
+    """Set the priority of a session, 0 to 9: the highest is served first. Raises NotFound,
+    BadInput."""
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import writing
@@ -78,7 +83,8 @@ def set_priority(session_id: int, priority: int) -> None:
 
 
 def set_deadline(session_id: int, deadline: datetime | None) -> None:
-    """Say when a session should have ended, for the policy `deadline`; None: no deadline. Raises NotFound."""
+    """Say when a session should have ended, for the policy `deadline`; None: no deadline. Raises
+    NotFound."""
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import writing
@@ -88,7 +94,8 @@ def set_deadline(session_id: int, deadline: datetime | None) -> None:
 
 
 def outlook(session_id: int) -> Outlook | None:
-    """What is left of a session, whether that can keep its deadline, and the error of the prediction.
+    """What is left of a session, whether that can keep its deadline, and the error of the
+    prediction.
 
     None if its library is not installed here. Raises NotFound.
     """
@@ -136,7 +143,9 @@ def list_solvers(library: str) -> list[StoredSolver]:
         return solvers.list_solvers(connection, get_library(library).name)
 
 
-def update_applicability(session_id: int, tag: str | None = None, *, library: str | None = None) -> Applicability:
+def update_applicability(
+    session_id: int, tag: str | None = None, *, library: str | None = None
+) -> Applicability:
     """Determine which solvers can run which layers (those with `tag`, or all) in the session.
 
     Raises BadInput if the session is not of `library`, should one be named.
@@ -171,11 +180,14 @@ def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
     with reading(open_database()) as connection:
         there = sessions.get(connection, session_id).environment
     if arch not in (None, there.arch) or num_cu not in (None, there.num_cu):
-        raise BadInput(f"Session {session_id} is for {there.arch} with {there.num_cu} compute units.")
+        raise BadInput(
+            f"Session {session_id} is for {there.arch} with {there.num_cu} compute units."
+        )
 
 
 def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
-    """All sessions, or one: jobs by state, failures by cause, with the commands that repeat them unless `commands` is false.
+    """All sessions, or one: jobs by state, failures by cause, with the commands that repeat them
+    unless `commands` is false.
 
     Raises NotFound for an unknown session.
     """
@@ -198,7 +210,8 @@ def status(session_id: int | None = None, *, commands: bool = True) -> list[Over
 
 
 def undrained_reports() -> int:
-    """The number of reports of workers that are malformed or that the database refused; they are in `dead_letter`."""
+    """The number of reports of workers that are malformed or that the database refused; they are in
+    `dead_letter`."""
     from tuna.db import overview
     from tuna.db.database import open_database
 
@@ -215,11 +228,14 @@ def workers_aside() -> dict[str, str]:
 
     with reading(open_database()) as connection:
         namespace = table.namespace(connection)
-    return {one.name: one.aside for one in live_workers(get_settings(), namespace) or () if one.aside}
+    return {
+        one.name: one.aside for one in live_workers(get_settings(), namespace) or () if one.aside
+    }
 
 
 def watcher(session_id: int | None = None) -> Watcher:
-    """Watcher of all sessions or one, to be polled with `look()`: rates, ETA, efficiency, workers."""
+    """Watcher of all sessions or one, to be polled with `look()`: rates, ETA, efficiency,
+    workers."""
     from tuna.db.database import open_database
     from tuna.reports.status import Watcher
     from tuna.settings import get_settings
@@ -228,7 +244,8 @@ def watcher(session_id: int | None = None) -> Watcher:
 
 
 def report(session_id: int, against: int | None = None) -> ReportFigures:
-    """All figures of a session's report, beside the times of session `against`; raises NotFound, BadInput."""
+    """All figures of a session's report, beside the times of session `against`; raises NotFound,
+    BadInput."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.reports.queries import read_figures
@@ -238,9 +255,11 @@ def report(session_id: int, against: int | None = None) -> ReportFigures:
 
 
 def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comparison:
-    """Layer by layer the results of two sessions or more, each against the first; with `tag` only its layers.
+    """Layer by layer the results of two sessions or more, each against the first; with `tag` only
+    its layers.
 
-    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no layer in common.
+    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no
+    layer in common.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -251,7 +270,8 @@ def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comp
 
 
 def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
-    """Write figures, or those of a session (beside the times of session `against`), as one HTML file; returns its path.
+    """Write figures, or those of a session (beside the times of session `against`), as one HTML
+    file; returns its path.
 
     Raises NotFound, BadInput, StorageFull.
     """

@@ -23,7 +23,8 @@ def read_scenario(path: Path) -> Scenario:
 def recorded_scenario(
     session_ids: Sequence[int], *, workers: int | None = None, devices: int | None = None
 ) -> Scenario:
-    """A scenario of sessions as they were recorded; see `tuna.simulation.recorded`. Raises NotFound, BadInput."""
+    """A scenario of sessions as they were recorded; see `tuna.simulation.recorded`. Raises
+    NotFound, BadInput."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.simulation.recorded import recorded
@@ -33,11 +34,14 @@ def recorded_scenario(
 
 
 def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
-    """What happens if the policy of this name decides; equal arguments give equal outcomes. Raises BadInput."""
+    """What happens if the policy of this name decides; equal arguments give equal outcomes. Raises
+    BadInput."""
     from tuna.pipeline.policies import POLICIES
     from tuna.sentences import choices
     from tuna.simulation.engine import simulate as run
 
     if policy not in POLICIES:
-        raise BadInput(f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies"))
+        raise BadInput(
+            f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")
+        )
     return run(scenario, POLICIES[policy], seed)

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuna.api.configs import ImportedConfigs, Network, add_network, check_tag, read_layers, store_parsed
+from tuna.api.configs import (
+    ImportedConfigs,
+    Network,
+    add_network,
+    check_tag,
+    read_layers,
+    store_parsed,
+)
 from tuna.api.jobs import LoadedJobs, Options, load_jobs, nothing_to_tune
 from tuna.api.sessions import (
     StartedSession,
@@ -47,10 +54,12 @@ def prepare_tuning(
     network: Network | None = None,
     without: str = "",
 ) -> PreparedTuning:
-    """A session with the jobs of all layers of a file; called again, the same one, with what is missing.
+    """A session with the jobs of all layers of a file; called again, the same one, with what is
+    missing.
 
-    `reason`: by default from the tag; `without`: solvers that have this in their names get no jobs. Everything is checked
-    first: raises what `read_layers`, `init_session` and `load_jobs` raise for bad values, and then nothing is stored.
+    `reason`: by default from the tag; `without`: solvers that have this in their names get no jobs.
+    Everything is checked first: raises what `read_layers`, `init_session` and `load_jobs` raise for
+    bad values, and then nothing is stored.
     """
     from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
@@ -59,7 +68,9 @@ def prepare_tuning(
     check(get_library(library).options, options or {}, library)
     parsed = read_layers(path, strict=strict)
     reason = reason or f"tune {tag}"
-    _check_solvers(get_library(library), parsed.configs, session_environment(library, None, conditions))
+    _check_solvers(
+        get_library(library), parsed.configs, session_environment(library, None, conditions)
+    )
     session = init_session(library, reason, conditions=conditions)
     if network is not None:
         add_network("model", network.model, network.md_version)
@@ -67,17 +78,25 @@ def prepare_tuning(
     imported = store_parsed(parsed, tag, network=network)
     solvers = update_solvers(library)
     applicability = update_applicability(session.id, tag)
-    names = [one.name for one in list_solvers(library) if without not in one.name] if without else []
+    names = (
+        [one.name for one in list_solvers(library) if without not in one.name] if without else []
+    )
     loaded = load_jobs(session.id, tag=tag, reason=reason, solvers=names, options=options)
     return PreparedTuning(session, imported, solvers, applicability, loaded)
 
 
 def _check_solvers(library: Library, configs: Sequence[Config], environment: Environment) -> None:
-    """Raise BadInput that names the layers if the library has a solver for none; most libraries are asked of one layer."""
+    """Raise BadInput that names the layers if the library has a solver for none; most libraries are
+    asked of one layer."""
     known = [config for config in configs if config.kind in library.kinds]
     first, number = 0, 1
     while first < len(known):
-        if any(names is None or names for _, names in library.applicable(known[first : first + number], environment)):
+        if any(
+            names is None or names
+            for _, names in library.applicable(known[first : first + number], environment)
+        ):
             return
         first, number = first + number, 2 * number
-    raise nothing_to_tune(library.name, [(one.label, f"no solver for {library.unsupported(one)}") for one in configs])
+    raise nothing_to_tune(
+        library.name, [(one.label, f"no solver for {library.unsupported(one)}") for one in configs]
+    )

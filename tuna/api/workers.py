@@ -36,12 +36,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Worker:
-    """A live worker process, or a member (a worker that joined by token) of which no process is live."""
+    """A live worker process, or a member (a worker that joined by token) of which no process is
+    live."""
 
-    name: str  #: the process's: the worker's with `:` and a number; a silent member's: the worker's own
+    #: the process's: the worker's with `:` and a number; a silent member's: the worker's own
+    name: str
     worker: str
     joined: bool  #: by token
-    state: str  #: busy, idle or aside; cordoned, draining; of a member without a process also away, gone, revoked
+    #: busy, idle or aside; cordoned, draining; of a member without a process also away, gone,
+    #: revoked
+    state: str
     role: str
     host: str
     device: str
@@ -55,10 +59,11 @@ class Worker:
 
 
 def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
-    """A new token, as the one line that `tuna worker --join` takes; pass it on as you would a password.
+    """A new token, as the one line that `tuna worker --join` takes; pass it on as you would a
+    password.
 
-    `url`: how workers reach this Redis; default: as this machine does. Raises BadInput unless that is over the network,
-    ServiceError if this Redis user may not administer users.
+    `url`: how workers reach this Redis; default: as this machine does. Raises BadInput unless that
+    is over the network, ServiceError if this Redis user may not administer users.
     """
     import redis
 
@@ -70,19 +75,26 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
     settings = get_settings()
     own = master_url() if uses_embedded(settings) else redis_url(settings)
     reached = without_secrets(url or own)
-    if not reached.startswith(("redis://", "rediss://")) or not own.startswith(("redis:", "rediss:")):
+    if not reached.startswith(("redis://", "rediss://")) or not own.startswith(
+        ("redis:", "rediss:")
+    ):
         raise BadInput("Workers join over redis:// or rediss://.", hint="give their URL with --url")
     try:
         return _gate().create_token(role, ttl_s, reached).full()
     except redis.exceptions.NoPermissionError:
-        raise ServiceError("This Redis user may not administer users.", hint="see docs/usage.md, Membership") from None
+        raise ServiceError(
+            "This Redis user may not administer users.", hint="see docs/usage.md, Membership"
+        ) from None
 
 
 def create_client_token(ttl_s: float, url: str | None = None) -> str:
-    """Two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and measures. Else like `create_token`."""
+    """Two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
+    measures. Else like `create_token`."""
     from tuna.membership.join import JoinToken, client_line
 
-    return client_line(*(JoinToken.parse(create_token(role, ttl_s, url)) for role in ("compile", "eval")))
+    return client_line(
+        *(JoinToken.parse(create_token(role, ttl_s, url)) for role in ("compile", "eval"))
+    )
 
 
 def list_tokens() -> list[Token]:
@@ -98,12 +110,16 @@ def list_tokens() -> list[Token]:
         return "open" if row.expires_at > utc_now() else "expired"
 
     with reading(open_database()) as connection:
-        return [Token(row.id, row.role, state(row), row.expires_at) for row in members.tokens(connection)]
+        return [
+            Token(row.id, row.role, state(row), row.expires_at)
+            for row in members.tokens(connection)
+        ]
 
 
 def revoke_token(token_id: str) -> None:
-    """Revoke a token; a worker that joined with it stays. Raises NotFound; ServiceError if this Redis user may not administer
-    users (nothing was changed), or if Redis is to be cleared of it by a coordinator."""
+    """Revoke a token; a worker that joined with it stays. Raises NotFound; ServiceError if this
+    Redis user may not administer users (nothing was changed), or if Redis is to be cleared of it by
+    a coordinator."""
     from tuna.membership import members
 
     _revoke(
@@ -129,7 +145,9 @@ def list_workers() -> list[Worker]:
     settings = get_settings()
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
-        joined = {member.name: member for member in members.members(connection, include_former=True)}
+        joined = {
+            member.name: member for member in members.members(connection, include_former=True)
+        }
     ensure_services(settings)
     client = connect(settings)
     now = time.time()
@@ -182,17 +200,21 @@ def _silent(member: Member, now: float) -> Worker:
 
 
 def set_worker_state(name: str, state: Literal["active", "cordoned", "draining", "revoked"]) -> str:
-    """Set the state of a worker, or of the worker of a process, in SQL too if it joined; returns the worker's name.
+    """Set the state of a worker, or of the worker of a process, in SQL too if it joined; returns
+    the worker's name.
 
-    `cordoned` takes nothing new, `draining` also exits, `revoked` (members only) loses its access at once. Raises
-    NotFound, or BadInput for a change without effect, or an impossible one; ServiceError like `revoke_token`.
+    `cordoned` takes nothing new, `draining` also exits, `revoked` (members only) loses its access
+    at once. Raises NotFound, or BadInput for a change without effect, or an impossible one;
+    ServiceError like `revoke_token`.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading, writing
     from tuna.membership import members
 
     with reading(open_database()) as connection:
-        joined = {member.name: member for member in members.members(connection, include_former=True)}
+        joined = {
+            member.name: member for member in members.members(connection, include_former=True)
+        }
     worker = next((one for one in (name, name.rpartition(":")[0]) if one in joined), None)
     if worker is None:
         return _order(name, state)
@@ -215,18 +237,25 @@ def _order(name: str, state: str) -> str:
     there = list_workers()
     known = next((one for one in there if name in (one.name, one.worker)), None)
     if known is None:
-        raise NotFound(f"There is no worker {name}.", hint=choices(name, (one.name for one in there), "workers"))
+        raise NotFound(
+            f"There is no worker {name}.",
+            hint=choices(name, (one.name for one in there), "workers"),
+        )
     if state == "revoked":
         raise BadInput(
-            f"{known.worker} did not join with a token: it uses this installation's own credentials.",
+            f"{known.worker} did not join with a token: it uses this installation's own"
+            " credentials.",
             hint="change those of Redis to revoke its access",
         )
     _gate().control(known.worker, state)
     return known.worker
 
 
-def _revoke(whose: str, change: Callable[[Connection], None], clear: Callable[[Gate], Sequence[Failure]]) -> None:
-    """Change SQL, then clear Redis; a coordinator repeats what fails in Redis. Without the right to clear it, change nothing."""
+def _revoke(
+    whose: str, change: Callable[[Connection], None], clear: Callable[[Gate], Sequence[Failure]]
+) -> None:
+    """Change SQL, then clear Redis; a coordinator repeats what fails in Redis. Without the right to
+    clear it, change nothing."""
     import redis
 
     from tuna.db.database import open_database
@@ -248,7 +277,8 @@ def _revoke(whose: str, change: Callable[[Connection], None], clear: Callable[[G
     remains = [f"{one.what}: {one.error}" for one in clear(gate)] if fault is None else [str(fault)]
     if remains:
         raise ServiceError(
-            f"{whose} is revoked in the database, but Redis is not cleared of it: {'; '.join(remains)}",
+            f"{whose} is revoked in the database, but Redis is not cleared of it:"
+            f" {'; '.join(remains)}",
             hint="a coordinator does it as soon as Redis answers: `tuna enqueue --session-id ID`",
         )
 
@@ -267,13 +297,18 @@ def _gate(*, impatient: bool = False) -> Gate:
     ensure_services(settings)
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
-    clients = impatient_clients(settings, _ANSWER_S) if impatient else (connect(settings), connect_admin(settings))
+    clients = (
+        impatient_clients(settings, _ANSWER_S)
+        if impatient
+        else (connect(settings), connect_admin(settings))
+    )
     evict = Leases(clients[0], namespace, settings.lease_s).evict
     return Gate(engine, clients[0], namespace, settings.lease_s, evict, admin=clients[1])
 
 
 def remote_exec(command: str) -> Sequence[Answer]:
-    """Run a command line, without a shell, here and on each worker that allows it; one answer for each."""
+    """Run a command line, without a shell, here and on each worker that allows it; one answer for
+    each."""
     from tuna.settings import get_settings
     from tuna.workers.remote_exec import execute
 

@@ -1,7 +1,9 @@
-"""The file of an archived session: lines of JSON, compressed by gzip, with a header first and a hash last.
+"""The file of an archived session: lines of JSON, compressed by gzip, with a header first and a
+hash last.
 
-Each line is `[name, value]`. The first is `["tuna-session", header]`, rows of tables follow in batches, each ended by
-`["batch", null]`, and the last is `["end", SHA-256 of all bytes before it]`. Nothing in it is ever executed.
+Each line is `[name, value]`. The first is `["tuna-session", header]`, rows of tables follow in
+batches, each ended by `["batch", null]`, and the last is `["end", SHA-256 of all bytes before it]`.
+Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class ArchiveWriter:
         """Append one line; raises BadInput for one that is too long to be restored."""
         data = _line(name, value)
         if not _is_bounded(data):
-            raise BadInput(f"A row of table {name} has {len(data) >> 20} MiB, more than an archive takes.")
+            raise BadInput(
+                f"A row of table {name} has {len(data) >> 20} MiB, more than an archive takes."
+            )
         self._hash.update(data)
         self._stream.write(data)
 
@@ -82,7 +86,8 @@ class ArchiveWriter:
 
 @contextlib.contextmanager
 def writer(path: Path, header: Header) -> Iterator[ArchiveWriter]:
-    """Write an archive, which appears under its name only when it is whole; equal rows give equal bytes."""
+    """Write an archive, which appears under its name only when it is whole; equal rows give equal
+    bytes."""
     with (
         atomic_file(path) as temporary,
         open(temporary, "wb") as raw,
@@ -95,7 +100,8 @@ def writer(path: Path, header: Header) -> Iterator[ArchiveWriter]:
 
 
 def verify(path: Path) -> Header:
-    """The header of an archive that was read to its end and has the hash that it names; raises BadInput."""
+    """The header of an archive that was read to its end and has the hash that it names; raises
+    BadInput."""
     header: Header | None = None
     for name, value, _ in _checked(path):
         if header is None:
@@ -106,7 +112,8 @@ def verify(path: Path) -> Header:
 
 
 def rows(path: Path) -> Iterator[Line]:
-    """The lines between header and end; raises BadInput as `verify` does, at the end at the latest."""
+    """The lines between header and end; raises BadInput as `verify` does, at the end at the
+    latest."""
     lines = _checked(path)
     next(lines, None)
     yield from lines
@@ -116,7 +123,11 @@ def _is_bounded(data: bytes) -> bool:
     """Whether a line takes little memory when it is read."""
     if len(data) <= _MAX_ROW_BYTES:
         return True
-    return data.startswith(_KERNEL) and data.count(b",") <= _MAX_KERNEL_VALUES and len(data) <= _MAX_LINE_BYTES
+    return (
+        data.startswith(_KERNEL)
+        and data.count(b",") <= _MAX_KERNEL_VALUES
+        and len(data) <= _MAX_LINE_BYTES
+    )
 
 
 def _checked(path: Path) -> Iterator[Line]:
@@ -130,7 +141,9 @@ def _checked(path: Path) -> Iterator[Line]:
                 name, value = json.loads(data, parse_constant=_refuse)
                 if name == END:
                     if value != found.hexdigest() or stream.read(1):
-                        raise BadInput(f"{path} is damaged: its contents do not have the hash that it names.")
+                        raise BadInput(
+                            f"{path} is damaged: its contents do not have the hash that it names."
+                        )
                     return
                 if not read and name != NAME:
                     break
@@ -142,7 +155,9 @@ def _checked(path: Path) -> Iterator[Line]:
             raise BadInput(f"{path} is no archive of a session.") from None
         raise BadInput(f"{path} is damaged: {error}.") from None
     except EOFError:
-        raise BadInput(f"{path} is cut off: its end is missing.", hint="copy it again, or archive again") from None
+        raise BadInput(
+            f"{path} is cut off: its end is missing.", hint="copy it again, or archive again"
+        ) from None
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
         if not read:
             raise BadInput(f"{path} is no archive of a session.") from None
@@ -150,7 +165,9 @@ def _checked(path: Path) -> Iterator[Line]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
     if read:
-        raise BadInput(f"{path} is cut off: its end is missing.", hint="copy it again, or archive again")
+        raise BadInput(
+            f"{path} is cut off: its end is missing.", hint="copy it again, or archive again"
+        )
     raise BadInput(f"{path} is no archive of a session.")
 
 
@@ -159,7 +176,8 @@ def _header(path: Path, name: str, value: Any) -> Header:
         raise BadInput(f"{path} is no archive of a session.")
     if value["version"] != VERSION:
         raise BadInput(
-            f"{path} has version {value['version']} of the format, and this version of Tuna reads {VERSION}.",
+            f"{path} has version {value['version']} of the format, and this version of Tuna reads"
+            f" {VERSION}.",
             hint=f"restore it with Tuna {value.get('tuna')}",
         )
     try:

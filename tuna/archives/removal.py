@@ -55,7 +55,8 @@ class Deleted:
 
 
 def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) -> None:
-    """Raise NotFound, or BadInput for a session that must not be deleted as it is; `cancels`: its jobs will be canceled."""
+    """Raise NotFound, or BadInput for a session that must not be deleted as it is; `cancels`: its
+    jobs will be canceled."""
     sessions.get(connection, session_id)
     running = sa.select(sa.func.count()).where(
         Job.session_id == session_id, Job.state.in_([state.value for state in IN_FLIGHT])
@@ -67,7 +68,8 @@ def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) 
         )
     if drafts := of_session(connection, session_id, GoldenState.DRAFT):
         raise BadInput(
-            f"The draft of {drafts[0]} has results of session {session_id}, which its promotion looks at.",
+            f"The draft of {drafts[0]} has results of session {session_id}, which its promotion"
+            " looks at.",
             hint=f"promote it first: `tuna golden promote {drafts[0].version}`",
         )
 
@@ -78,14 +80,18 @@ def delete(
     remove: Callable[[set[str]], None],
     on_jobs: Callable[[int, int], None] | None = None,
 ) -> Deleted:
-    """Delete a session that `check` accepts, in many short transactions: it may be repeated after an interruption.
+    """Delete a session that `check` accepts, in many short transactions: it may be repeated after
+    an interruption.
 
-    Golden versions keep what they need: their entries, their artifacts, and the session's own row. `remove` is given the
-    artifacts of the store that no job needs any more; `on_jobs` gets the number of deleted jobs, and of all.
+    Golden versions keep what they need: their entries, their artifacts, and the session's own row.
+    `remove` is given the artifacts of the store that no job needs any more; `on_jobs` gets the
+    number of deleted jobs, and of all.
     """
     done = Deleted()
     with reading(engine) as connection:
-        jobs = connection.execute(sa.select(sa.func.count()).where(Job.session_id == session_id)).scalar_one()
+        jobs = connection.execute(
+            sa.select(sa.func.count()).where(Job.session_id == session_id)
+        ).scalar_one()
     while _delete_results(engine, session_id, done):
         pass
     while _delete_jobs(engine, session_id, remove, done):
@@ -95,7 +101,9 @@ def delete(
         pass
     for attempt in retrying():
         with attempt, writing(engine) as connection:
-            done.golden = tuple(f"{one.version} of {one.library}" for one in of_session(connection, session_id))
+            done.golden = tuple(
+                f"{one.version} of {one.library}" for one in of_session(connection, session_id)
+            )
             if not done.golden:
                 connection.execute(sa.delete(Session).where(Session.id == session_id))
     return done
@@ -104,11 +112,18 @@ def delete(
 def _delete_results(engine: sa.Engine, session_id: int, done: Deleted) -> bool:
     for attempt in retrying():
         with attempt, writing(engine) as connection:
-            query = sa.select(FindDb.id, FindDb.workload).where(FindDb.session_id == session_id).limit(_RESULTS)
+            query = (
+                sa.select(FindDb.id, FindDb.workload)
+                .where(FindDb.session_id == session_id)
+                .limit(_RESULTS)
+            )
             found = connection.execute(query).all()
             ids = [row.id for row in found]
             code = sa.select(FindDbKernel.kernel).where(FindDbKernel.find_db_id.in_(ids)).distinct()
-            digests = {*connection.execute(code).scalars(), *(row.workload for row in found if row.workload)}
+            digests = {
+                *connection.execute(code).scalars(),
+                *(row.workload for row in found if row.workload),
+            }
             connection.execute(sa.delete(FindDb).where(FindDb.id.in_(ids)))
             kernels = _delete_kernels(connection, digests)
     done.results += len(found)
@@ -124,20 +139,32 @@ def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
         lock = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update()
         unused = set(connection.execute(lock).scalars())
         for column in _KERNEL_COLUMNS:
-            unused -= set(connection.execute(sa.select(column).where(column.in_(part)).distinct()).scalars())
+            unused -= set(
+                connection.execute(sa.select(column).where(column.in_(part)).distinct()).scalars()
+            )
         if unused:
             connection.execute(sa.delete(Kernel).where(Kernel.digest.in_(sorted(unused))))
         count += len(unused)
     return count
 
 
-def _delete_jobs(engine: sa.Engine, session_id: int, remove: Callable[[set[str]], None], done: Deleted) -> bool:
+def _delete_jobs(
+    engine: sa.Engine, session_id: int, remove: Callable[[set[str]], None], done: Deleted
+) -> bool:
     for attempt in retrying():
         with attempt, writing(engine) as connection:
-            query = sa.select(Job.id, Job.chunk, Job.workload).where(Job.session_id == session_id).limit(_JOBS)
+            query = (
+                sa.select(Job.id, Job.chunk, Job.workload)
+                .where(Job.session_id == session_id)
+                .limit(_JOBS)
+            )
             found = connection.execute(query.with_for_update()).all()
             ids = [row.id for row in found]
-            built = sa.select(Trial.artifact).where(Trial.job_id.in_(ids), Trial.artifact.is_not(None)).distinct()
+            built = (
+                sa.select(Trial.artifact)
+                .where(Trial.job_id.in_(ids), Trial.artifact.is_not(None))
+                .distinct()
+            )
             digests = {digest for digest in connection.execute(built).scalars() if digest}
             digests |= {row.workload for row in found if row.workload}
             digests |= needed_artifacts.settle(connection, ids)
@@ -158,7 +185,13 @@ def _delete_applicability(engine: sa.Engine, session_id: int) -> bool:
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             mine = pair.session_id == session_id
-            query = sa.select(pair.config_id).where(mine).distinct().order_by(pair.config_id).limit(_CONFIGS)
+            query = (
+                sa.select(pair.config_id)
+                .where(mine)
+                .distinct()
+                .order_by(pair.config_id)
+                .limit(_CONFIGS)
+            )
             configs: Sequence[int] = connection.execute(query).scalars().all()
             connection.execute(sa.delete(pair).where(mine, pair.config_id.in_(configs)))
             if not configs:

@@ -1,8 +1,9 @@
 """A session from a file, in one transaction: either all of it is there afterwards, or nothing.
 
-Rows keep their ids where these are free. Where one of a table's is taken, all rows of the session in that table get new
-ones from the database, and what refers to them follows. Environments, solvers, configs, tags and artifacts are shared with
-other sessions: those that are there already stay as they are, and the session refers to them.
+Rows keep their ids where these are free. Where one of a table's is taken, all rows of the session
+in that table get new ones from the database, and what refers to them follows. Environments,
+solvers, configs, tags and artifacts are shared with other sessions: those that are there already
+stay as they are, and the session refers to them.
 """
 
 from __future__ import annotations
@@ -49,14 +50,21 @@ class Restored:
 
 
 def restore(
-    engine: sa.Engine, path: Path, reason: str | None = None, on_jobs: Callable[[int, int], None] | None = None
+    engine: sa.Engine,
+    path: Path,
+    reason: str | None = None,
+    on_jobs: Callable[[int, int], None] | None = None,
 ) -> Restored:
-    """Restore an archive; `reason`: another one, where a session of the same environment has the archive's.
+    """Restore an archive; `reason`: another one, where a session of the same environment has the
+    archive's.
 
-    Raises BadInput for a file that is none, not whole, or of a session that is there already. `on_jobs` as in `archive`.
+    Raises BadInput for a file that is none, not whole, or of a session that is there already.
+    `on_jobs` as in `archive`.
     """
     if reason is not None and not 0 < len(reason.strip()) <= 255:
-        raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with --reason")
+        raise BadInput(
+            "A session needs a reason of 1 to 255 characters.", hint="give it with --reason"
+        )
     header = verify(path)
     try:
         with writing(engine) as connection:
@@ -70,7 +78,8 @@ def restore(
             return restoration.finish()
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise BadInput(
-            f"{path} cannot be restored by this version of Tuna: {error}.", hint=f"Tuna {header.tuna} wrote it"
+            f"{path} cannot be restored by this version of Tuna: {error}.",
+            hint=f"Tuna {header.tuna} wrote it",
         ) from None
     except StatementError as error:  # not of an outage or a full disk, which `writing` translates
         raise BadInput(
@@ -80,8 +89,13 @@ def restore(
 
 
 def _batches(lines: Iterable[Line], header: Header) -> Iterator[dict[str, list[_Row]]]:
-    """Rows by table, a bounded number at a time; an empty one follows those that were written together."""
-    readers = {name: tables.RowReader(name, names) for name, names in header.columns.items() if name in _KNOWN}
+    """Rows by table, a bounded number at a time; an empty one follows those that were written
+    together."""
+    readers = {
+        name: tables.RowReader(name, names)
+        for name, names in header.columns.items()
+        if name in _KNOWN
+    }
     batch: dict[str, list[_Row]] = {}
     held_bytes = 0
     for name, value, size_bytes in lines:
@@ -117,10 +131,13 @@ class _Restoration:
     new_ids: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        found = self.connection.execute(sa.select(Session.id).where(Session.uuid == self.header.uuid)).scalar()
+        found = self.connection.execute(
+            sa.select(Session.id).where(Session.uuid == self.header.uuid)
+        ).scalar()
         if found is not None and not _is_empty(self.connection, found):
             raise BadInput(
-                f"{self.path} is session {found}, which is here already.", hint=f"see: `tuna session show {found}`"
+                f"{self.path} is session {found}, which is here already.",
+                hint=f"see: `tuna session show {found}`",
             )
         self.emptied = found
         self.new_ids |= _taken(self.connection, self.path, self.header)
@@ -131,7 +148,9 @@ class _Restoration:
             self._kernel(row)
         for name in _SHARED_KEYS:
             if name in batch:
-                self._know(name, self._merge(name, [self._translated(name, row) for row in batch[name]]))
+                self._know(
+                    name, self._merge(name, [self._translated(name, row) for row in batch[name]])
+                )
         if "session" in batch:
             self._session(*batch["session"])
         for name in tables.DETAILS:
@@ -143,11 +162,15 @@ class _Restoration:
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
                 raise ValueError(f"there is no state {row['state']!r:.40}")
-        self._know("job", self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part")))
+        self._know(
+            "job", self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part"))
+        )
         self.jobs += len(jobs)
         for name in ("step_result", "trial"):
             self._insert(name, batch.get(name, []))
-        self._know("find_db", self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id")))
+        self._know(
+            "find_db", self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id"))
+        )
         self._insert("find_db_kernel", batch.get("find_db_kernel", []))
         self._insert("search_sibling", batch.get("search_sibling", []))
 
@@ -162,7 +185,9 @@ class _Restoration:
     def finish(self) -> Restored:
         """What was restored; raises BadInput unless it is all that the header names."""
         if not self.session_id or self.jobs != self.header.jobs:
-            raise BadInput(f"{self.path} is damaged: it has {self.jobs} of its {self.header.jobs} jobs.")
+            raise BadInput(
+                f"{self.path} is damaged: it has {self.jobs} of its {self.header.jobs} jobs."
+            )
         reason = self.reason or self.header.reason
         new = tuple(name for name in ("session", *tables.WITH_IDS) if name in self.new_ids)
         return Restored(self.session_id, reason, self.header.library, self.jobs, new)
@@ -173,14 +198,18 @@ class _Restoration:
             raise ValueError(f"artifact {row['digest']:.64} has other bytes than its name says")
         if not fits(self.connection, len(blob)):
             raise StorageFull(
-                f"An artifact of {self.path} has {len(blob) >> 20} MiB, more than the database server takes.",
+                f"An artifact of {self.path} has {len(blob) >> 20} MiB, more than the database"
+                " server takes.",
                 hint="set its max_allowed_packet to 256M, and restore again",
             )
         upsert(self.connection, tables.table("kernel"), [row], key=("digest",))
 
     def _session(self, row: _Row) -> None:
         """Insert it, or take the row that golden versions kept of it."""
-        row = self._translated("session", row) | {"reason": self.reason or row["reason"], "uuid": self.header.uuid}
+        row = self._translated("session", row) | {
+            "reason": self.reason or row["reason"],
+            "uuid": self.header.uuid,
+        }
         same = sa.select(Session.id).where(
             Session.environment_id == row["environment_id"], Session.reason == row["reason"]
         )
@@ -194,7 +223,12 @@ class _Restoration:
                 hint=f"give this one another: `tuna session restore {self.path} --reason TEXT`",
             )
         else:
-            if self.connection.execute(sa.select(Session.id).where(Session.id == archived)).scalar() is not None:
+            if (
+                self.connection.execute(
+                    sa.select(Session.id).where(Session.id == archived)
+                ).scalar()
+                is not None
+            ):
                 del row["id"]
             self.connection.execute(sa.insert(Session).values(**row))
             self.session_id = self.connection.execute(same).scalar_one()
@@ -209,19 +243,29 @@ class _Restoration:
         missing = [row for row in found if tuple(row[key] for key in keys) not in there]
         taken: set[int] = set()
         for part in parts([row["id"] for row in missing]):
-            taken |= set(self.connection.execute(sa.select(table.c.id).where(table.c.id.in_(part))).scalars())
+            taken |= set(
+                self.connection.execute(sa.select(table.c.id).where(table.c.id.in_(part))).scalars()
+            )
         kept = [row for row in missing if row["id"] not in taken]
-        others = [{key: value for key, value in row.items() if key != "id"} for row in missing if row["id"] in taken]
+        others = [
+            {key: value for key, value in row.items() if key != "id"}
+            for row in missing
+            if row["id"] in taken
+        ]
         for group in (kept, others):
             upsert(self.connection, table, group, key=keys)
         there |= self._ids_by_key(table, keys, missing)
         return {row["id"]: there[tuple(row[key] for key in keys)] for row in found}
 
-    def _ids_by_key(self, table: sa.Table, keys: Sequence[str], found: Sequence[_Row]) -> dict[tuple[Any, ...], int]:
+    def _ids_by_key(
+        self, table: sa.Table, keys: Sequence[str], found: Sequence[_Row]
+    ) -> dict[tuple[Any, ...], int]:
         ids: dict[tuple[Any, ...], int] = {}
         last = keys[-1]
         for part in parts(sorted({row[last] for row in found})):
-            query = sa.select(table.c.id, *(table.c[key] for key in keys)).where(table.c[last].in_(part))
+            query = sa.select(table.c.id, *(table.c[key] for key in keys)).where(
+                table.c[last].in_(part)
+            )
             ids |= {tuple(row[1:]): row[0] for row in self.connection.execute(query)}
         return ids
 
@@ -230,7 +274,8 @@ class _Restoration:
         upsert(self.connection, tables.table(name), found, key=key)
 
     def _insert(self, name: str, found: Sequence[_Row], keys: Sequence[str] = ()) -> dict[int, int]:
-        """Insert rows of the session; returns their ids here by those in the archive, by the unique `keys`."""
+        """Insert rows of the session; returns their ids here by those in the archive, by the unique
+        `keys`."""
         if not found:
             return {}
         table = tables.table(name)
@@ -251,7 +296,9 @@ class _Restoration:
             for one, *key in self.connection.execute(sa.select(table.c.id, *columns).where(*mine)):
                 there[tuple(key)] = one
         pairs = zip(ids, translated, strict=True)
-        return {one: there[tuple(row[key] for key in keys)] for one, row in pairs if one is not None}
+        return {
+            one: there[tuple(row[key] for key in keys)] for one, row in pairs if one is not None
+        }
 
     def _translated(self, name: str, row: _Row) -> _Row:
         """The row with the ids of here instead of the archive's."""
@@ -261,13 +308,16 @@ class _Restoration:
                 target, value = foreign.column.table.name, found.get(column.name)
                 if value is not None and foreign.column.name == "id":
                     if value not in self.ids.get(target, {}):
-                        raise ValueError(f"{name}.{column.name} refers to {target} {value}, which is not in it")
+                        raise ValueError(
+                            f"{name}.{column.name} refers to {target} {value}, which is not in it"
+                        )
                     found[column.name] = self.ids[target][value]
         return found
 
 
 def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
-    """The tables in which an id of the archive is taken; the file is read for it only where that may be."""
+    """The tables in which an id of the archive is taken; the file is read for it only where that
+    may be."""
     found: set[str] = set()
     ids: dict[str, list[int]] = {}
     for name in tables.WITH_IDS:
@@ -286,15 +336,21 @@ def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
             ids[name].append(value[places[name]])
         if value is None or len(ids[name]) == IN_LIST:
             column = tables.table(name).c.id
-            if connection.execute(sa.select(column).where(column.in_(ids[name])).limit(1)).scalar() is not None:
+            if (
+                connection.execute(sa.select(column).where(column.in_(ids[name])).limit(1)).scalar()
+                is not None
+            ):
                 found.add(name)
             ids[name] = []
     return found
 
 
 def _is_empty(connection: sa.Connection, session_id: int) -> bool:
-    """Whether nothing but its row is left of a session: it was deleted, and golden versions refer to it."""
+    """Whether nothing but its row is left of a session: it was deleted, and golden versions refer
+    to it."""
     for one in (Job, FindDb, SolverApplicability):
-        if connection.execute(sa.select(one.session_id).where(one.session_id == session_id).limit(1)).first():
+        if connection.execute(
+            sa.select(one.session_id).where(one.session_id == session_id).limit(1)
+        ).first():
             return False
     return True

@@ -10,7 +10,17 @@ import sqlalchemy as sa
 
 from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
-from tuna.db.models import Environment, FindDb, FindDbKernel, Golden, GoldenEntry, Job, Kernel, Session, Trial
+from tuna.db.models import (
+    Environment,
+    FindDb,
+    FindDbKernel,
+    Golden,
+    GoldenEntry,
+    Job,
+    Kernel,
+    Session,
+    Trial,
+)
 from tuna.db.searches import Searches
 from tuna.errors import TunaError
 from tuna.pipeline.states import is_open
@@ -50,11 +60,15 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
         if session_id is not None:
             sessions.get(connection, session_id)
         query = (
-            sa.select(*Session.__table__.columns, Environment.library, Environment.arch, Environment.key)
+            sa.select(
+                *Session.__table__.columns, Environment.library, Environment.arch, Environment.key
+            )
             .join(Environment, Environment.id == Session.environment_id)
             .order_by(Session.id)
         )
-        found = connection.execute(query if session_id is None else query.where(Session.id == session_id)).all()
+        found = connection.execute(
+            query if session_id is None else query.where(Session.id == session_id)
+        ).all()
         return [_size(connection, row) for row in found]
 
 
@@ -64,24 +78,42 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     for (state, step), number in jobs.by_state(connection, row.id).items():
         counts[state] = counts.get(state, 0) + number
         states.add(
-            "running" if State(state) in IN_FLIGHT else "waiting" if _waits(row.library, state, step) else "ended"
+            "running"
+            if State(state) in IN_FLIGHT
+            else "waiting"
+            if _waits(row.library, state, step)
+            else "ended"
         )
     of_rounds = searches.read(connection, [row.id]).get(row.id, Searches())
     texts = sum(
-        (sa.func.coalesce(sa.func.length(column), 0) for column in (Trial.params, Trial.output_tail, Trial.times_ms)),
+        (
+            sa.func.coalesce(sa.func.length(column), 0)
+            for column in (Trial.params, Trial.output_tail, Trial.times_ms)
+        ),
         sa.literal(_TRIAL_BYTES),
     )
-    tried = sa.func.count(sa.case((Trial.step != SEARCH, 1)))  # what a search only proposed is no trial yet
+    # what a search only proposed is no trial yet
+    tried = sa.func.count(sa.case((Trial.step != SEARCH, 1)))
     of_trials = sa.select(tried, sa.func.sum(texts)).join(Job, Job.id == Trial.job_id)
-    trials, trial_bytes = connection.execute(of_trials.select_from(Trial).where(Job.session_id == row.id)).one()
-    results = connection.execute(sa.select(sa.func.count()).where(FindDb.session_id == row.id)).scalar_one()
+    trials, trial_bytes = connection.execute(
+        of_trials.select_from(Trial).where(Job.session_id == row.id)
+    ).one()
+    results = connection.execute(
+        sa.select(sa.func.count()).where(FindDb.session_id == row.id)
+    ).scalar_one()
     code = sa.select(FindDbKernel.kernel).join(FindDb, FindDb.id == FindDbKernel.find_db_id)
-    texts_of = sa.select(FindDb.workload).where(FindDb.session_id == row.id, FindDb.workload.is_not(None))
+    texts_of = sa.select(FindDb.workload).where(
+        FindDb.session_id == row.id, FindDb.workload.is_not(None)
+    )
     used = sa.union(code.where(FindDb.session_id == row.id), texts_of).subquery()
     artifacts, artifact_bytes = connection.execute(
-        sa.select(sa.func.count(), sa.func.sum(Kernel.size_bytes)).where(Kernel.digest.in_(used.select()))
+        sa.select(sa.func.count(), sa.func.sum(Kernel.size_bytes)).where(
+            Kernel.digest.in_(used.select())
+        )
     ).one()
-    has_entry = sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == row.id)
+    has_entry = sa.exists().where(
+        GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == row.id
+    )
     versions = sa.select(Golden.version).where(has_entry).order_by(Golden.version)
     return SessionSize(
         id=row.id,
@@ -91,7 +123,9 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         arch=row.arch,
         environment=row.key,
         created_at=row.created_at,
-        state=next((state for state in _STATES if state in states), "ended" if results else "empty"),
+        state=next(
+            (state for state in _STATES if state in states), "ended" if results else "empty"
+        ),
         jobs=searches.others(counts, of_rounds),
         searches=of_rounds,
         trials=trials,
@@ -104,8 +138,10 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
 
 
 def _waits(library: str, state: str, step: str) -> bool:
-    """Whether a job in `state` waits for `step`; `compiled` is the end of one whose last step runs on a CPU."""
-    if state != State.COMPILED.value:  # of the others the library is not asked: to load it takes long
+    """Whether a job in `state` waits for `step`; `compiled` is the end of one whose last step runs
+    on a CPU."""
+    # of the others the library is not asked: to load it takes long
+    if state != State.COMPILED.value:
         return state in (State.NEW.value, State.SEARCHING.value)
     from tuna.libraries.registry import get_library
 

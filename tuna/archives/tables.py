@@ -15,7 +15,8 @@ from tuna.db.types import UtcDateTime
 
 #: The columns of each kind of config.
 DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
-#: In the order in which rows can be inserted. Those of `SHARED` belong to no session: what is there already stays.
+#: In the order in which rows can be inserted. Those of `SHARED` belong to no session: what is there
+#: already stays.
 SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
 OWN = (
     *("session", "solver_applicability", "no_solver", "job"),
@@ -53,7 +54,8 @@ class RowReader:
     """Reads rows of one table from an archive that has these columns."""
 
     def __init__(self, name: str, names: Sequence[str], without: Collection[str] = ()) -> None:
-        """Raises ValueError for columns that the table does not have, or lacks in the archive without a default.
+        """Raises ValueError for columns that the table does not have, or lacks in the archive
+        without a default.
 
         `without`: columns that may be missing, since the reader gives them.
         """
@@ -61,7 +63,9 @@ class RowReader:
         if unknown := set(names) - there.keys():
             raise ValueError(f"table {name} has no column {min(unknown)}")
         missing = [
-            one.name for one in there.values() if one.name not in names and not one.nullable and not _default(one)
+            one.name
+            for one in there.values()
+            if one.name not in names and not one.nullable and not _default(one)
         ]
         if missing:
             raise ValueError(f"column {missing[0]} of table {name} is missing")

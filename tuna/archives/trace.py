@@ -1,9 +1,11 @@
-"""The trace of a session: a file to which each job's state is appended as it changes, with the result of one that ended.
+"""The trace of a session: a file to which each job's state is appended as it changes, with the
+result of one that ended.
 
-Lines of JSON. The first names the session and its environment, each other one a job (config, solver, steps), its state and
-attempt, and, of a job that ended, its result: trials, the find-db rows that it wrote, and their artifacts (`packed`). Of
-several lines of a job the last counts, so that repeating one changes nothing. A line is written after the transaction
-that it tells of, and what a killed process did not write is written by `record` of the next one. `restore` makes the
+Lines of JSON. The first names the session and its environment, each other one a job (config,
+solver, steps), its state and attempt, and, of a job that ended, its result: trials, the find-db
+rows that it wrote, and their artifacts (`packed`). Of several lines of a job the last counts, so
+that repeating one changes nothing. A line is written after the transaction that it tells of, and
+what a killed process did not write is written by `record` of the next one. `restore` makes the
 session again in a database that does not have it.
 """
 
@@ -25,7 +27,17 @@ from tuna.archives import tables
 from tuna.db import sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import Config, FindDb, FindDbKernel, Job, Kernel, Session, Solver, StepResult, Trial
+from tuna.db.models import (
+    Config,
+    FindDb,
+    FindDbKernel,
+    Job,
+    Kernel,
+    Session,
+    Solver,
+    StepResult,
+    Trial,
+)
 from tuna.errors import BadInput, StorageFull
 from tuna.files import bounded_lines
 from tuna.libraries.base import FINALS, Environment
@@ -90,7 +102,9 @@ class Trace:
             self._read()
         except BlockingIOError:
             self.close()
-            raise BadInput(f"Another master writes to the trace file {path}.", hint="give each its own") from None
+            raise BadInput(
+                f"Another master writes to the trace file {path}.", hint="give each its own"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -108,7 +122,9 @@ class Trace:
         """
         self._file.seek(0)
         end = 0
-        for number, line in enumerate(bounded_lines(self._file, self.path, _MAX_LINE_BYTES, _MAX_BYTES), 1):
+        for number, line in enumerate(
+            bounded_lines(self._file, self.path, _MAX_LINE_BYTES, _MAX_BYTES), 1
+        ):
             try:
                 found = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
@@ -132,13 +148,24 @@ class Trace:
             return
         with reading(engine) as connection:
             info = sessions.get(connection, session_id)
-            uuid = connection.execute(sa.select(Session.uuid).where(Session.id == session_id)).scalar_one()
+            uuid = connection.execute(
+                sa.select(Session.uuid).where(Session.id == session_id)
+            ).scalar_one()
         self.header = Header(uuid, info.reason, info.environment)
-        named = {"format": FORMAT, "version": VERSION, "tuna": __version__, "session": uuid, "label": info.reason}
+        named = {
+            "format": FORMAT,
+            "version": VERSION,
+            "tuna": __version__,
+            "session": uuid,
+            "label": info.reason,
+        }
         self._append([{**named, "environment": vars(info.environment)}])
 
-    def record(self, engine: sa.Engine, session_id: int, job_ids: Collection[int] | None = None) -> list[int]:
-        """Append a line for each job of the session, or of those named, that is in another state than the trace says.
+    def record(
+        self, engine: sa.Engine, session_id: int, job_ids: Collection[int] | None = None
+    ) -> list[int]:
+        """Append a line for each job of the session, or of those named, that is in another state
+        than the trace says.
 
         Returns the jobs that have ended since. Raises StorageFull.
         """
@@ -150,10 +177,22 @@ class Trace:
                 state = (job["state"], job["attempt"])
                 if job["state"] in _PASSING or self._written.get(name) == state:
                     continue
-                result = self._result(connection, job, config, solver) if job["state"] in ENDED else None
+                result = (
+                    self._result(connection, job, config, solver) if job["state"] in ENDED else None
+                )
                 kept = {key: job[key] for key in (*OF_JOB, "reason", "options")}
-                named = {"config": json.loads(config.json), "key": config.key, "solver": solver, **kept}
-                line = {"session": self.header.uuid, "job": named, "state": state[0], "attempt": state[1]}
+                named = {
+                    "config": json.loads(config.json),
+                    "key": config.key,
+                    "solver": solver,
+                    **kept,
+                }
+                line = {
+                    "session": self.header.uuid,
+                    "job": named,
+                    "state": state[0],
+                    "attempt": state[1],
+                }
                 lines.append({**line, "result": result})
                 self._written[name] = state
                 ended += [job["id"]] if result is not None else []
@@ -166,21 +205,29 @@ class Trace:
                 self._written[job_name(line)] = (str(line["state"]), int(line["attempt"]))
                 self._artifacts |= (line["result"] or {}).get("artifacts", {}).keys()
             except (LookupError, TypeError, ValueError, AttributeError):
-                raise BadInput(f"{self.path}:{number}: this line of the trace file is damaged.") from None
+                raise BadInput(
+                    f"{self.path}:{number}: this line of the trace file is damaged."
+                ) from None
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines, which are on the disk when this returns."""
         if not lines:
             return
-        data = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+        data = "".join(
+            json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines
+        )
         try:
             self._file.write(data.encode())
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise StorageFull(f"The trace file {self.path} cannot be written: {error.strerror}.") from None
+            raise StorageFull(
+                f"The trace file {self.path} cannot be written: {error.strerror}."
+            ) from None
 
-    def _result(self, connection: sa.Connection, job: Mapping[str, Any], config: Any, solver: str) -> dict[str, Any]:
+    def _result(
+        self, connection: sa.Connection, job: Mapping[str, Any], config: Any, solver: str
+    ) -> dict[str, Any]:
         of_job = Trial.job_id == job["id"]
         best = [FindDb.session_id == job["session_id"], FindDb.config_id == job["config_id"]]
         if job["steps"] == FINALS:
@@ -189,7 +236,11 @@ class Trace:
             of_job = sa.exists().where(measured, *best)
         else:
             best.append(FindDb.job_id == job["id"])
-        rows = connection.execute(sa.select(FindDb.__table__).where(*best).order_by(FindDb.id)).mappings().all()
+        rows = (
+            connection.execute(sa.select(FindDb.__table__).where(*best).order_by(FindDb.id))
+            .mappings()
+            .all()
+        )
         found: dict[str, Any] = {
             "job": plain("job", job),
             "step_result": _rows(connection, StepResult, StepResult.job_id == job["id"]),
@@ -200,7 +251,11 @@ class Trace:
         needed |= {code["kernel"] for row in found["find_db"] for code in row["kernels"]}
         new = sorted(digest for digest in needed - {None} - self._artifacts)
         kernels = sa.select(Kernel.digest, Kernel.blob)
-        blobs = [row for part in parts(new) for row in connection.execute(kernels.where(Kernel.digest.in_(part)))]
+        blobs = [
+            row
+            for part in parts(new)
+            for row in connection.execute(kernels.where(Kernel.digest.in_(part)))
+        ]
         self._artifacts |= {digest for digest, _ in blobs}
         return {**found, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
 
@@ -218,7 +273,8 @@ def job_name(line: Mapping[str, Any]) -> JobName:
 
 def job_of(config: str, named: Mapping[str, Any]) -> JobName:
     """The job of a config that these fields name; raises LookupError, TypeError or ValueError."""
-    rounds = (int(named.get(name, 0)) for name in ("round", "part"))  # of which traces of older releases say nothing
+    # of which traces of older releases say nothing
+    rounds = (int(named.get(name, 0)) for name in ("round", "part"))
     return JobName(config, str(named["solver"]), str(named["steps"]), *rounds)
 
 
@@ -237,7 +293,9 @@ def _header(path: Path, line: Mapping[str, Any]) -> Header:
     if line.get("format") != FORMAT:
         raise BadInput(f"{path} is no trace file.")
     if line.get("version") != VERSION:
-        raise BadInput(f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read.")
+        raise BadInput(
+            f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read."
+        )
     try:
         return Header(str(line["session"]), str(line["label"]), Environment(**line["environment"]))
     except (LookupError, TypeError):
@@ -257,7 +315,9 @@ def _jobs(
     )
     columns = [column.name for column in Job.__table__.columns]
     for part in [None] if job_ids is None else parts(sorted(job_ids)):
-        for row in connection.execute(query if part is None else query.where(Job.id.in_(part))).all():
+        for row in connection.execute(
+            query if part is None else query.where(Job.id.in_(part))
+        ).all():
             yield dict(zip(columns, row, strict=False)), row, row[-1]
 
 
@@ -272,13 +332,20 @@ def _owner(job_id: Any) -> Sequence[Any]:
 def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None:
     """Solver, steps, round and part of a job."""
     columns = (getattr(Job, name) for name in OF_JOB)
-    query = sa.select(Solver.name, *columns).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
+    query = (
+        sa.select(Solver.name, *columns)
+        .join(Job, Job.solver_id == Solver.id)
+        .where(Job.id == job_id)
+    )
     row = None if job_id is None else connection.execute(query).one_or_none()
     return None if row is None else list(row)
 
 
 def _rows(
-    connection: sa.Connection, model: type[Any], where: sa.ColumnElement[bool], more: Sequence[Any] = ()
+    connection: sa.Connection,
+    model: type[Any],
+    where: sa.ColumnElement[bool],
+    more: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
     table = model.__table__
     query = sa.select(table, *more).where(where).order_by(*table.primary_key.columns)

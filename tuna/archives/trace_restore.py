@@ -1,4 +1,5 @@
-"""A session from its trace, in one transaction: its jobs, and the results of those that have ended."""
+"""A session from its trace, in one transaction: its jobs, and the results of those that have
+ended."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from tuna.archives.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, 
 from tuna.configs import from_json
 from tuna.db import configs, sessions
 from tuna.db.engine import writing
-from tuna.db.models import FindDb, FindDbKernel, Job, Kernel, Session, Solver, SolverApplicability, StepResult, Trial
+from tuna.db.models import (
+    FindDb,
+    FindDbKernel,
+    Job,
+    Kernel,
+    Session,
+    Solver,
+    SolverApplicability,
+    StepResult,
+    Trial,
+)
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
@@ -32,15 +43,19 @@ _OF_OWNER = ("solver", *OF_JOB)
 def session_of(connection: sa.Connection, trace: Trace) -> int | None:
     """The session of a trace, where this database has it."""
     assert trace.header is not None
-    return connection.execute(sa.select(Session.id).where(Session.uuid == trace.header.uuid)).scalar()
+    return connection.execute(
+        sa.select(Session.id).where(Session.uuid == trace.header.uuid)
+    ).scalar()
 
 
-def restore(engine: sa.Engine, trace: Trace, keep: Callable[[bytes], object] = lambda _: None) -> int:
+def restore(
+    engine: sa.Engine, trace: Trace, keep: Callable[[bytes], object] = lambda _: None
+) -> int:
     """Make the session of a trace in a database that does not have it; returns its id.
 
-    A job that had not ended is new again. The solvers of its library must be stored. `keep` gets each artifact that
-    results need. Raises BadInput for a trace that names what this version does not have, or a session with the same
-    environment and label; then nothing is stored.
+    A job that had not ended is new again. The solvers of its library must be stored. `keep` gets
+    each artifact that results need. Raises BadInput for a trace that names what this version does
+    not have, or a session with the same environment and label; then nothing is stored.
     """
     header = trace.header
     assert header is not None
@@ -50,11 +65,19 @@ def restore(engine: sa.Engine, trace: Trace, keep: Callable[[bytes], object] = l
             session_id, new = sessions.create(connection, header.environment, header.label)
             if not new:
                 raise BadInput(
-                    f"Session {session_id} has the environment and the label of the trace {trace.path}, and is another.",
-                    hint="leave --trace-file out to go on with that session, or name another commit-table-name",
+                    f"Session {session_id} has the environment and the label of the trace"
+                    f" {trace.path}, and is another.",
+                    hint=(
+                        "leave --trace-file out to go on with that session, or name another"
+                        " commit-table-name"
+                    ),
                 )
-            connection.execute(sa.update(Session).where(Session.id == session_id).values(uuid=header.uuid))
-            restoration = _Restoration(connection, session_id, header.label, header.environment.library)
+            connection.execute(
+                sa.update(Session).where(Session.id == session_id).values(uuid=header.uuid)
+            )
+            restoration = _Restoration(
+                connection, session_id, header.label, header.environment.library
+            )
             for number, line in trace.lines():
                 restoration.artifacts(line, keep)
                 if last[job_name(line)] == number:
@@ -62,9 +85,13 @@ def restore(engine: sa.Engine, trace: Trace, keep: Callable[[bytes], object] = l
             restoration.link()
             return session_id
     except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as error:
-        raise BadInput(f"The trace {trace.path} cannot be restored by this version of Tuna: {error}.") from None
+        raise BadInput(
+            f"The trace {trace.path} cannot be restored by this version of Tuna: {error}."
+        ) from None
     except StatementError as error:  # not of an outage or a full disk, which `writing` translates
-        raise BadInput(f"The trace {trace.path} cannot be restored: {str(error.orig)[:200]}.") from None
+        raise BadInput(
+            f"The trace {trace.path} cannot be restored: {str(error.orig)[:200]}."
+        ) from None
 
 
 @dataclass
@@ -82,7 +109,9 @@ class _Restoration:
     def artifacts(self, line: Mapping[str, Any], keep: Callable[[bytes], object]) -> None:
         """Store the artifacts of a line."""
         for digest, text in ((line["result"] or {}).get("artifacts") or {}).items():
-            blob = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MAX_ARTIFACT_BYTES)
+            blob = zlib.decompressobj().decompress(
+                base64.b64decode(text, validate=True), _MAX_ARTIFACT_BYTES
+            )
             if hashlib.sha256(blob).hexdigest() != digest:
                 raise ValueError(f"artifact {digest:.64} has other bytes than its name says")
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
@@ -94,7 +123,13 @@ class _Restoration:
         named, result = line["job"], line["result"] or {}
         config_id, solver_id = self._config(name.config, named["config"]), self._solver(name.solver)
         steps = name.steps.split(",")
-        row = {"steps": name.steps, "step": steps[0], "state": State.NEW.value, "attempt": 0, "updated_at": utc_now()}
+        row = {
+            "steps": name.steps,
+            "step": steps[0],
+            "state": State.NEW.value,
+            "attempt": 0,
+            "updated_at": utc_now(),
+        }
         row |= {
             "reason": str(named["reason"]),
             "options": dict(named["options"]),
@@ -105,15 +140,24 @@ class _Restoration:
             row |= _read("job", result["job"])
         pair = {"session_id": self.session_id, "config_id": config_id, "solver_id": solver_id}
         upsert(self.connection, SolverApplicability, [pair], key=tuple(pair))
-        inserted = self.connection.execute(sa.insert(Job).values(**pair, **row)).inserted_primary_key
+        inserted = self.connection.execute(
+            sa.insert(Job).values(**pair, **row)
+        ).inserted_primary_key
         assert inserted is not None
         self.jobs[name] = job_id = inserted[0]
         self._rows(
-            StepResult, [{**_read("step_result", one), "job_id": job_id} for one in result.get("step_result", ())]
+            StepResult,
+            [
+                {**_read("step_result", one), "job_id": job_id}
+                for one in result.get("step_result", ())
+            ],
         )
         trials = [(job_of(name.config, one), one) for one in result.get("trial", ())]
         for owner, one in trials:
-            self._trial(owner, _read("trial", {key: value for key, value in one.items() if key not in _OF_OWNER}))
+            self._trial(
+                owner,
+                _read("trial", {key: value for key, value in one.items() if key not in _OF_OWNER}),
+            )
         for one in result.get("find_db", ()):
             self.best[name.config, one["job"][0]] = one
 
@@ -123,13 +167,19 @@ class _Restoration:
             row = dict(found)
             jobs = {key: row.pop(key) for key in ("job", "final_job")}
             code: Iterable[Mapping[str, Any]] = row.pop("kernels")
-            ids = {f"{key}_id": self.jobs[JobName(config, *owner)] for key, owner in jobs.items() if owner}
+            ids = {
+                f"{key}_id": self.jobs[JobName(config, *owner)]
+                for key, owner in jobs.items()
+                if owner
+            }
             ids |= {
                 "session_id": self.session_id,
                 "config_id": self.config_ids[config],
                 "solver_id": self._solver(solver),
             }
-            inserted = self.connection.execute(sa.insert(FindDb).values(**_read("find_db", row), **ids))
+            inserted = self.connection.execute(
+                sa.insert(FindDb).values(**_read("find_db", row), **ids)
+            )
             assert inserted.inserted_primary_key is not None
             of_row = {"find_db_id": inserted.inserted_primary_key[0]}
             self._rows(FindDbKernel, [{**_read("find_db_kernel", one), **of_row} for one in code])

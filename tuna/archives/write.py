@@ -1,4 +1,5 @@
-"""A session into a file, from one consistent view of the database, however much is written to it meanwhile."""
+"""A session into a file, from one consistent view of the database, however much is written to it
+meanwhile."""
 
 from __future__ import annotations
 
@@ -23,14 +24,19 @@ _CONFIGS = 50
 
 
 def archive(
-    engine: sa.Engine, session_id: int, path: Path, on_jobs: Callable[[int, int], None] | None = None
+    engine: sa.Engine,
+    session_id: int,
+    path: Path,
+    on_jobs: Callable[[int, int], None] | None = None,
 ) -> Header:
-    """Write a session with everything that its results need; raises NotFound, BadInput, StorageFull.
+    """Write a session with everything that its results need; raises NotFound, BadInput,
+    StorageFull.
 
     `on_jobs` gets the number of jobs that are written, and of all.
     """
     with reading(engine) as connection:
-        if connection.dialect.name != "sqlite":  # whose transactions see one state of the database anyway
+        # whose transactions see one state of the database anyway
+        if connection.dialect.name != "sqlite":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         header = _header(connection, session_id)
         with writer(path, header) as file, closing(_Seen()) as seen:
@@ -48,15 +54,19 @@ def _header(connection: sa.Connection, session_id: int) -> Header:
     ids: dict[str, list[int]] = {}
     for name in tables.WITH_IDS:
         table = tables.table(name)
-        of_session = table.select() if "session_id" in table.c else table.join(tables.table("job")).select()
-        owner = table.c.session_id if "session_id" in table.c else tables.table("job").c.session_id
-        bounds = of_session.with_only_columns(sa.func.min(table.c.id), sa.func.max(table.c.id)).where(
-            owner == session_id
+        of_session = (
+            table.select() if "session_id" in table.c else table.join(tables.table("job")).select()
         )
+        owner = table.c.session_id if "session_id" in table.c else tables.table("job").c.session_id
+        bounds = of_session.with_only_columns(
+            sa.func.min(table.c.id), sa.func.max(table.c.id)
+        ).where(owner == session_id)
         least, largest = connection.execute(bounds).one()
         if least is not None:
             ids[name] = [least, largest]
-    jobs = connection.execute(sa.select(sa.func.count()).where(Job.session_id == session_id)).scalar_one()
+    jobs = connection.execute(
+        sa.select(sa.func.count()).where(Job.session_id == session_id)
+    ).scalar_one()
     return Header(
         uuid=uuid,
         library=info.environment.library,
@@ -69,7 +79,9 @@ def _header(connection: sa.Connection, session_id: int) -> Header:
     )
 
 
-def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen: _Seen) -> Iterator[int]:
+def _write(
+    connection: sa.Connection, session_id: int, file: ArchiveWriter, seen: _Seen
+) -> Iterator[int]:
     """Write all rows; yields the number of jobs of each batch."""
 
     def put(name: str, *where: Any, order: Sequence[str] = ()) -> list[Any]:
@@ -81,14 +93,19 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
         return list(found)
 
     def put_for(name: str, column: str, ids: Sequence[Any]) -> list[Any]:
-        return [row for part in parts(ids) for row in put(name, tables.table(name).c[column].in_(part))]
+        return [
+            row for part in parts(ids) for row in put(name, tables.table(name).c[column].in_(part))
+        ]
 
     def put_kernels(digests: Iterable[str | None]) -> None:
-        for digest in sorted({digest for digest in digests if digest}):  # one at a time: they are large
+        # one at a time: they are large
+        for digest in sorted({digest for digest in digests if digest}):
             if seen.is_new(digest):
                 put("kernel", tables.table("kernel").c.digest == digest)
 
-    environment_id = connection.execute(sa.select(Session.environment_id).where(Session.id == session_id)).scalar_one()
+    environment_id = connection.execute(
+        sa.select(Session.environment_id).where(Session.id == session_id)
+    ).scalar_one()
     put("environment", tables.table("environment").c.id == environment_id)
     put("device", tables.table("device").c.environment_id == environment_id)
     put("session", Session.id == session_id)
@@ -96,7 +113,9 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
     for ids in _configs(connection, session_id):
-        config, find_db, sibling = (tables.table(name) for name in ("config", "find_db", "search_sibling"))
+        config, find_db, sibling = (
+            tables.table(name) for name in ("config", "find_db", "search_sibling")
+        )
         of_results = sa.select(find_db.c.id, find_db.c.workload).where(
             find_db.c.session_id == session_id, find_db.c.config_id.in_(ids)
         )
@@ -105,10 +124,14 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
         result_ids = [row.id for row in results]
         needed = [row.workload for row in results]
         for part in parts(result_ids):
-            needed += connection.execute(sa.select(code.c.kernel).where(code.c.find_db_id.in_(part))).scalars()
+            needed += connection.execute(
+                sa.select(code.c.kernel).where(code.c.find_db_id.in_(part))
+            ).scalars()
         needed += connection.execute(sa.select(config.c.body).where(config.c.id.in_(ids))).scalars()
         of_jobs = sa.select(sibling.c.digest).join(Job, Job.id == sibling.c.job_id)
-        needed += connection.execute(of_jobs.where(Job.session_id == session_id, Job.config_id.in_(ids))).scalars()
+        needed += connection.execute(
+            of_jobs.where(Job.session_id == session_id, Job.config_id.in_(ids))
+        ).scalars()
         put_kernels(needed)
         put_for("config", "id", ids)
         for name in (*tables.DETAILS, "config_tag"):
@@ -132,12 +155,17 @@ _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 
 
 def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:
-    """The configs of a session in ascending lists; each query reads a range of an index that begins with the session."""
+    """The configs of a session in ascending lists; each query reads a range of an index that begins
+    with the session."""
     last = 0
     while True:
         found: set[int] = set()
         for of in _OF_CONFIGS:
-            query = sa.select(of.config_id).where(of.session_id == session_id, of.config_id > last).distinct()
+            query = (
+                sa.select(of.config_id)
+                .where(of.session_id == session_id, of.config_id > last)
+                .distinct()
+            )
             found |= set(connection.execute(query.order_by(of.config_id).limit(_CONFIGS)).scalars())
         if not found:
             return

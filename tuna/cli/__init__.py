@@ -1,1 +1,2 @@
-"""The command line: commands parse, call `tuna.api`, and print. No SQL, no Celery, no format knowledge."""
+"""The command line: commands parse, call `tuna.api`, and print. No SQL, no Celery, no format
+knowledge."""

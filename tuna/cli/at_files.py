@@ -1,8 +1,9 @@
 """Options from files: `@FILE.yaml` on a command line stands for the options that the file holds.
 
-A file is one YAML mapping of options without their dashes. A list gives an option once for each element, a mapping is one
-value, and `true` or `false` is for options without a value. What comes later on the command line counts. Files are data:
-tags and aliases are refused, and whatever is wrong is named with its file and line.
+A file is one YAML mapping of options without their dashes. A list gives an option once for each
+element, a mapping is one value, and `true` or `false` is for options without a value. What comes
+later on the command line counts. Files are data: tags and aliases are refused, and whatever is
+wrong is named with its file and line.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tuna.sentences import choices
 
 
 class AtFileCommand(click.Command):
-    """A command whose words may be `@FILE`; `refused` has options of other programs, each with the reason why it has none."""
+    """A command whose words may be `@FILE`; `refused` has options of other programs, each with the
+    reason why it has none."""
 
     def __init__(self, *args: Any, refused: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,14 +44,21 @@ class AtFileCommand(click.Command):
 
 
 def _words(command: AtFileCommand, ctx: click.Context, path: Path) -> Iterator[str]:
-    known = {max(one.opts, key=len).removeprefix("--"): one for one in command.params if isinstance(one, click.Option)}
+    known = {
+        max(one.opts, key=len).removeprefix("--"): one
+        for one in command.params
+        if isinstance(one, click.Option)
+    }
     for key, node in safe_yaml.pairs(safe_yaml.read(path), path):
         where = f"{path}:{safe_yaml.line(key)}"
         name = str(key.value)
         if name in command.refused:
             raise BadInput(f"{where}: {command.name} has no {name}: {command.refused[name]}.")
         if name not in known:
-            raise BadInput(f"{where}: {command.name} has no option {name!r}.", hint=choices(name, known, "options"))
+            raise BadInput(
+                f"{where}: {command.name} has no option {name!r}.",
+                hint=choices(name, known, "options"),
+            )
         yield from _option(known[name], ctx, node, path)
 
 
@@ -73,7 +82,9 @@ def _option(option: click.Option, ctx: click.Context, node: Node, path: Path) ->
         for key, _ in safe_yaml.pairs(element, path) if keys else ():
             if key.value not in keys:
                 hint = choices(str(key.value), keys, "it has")
-                raise BadInput(f"{path}:{safe_yaml.line(key)}: {name} has no {key.value!r}.", hint=hint)
+                raise BadInput(
+                    f"{path}:{safe_yaml.line(key)}: {name} has no {key.value!r}.", hint=hint
+                )
         try:
             option.type.convert(text, option, ctx)
         except BadInput as error:
@@ -84,7 +95,8 @@ def _option(option: click.Option, ctx: click.Context, node: Node, path: Path) ->
 
 
 def _text(node: Node, name: str, path: Path) -> str:
-    """A value as a word of the command line: text and numbers as they stand, a mapping or list as JSON in one line."""
+    """A value as a word of the command line: text and numbers as they stand, a mapping or list as
+    JSON in one line."""
     value = safe_yaml.value(node, path)
     if value is None or isinstance(value, bool):
         raise BadInput(f"{path}:{safe_yaml.line(node)}: {name} takes a value, not {node.value!r}.")

@@ -27,19 +27,54 @@ if TYPE_CHECKING:
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE:TYPE",
-    help="An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of MODEL.so.json. FILE.npz: "
-    "the values of all.",
+    help=(
+        "An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of"
+        " MODEL.so.json. FILE.npz: the values of all."
+    ),
 )
-@click.option("--shape", "shapes", multiple=True, metavar="n=1,4,8", help="Values of an open extent; may be repeated.")
-@click.option("--against", type=click.Path(path_type=Path), metavar="OTHER.so", help="Time this one in turn with it.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="n=1,4,8",
+    help="Values of an open extent; may be repeated.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="OTHER.so",
+    help="Time this one in turn with it.",
+)
 @click.option("--function", default="main", show_default=True, help="Function of the models.")
-@click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True, help="Of the inputs.")
-@click.option("--wait", "wait_s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds.")
 @click.option(
-    "--timeout", "limit_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds of one call."
+    "--seed",
+    type=click.IntRange(min=0, max=2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Of the inputs.",
 )
 @click.option(
-    "--memory", "memory_mib", type=options.COUNT, metavar="MIB", help="That the inputs may take on the board."
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    show_default=True,
+    help="Seconds.",
+)
+@click.option(
+    "--timeout",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    help="Seconds of one call.",
+)
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=options.COUNT,
+    metavar="MIB",
+    help="That the inputs may take on the board.",
 )
 @options.cores
 @options.as_json
@@ -60,8 +95,8 @@ def benchmark_model(
 ) -> int:
     """Time a built model on a board behind TVM RPC, or on this machine.
 
-    With --against both are timed in turn in one session, on the same random inputs, and their outputs are compared; the exit code
-    is 1 if these differ.
+    With --against both are timed in turn in one session, on the same random inputs, and their
+    outputs are compared; the exit code is 1 if these differ.
     """
     if local == bool(tracker and device_key) or (local and (tracker or device_key)):
         raise BadInput("Name a board with --tvm-tracker and --device-key, or use --local.")
@@ -72,7 +107,9 @@ def benchmark_model(
         shapes=shapes,
         against=against,
         options=api.BenchmarkOptions(function, seed, limit_s, memory_mib),
-        on_point=lambda number, points: say(f"{number + 1}/{points}", err=True) if points > 1 else None,
+        on_point=lambda number, points: (
+            say(f"{number + 1}/{points}", err=True) if points > 1 else None
+        ),
     )
     if as_json:
         print_json([row.as_json() for row in found])
@@ -80,8 +117,16 @@ def benchmark_model(
         print_times(found)
     wrong = [row for row in found if row.error is None or row.error > api.TOLERANCE]
     for row in wrong:
-        shown = "are not finite or have other shapes" if row.error is None else f"differ by {row.error:.1e}"
-        say(f"the outputs of {row.label} {shown} (tolerance {api.TOLERANCE:g} of the largest value)", err=True)
+        shown = (
+            "are not finite or have other shapes"
+            if row.error is None
+            else f"differ by {row.error:.1e}"
+        )
+        say(
+            f"the outputs of {row.label} {shown} (tolerance {api.TOLERANCE:g} of the largest"
+            " value)",
+            err=True,
+        )
     return 1 if wrong else 0
 
 

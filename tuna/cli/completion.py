@@ -1,4 +1,5 @@
-"""Shell completion of values: sessions, tags, libraries and solvers, by the names of the parameters."""
+"""Shell completion of values: sessions, tags, libraries and solvers, by the names of the
+parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class _Known(click.ParamType[Any]):
     def __init__(self, values: _Values, *, several: bool = False) -> None:
         self._values, self._several = values, several
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",") if self._several else ("", "", incomplete)
         return [
             CompletionItem(f"{before}{comma}{value}", help=text)
@@ -45,7 +48,9 @@ KNOWN: dict[str, _Known] = {
     "config_tag": _TAGS,
     "library": _LIBRARIES,
     "solver": _Known(lambda ctx: _plain(names.known_solvers(ctx.params.get("library")))),
-    "solvers": _Known(lambda ctx: _plain(names.known_solvers(ctx.params.get("library"))), several=True),
+    "solvers": _Known(
+        lambda ctx: _plain(names.known_solvers(ctx.params.get("library"))), several=True
+    ),
 }
 
 

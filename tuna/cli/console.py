@@ -1,4 +1,5 @@
-"""Printing for people: tables, and progress as a bar on a terminal or a line now and then elsewhere."""
+"""Printing for people: tables, and progress as a bar on a terminal or a line now and then
+elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def print_json(document: Any) -> None:
 def say(text: str = "", *, err: bool = False, wrap: bool = True) -> None:
     """A line on stdout, or with `err` on stderr, without what a terminal would obey.
 
-    On a terminal it breaks between words, never within a command in backticks; not `wrap`: it is a command to paste.
+    On a terminal it breaks between words, never within a command in backticks; not `wrap`: it is a
+    command to paste.
     """
     shown = inert(text)
     if wrap and (sys.stderr if err else sys.stdout).isatty():
@@ -65,13 +67,19 @@ def say(text: str = "", *, err: bool = False, wrap: bool = True) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return the text in lines of at most `width` columns, unless a word or a command in backticks is longer."""
+    """Return the text in lines of at most `width` columns, unless a word or a command in backticks
+    is longer."""
     lines = []
     for line in text.split("\n"):
         whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), line)
         indent = line[: len(line) - len(line.lstrip())]
         parts = textwrap.wrap(
-            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, tabsize=1
+            whole,
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            tabsize=1,
         )
         lines += [part.replace("\0", " ") for part in parts] or [line]
     return "\n".join(lines)
@@ -88,8 +96,8 @@ def print_table(
 ) -> None:
     """A table on stdout, or with `err` on stderr; `right` are the columns of numbers.
 
-    `width`: where there is no terminal, more where a word needs it; by default each row is one line, for programs
-    such as grep.
+    `width`: where there is no terminal, more where a word needs it; by default each row is one
+    line, for programs such as grep.
     """
     from rich.console import Console
 
@@ -97,7 +105,9 @@ def print_table(
     console = Console(stderr=err)
     if not console.is_terminal:
         last = len(columns) - 1  # whose sentences are wrapped
-        least = [_most(column, cells, place, words=place == last) for place, column in enumerate(columns)]
+        least = [
+            _most(column, cells, place, words=place == last) for place, column in enumerate(columns)
+        ]
         console = Console(width=max(width, sum(least) + GAP * len(columns)), stderr=err)
     console.print(table(title, columns, cells, right, console.width))
 
@@ -109,7 +119,8 @@ def table(
     right: Sequence[int],
     width: int,
 ) -> RenderableType:
-    """A table whose cells break between words only; where that does not fit, a paragraph for each row."""
+    """A table whose cells break between words only; where that does not fit, a paragraph for each
+    row."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -121,12 +132,19 @@ def table(
     if sum(longest) > room:
         return _paragraphs(title, columns, cells)
     while sum(widths) > room:
-        widest = max(range(len(widths)), key=lambda place: (widths[place] > longest[place], widths[place]))
+        widest = max(
+            range(len(widths)), key=lambda place: (widths[place] > longest[place], widths[place])
+        )
         others = sum(widths) - widths[widest]
         widths[widest] = max(longest[widest], min(widths[widest] - 1, room - others))
     shown = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
-        shown.add_column(column, justify="right" if place in right else "left", overflow="fold", width=widths[place])
+        shown.add_column(
+            column,
+            justify="right" if place in right else "left",
+            overflow="fold",
+            width=widths[place],
+        )
     for row in cells:
         shown.add_row(*map(Text, row))
     return shown
@@ -137,10 +155,19 @@ def _most(column: str, cells: Sequence[Sequence[str]], place: int, *, words: boo
     from rich.cells import cell_len
 
     texts = [column, *(row[place] for row in cells)]
-    return max((cell_len(part) for text in texts for part in (text.split() if words else text.split("\n"))), default=0)
+    return max(
+        (
+            cell_len(part)
+            for text in texts
+            for part in (text.split() if words else text.split("\n"))
+        ),
+        default=0,
+    )
 
 
-def _paragraphs(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> RenderableType:
+def _paragraphs(
+    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]
+) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -149,7 +176,9 @@ def _paragraphs(title: str, columns: Sequence[str], cells: Sequence[Sequence[str
     for row in cells:
         parts.append(Text(row[0], overflow="fold"))
         named = [
-            f"{column} {cell}".replace("\n", " ") for column, cell in zip(columns[1:], row[1:], strict=True) if cell
+            f"{column} {cell}".replace("\n", " ")
+            for column, cell in zip(columns[1:], row[1:], strict=True)
+            if cell
         ]
         parts.append(Padding(Text(", ".join(named), overflow="fold"), (0, 0, 0, 2)))
     return Group(*parts)
@@ -160,8 +189,11 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
 
 
-def fitting(titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Sequence[int], width: int) -> list[int]:
-    """The columns that fit into `width`: those with the highest number in `optional` are left out until the others do."""
+def fitting(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Sequence[int], width: int
+) -> list[int]:
+    """The columns that fit into `width`: those with the highest number in `optional` are left out
+    until the others do."""
     widths = [
         max(len(text) for text in (*title.split("\n"), *(row[place] for row in cells)))
         for place, title in enumerate(titles)
@@ -176,7 +208,8 @@ def fitting(titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Seq
 
 
 class ProgressView:
-    """Progress of a session: count, rate and ETA first, so that a narrow terminal shows them; starts at the current counts."""
+    """Progress of a session: count, rate and ETA first, so that a narrow terminal shows them;
+    starts at the current counts."""
 
     def __init__(self, title: str, notice: str = "") -> None:
         """`notice`: a sentence to print before the first counts, if there are any."""
@@ -197,7 +230,10 @@ class ProgressView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             self._live.stop()
@@ -211,7 +247,10 @@ class ProgressView:
 
     def stopping(self, seconds: float) -> None:
         """Answer an interruption: what is waited for, how long, and how not to wait."""
-        self.say(f"Stopping: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at once.")
+        self.say(
+            f"Stopping: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at"
+            " once."
+        )
 
     def log_kept(self, path: Path) -> None:
         """Say where the warnings of a run are."""
@@ -225,7 +264,10 @@ class ProgressView:
             self.say(self._notice)
             self._notice = ""
         now = time.monotonic()
-        parts = [by_state(counts.states), *([f"rounds: {by_state(counts.rounds)}"] if counts.rounds else [])]
+        parts = [
+            by_state(counts.states),
+            *([f"rounds: {by_state(counts.rounds)}"] if counts.rounds else []),
+        ]
         note = "; ".join(filter(None, parts))
         done = f"{counts.finished}/{counted(counts.wanted, 'job')}{self._pace(now, counts)}"
         if self._live is not None:

@@ -21,30 +21,46 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 class _Export(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The available forms; loaded lazily, because the libraries that bring them are slow to import."""
+        """The available forms; loaded lazily, because the libraries that bring them are slow to
+        import."""
         from tuna.exports.registry import exporters
 
         with formatter.section("Forms, with their options"):
             formatter.write_dl(
-                [(one.form, f"{one.title}: {', '.join(one.options.model_fields)}") for one in exporters()]
+                [
+                    (one.form, f"{one.title}: {', '.join(one.options.model_fields)}")
+                    for one in exporters()
+                ]
             )
 
 
 @click.command(cls=_Export)
 @click.option("--session-id", type=options.ID, help="Whose results.")
-@click.option("--golden", type=options.GOLDEN, help="Golden version, instead of a session; needs --arch.")
+@click.option(
+    "--golden", type=options.GOLDEN, help="Golden version, instead of a session; needs --arch."
+)
 @click.option("--form", required=True, help="Which database; see below.")
 @click.option("-d", "--directory", type=options.OUTPUT_FOLDER, default=Path(), help="Where to.")
 @click.option("--arch", help="With --golden: architecture, such as gfx90a.")
-@click.option("--num-cu", type=options.COUNT, help="With --golden: compute units; default: all of them mixed.")
-@click.option("--library", default="miopen", show_default=True, help="With --golden: whose version.")
-@click.option("--filename", help="Base name; default: from architecture and number of compute units.")
+@click.option(
+    "--num-cu", type=options.COUNT, help="With --golden: compute units; default: all of them mixed."
+)
+@click.option(
+    "--library", default="miopen", show_default=True, help="With --golden: whose version."
+)
+@click.option(
+    "--filename", help="Base name; default: from architecture and number of compute units."
+)
 @click.option("--config-tag", help="Only layers that carry this tag.")
-@click.option("--top", type=options.COUNT, help="Solvers kept for a layer; default: 4, json and csv: all.")
+@click.option(
+    "--top", type=options.COUNT, help="Solvers kept for a layer; default: 4, json and csv: all."
+)
 @click.option("--text", is_flag=True, help="A perf db in text form (.db.txt) instead of SQLite.")
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
-@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form.")
+@click.option(
+    "--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form."
+)
 def export(
     session_id: int | None,
     golden: int | None,
@@ -56,7 +72,8 @@ def export(
     pairs: tuple[str, ...],
     **wishes: Any,
 ) -> None:
-    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's own form."""
+    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's
+    own form."""
     if (session_id is None) == (golden is None):
         raise BadInput("Say whose results: either --session-id or --golden.")
     wishes |= options.job_options(pairs)
@@ -74,7 +91,9 @@ def export(
 @click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
 @click.option("--rocm-version", help="ROCm that the database was made with.")
 @click.option("--miopen-version", help="MIOpen that the database was made with.")
-@click.option("-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text.")
+@click.option(
+    "-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text."
+)
 def import_db(
     file: Path,
     session_id: int | None,
@@ -84,7 +103,8 @@ def import_db(
     miopen_version: str | None,
     reason: str,
 ) -> None:
-    """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not, into a session."""
+    """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
+    into a session."""
     given = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
     facts = {name: str(value) for name, value in given.items() if value is not None}
     show.imported_database(api.import_database(file, session_id, reason, facts))
@@ -93,8 +113,12 @@ def import_db(
 @click.command()
 @click.argument("master", type=_PATH)
 @click.argument("target", type=_FILE)
-@click.option("-d", "--directory", type=options.OUTPUT_FOLDER, required=True, help="Where the result goes.")
-@click.option("--keep-keys", is_flag=True, help="Where both have a key, keep the master's other entries.")
+@click.option(
+    "-d", "--directory", type=options.OUTPUT_FOLDER, required=True, help="Where the result goes."
+)
+@click.option(
+    "--keep-keys", is_flag=True, help="Where both have a key, keep the master's other entries."
+)
 def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> None:
     """Merge TARGET, whose entries win, into a copy of MASTER."""
     show.merged(api.merge_databases(master, target, directory, keep_keys=keep_keys))
@@ -106,17 +130,22 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 @click.option("--entries", is_flag=True, help="Show each entry that differs, too.")
 @options.as_json
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
-    """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it does."""
+    """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it
+    does."""
     from tuna.exports.diff import line
 
     if as_json:
         each: list[dict[str, Any]] = []
-        found = api.compare_databases(a, b, lambda pair: each.append(asdict(pair)) if entries else None)
+        found = api.compare_databases(
+            a, b, lambda pair: each.append(asdict(pair)) if entries else None
+        )
         print_json(found.as_json() | ({"entries": each} if entries else {}))
         return int(found.differs)
     found = api.compare_databases(a, b, lambda pair: say(line(pair)) if entries else None)
     if found.differs:
-        print_table("", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4))
+        print_table(
+            "", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4)
+        )
     say(found.summary())
     return int(found.differs)
 
@@ -126,7 +155,8 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 @click.option("--library", default="miopen", show_default=True, help="Whose solvers are known.")
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
-    """Check a folder of databases, MIOpen's by the rules of MIOpen's test suite. Exit 1 if a rule is broken."""
+    """Check a folder of databases, MIOpen's by the rules of MIOpen's test suite. Exit 1 if a rule
+    is broken."""
     found = api.check_databases(directory, library)
     if as_json:
         print_json(
@@ -143,5 +173,8 @@ def check_db(directory: Path, library: str, as_json: bool) -> int:
     for why, count in sorted(found.left_out.items()):
         say(f"not checked: {count} {why}", err=True)
     faults = counted(len(found.faults), "fault") if found.faults else "no faults"
-    say(f"{counted(len(found.files), 'file')}, {counted(found.entries, 'entry', 'entries')}: {faults}")
+    say(
+        f"{counted(len(found.files), 'file')}, {counted(found.entries, 'entry', 'entries')}:"
+        f" {faults}"
+    )
     return int(bool(found.faults))

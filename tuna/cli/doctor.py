@@ -19,17 +19,28 @@ _EVERY = 5
 @click.option(
     "--noise",
     is_flag=True,
-    help="Instead measure for a minute what builds do to measurements here, and keep it for TUNA_QUIET=auto.",
+    help=(
+        "Instead measure for a minute what builds do to measurements here, and keep it for"
+        " TUNA_QUIET=auto."
+    ),
 )
-@click.option("--pairs", type=click.IntRange(3, 1000), default=15, show_default=True, help="With --noise: how often.")
+@click.option(
+    "--pairs",
+    type=click.IntRange(3, 1000),
+    default=15,
+    show_default=True,
+    help="With --noise: how often.",
+)
 @options.as_json
 def doctor(noise: bool, pairs: int, as_json: bool) -> int:
-    """Check disk, database, Redis, broker, artifact store, cores and libraries; exit 1 if something must change.
+    """Check disk, database, Redis, broker, artifact store, cores and libraries; exit 1 if something
+    must change.
 
     A warning is about what costs time, not data.
 
-    With --noise fixed kernels are timed in turn beside builds on the other cores and without them. Where the median
-    difference is above 3 %, this user's workers on this machine stop building while it measures (TUNA_QUIET=auto).
+    With --noise fixed kernels are timed in turn beside builds on the other cores and without them.
+    Where the median difference is above 3 %, this user's workers on this machine stop building
+    while it measures (TUNA_QUIET=auto).
     """
     if noise:
         _noise(pairs, as_json=as_json)

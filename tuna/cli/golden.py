@@ -28,14 +28,18 @@ class _Kind(click.ParamType[str]):
         from tuna.configs import KINDS
 
         if value not in KINDS.names():
-            self.fail(f"there is no kind {value!r}; {choices(value, KINDS.names(), 'kinds')}.", param, ctx)
+            self.fail(
+                f"there is no kind {value!r}; {choices(value, KINDS.names(), 'kinds')}.", param, ctx
+            )
         return value
 
 
 _KINDS = _Kind()
 _NUMBER = options.GOLDEN
 _version = click.argument("version", type=_NUMBER)
-_library = click.option("--library", help="Whose version, where several libraries have one of this number.")
+_library = click.option(
+    "--library", help="Whose version, where several libraries have one of this number."
+)
 
 
 def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -53,8 +57,14 @@ def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> fl
 
 
 def _gate(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    gain = click.option("--min-gain", callback=_share, help="The total weighted time must shrink by so much.")
-    loss = click.option("--max-regression", callback=_share, help="No layer may be slower by more, and none missing.")
+    gain = click.option(
+        "--min-gain", callback=_share, help="The total weighted time must shrink by so much."
+    )
+    loss = click.option(
+        "--max-regression",
+        callback=_share,
+        help="No layer may be slower by more, and none missing.",
+    )
     return loss(gain(command))
 
 
@@ -67,22 +77,48 @@ def golden() -> None:
 @_version
 @click.option("--session-id", type=options.ID, help="Session whose results go in.")
 @click.option("--base", type=_NUMBER, help="Version to start from.")
-@click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
+@click.option(
+    "-o",
+    "--overwrite",
+    is_flag=True,
+    help="Write into a version that exists, if it is still a draft.",
+)
 @click.option("--kind", type=_KINDS, help="Only the session's results for layers of this kind.")
-@click.option("--allow-imported", is_flag=True, help="Accept results that were imported and not measured.")
-@click.option("--allow-noisy", is_flag=True, help="Accept results that were measured on a device that was not quiet.")
+@click.option(
+    "--allow-imported", is_flag=True, help="Accept results that were imported and not measured."
+)
+@click.option(
+    "--allow-noisy",
+    is_flag=True,
+    help="Accept results that were measured on a device that was not quiet.",
+)
 @_library
-def build(version: int, session_id: int | None, base: int | None, library: str | None, **wishes: Any) -> None:
-    """Build a version from a base version, a session, or both; where both have a result the session's counts."""
+def build(
+    version: int, session_id: int | None, base: int | None, library: str | None, **wishes: Any
+) -> None:
+    """Build a version from a base version, a session, or both; where both have a result the
+    session's counts."""
     from tuna.golden import build
 
     engine = open_database()
-    _tell(build(engine, version=version, session_id=session_id, base_version=base, library=library, **wishes))
+    _tell(
+        build(
+            engine,
+            version=version,
+            session_id=session_id,
+            base_version=base,
+            library=library,
+            **wishes,
+        )
+    )
 
 
 def _tell(report: BuildReport) -> None:
     say(str(report))
-    say(f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`", err=True)
+    say(
+        f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`",
+        err=True,
+    )
 
 
 @golden.command(name="list")
@@ -97,7 +133,11 @@ def list_versions(library: str | None, as_json: bool) -> None:
     with reading(open_database()) as connection:
         found = versions(connection, library)
     names = sorted({one.library for one in found})
-    now = {one.id for name in names if (one := current(v for v in found if v.library == name)) is not None}
+    now = {
+        one.id
+        for name in names
+        if (one := current(v for v in found if v.library == name)) is not None
+    }
     if not found and library is not None:
         raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
     if as_json:
@@ -133,7 +173,9 @@ def _row(one: Version, current: bool) -> tuple[object, ...]:
 @golden.command()
 @_version
 @click.option("--against", type=_NUMBER, help="Version to compare with; default: the base.")
-@click.option("--session-id", type=options.ID, help="Compare what this session found with VERSION instead.")
+@click.option(
+    "--session-id", type=options.ID, help="Compare what this session found with VERSION instead."
+)
 @_gate
 @_library
 @options.as_json
@@ -146,16 +188,20 @@ def report(
     library: str | None,
     as_json: bool,
 ) -> int:
-    """Compare a version with its base by model and layer; exit code 1 if it violates a limit that is given.
+    """Compare a version with its base by model and layer; exit code 1 if it violates a limit that
+    is given.
 
-    With --session-id a session is compared with VERSION, for the session's device model, before anything is built.
+    With --session-id a session is compared with VERSION, for the session's device model, before
+    anything is built.
     """
     from tuna.db.engine import reading
     from tuna.golden import check_gate, report_session
     from tuna.golden import report as compare
 
     if against is not None and session_id is not None:
-        raise click.UsageError("With --session-id, VERSION is what is compared with: leave --against away.")
+        raise click.UsageError(
+            "With --session-id, VERSION is what is compared with: leave --against away."
+        )
     with reading(open_database()) as connection:
         if session_id is None:
             found = compare(connection, version, against, library)
@@ -174,17 +220,24 @@ def report(
 
 @golden.command()
 @_version
-@click.option("--allow-noisy", is_flag=True, help="Accept results that were measured on a device that was not quiet.")
+@click.option(
+    "--allow-noisy",
+    is_flag=True,
+    help="Accept results that were measured on a device that was not quiet.",
+)
 @_gate
 @_library
 def promote(version: int, library: str | None, **wishes: Any) -> None:
-    """Release a draft, if it keeps the limits beside the current version (its base, where none is); then it is frozen."""
+    """Release a draft, if it keeps the limits beside the current version (its base, where none is);
+    then it is frozen."""
     from tuna.golden import promote
 
     found = promote(open_database(), version, library=library, **wishes)
     t = found.total
     beside = (
-        "" if found.against is None else f" (against version {found.against}: {t.faster} faster, {t.slower} slower)"
+        ""
+        if found.against is None
+        else f" (against version {found.against}: {t.faster} faster, {t.slower} slower)"
     )
     say(f"golden version {version} of {found.library} is promoted{beside}")
 
@@ -209,7 +262,8 @@ def rollback(library: str) -> None:
 def explain(version: int, key: str, solver: str | None, library: str | None, as_json: bool) -> None:
     """Show where the entries of KEY come from, and what the base had.
 
-    KEY is the number of an entry, or names a layer: config key, problem key, label or driver command.
+    KEY is the number of an entry, or names a layer: config key, problem key, label or driver
+    command.
     """
     from tuna.db.engine import reading
     from tuna.golden import explain
@@ -228,10 +282,23 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
 @common.session_id
 @click.option("--golden_v", type=_NUMBER, required=True, help="Golden version to create.")
 @click.option("--base_golden_v", type=_NUMBER, help="Golden version to start from.")
-@click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
-@click.option("-C", "--config_type", type=_KINDS, help="Only the session's results for layers of this kind.")
-@click.option("--allow_imported", is_flag=True, help="Accept results that were imported and not measured.")
-@click.option("--allow_noisy", is_flag=True, help="Accept results that were measured on a device that was not quiet.")
+@click.option(
+    "-o",
+    "--overwrite",
+    is_flag=True,
+    help="Write into a version that exists, if it is still a draft.",
+)
+@click.option(
+    "-C", "--config_type", type=_KINDS, help="Only the session's results for layers of this kind."
+)
+@click.option(
+    "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
+)
+@click.option(
+    "--allow_noisy",
+    is_flag=True,
+    help="Accept results that were measured on a device that was not quiet.",
+)
 @common.debug
 @click.pass_context
 def update_golden_command(

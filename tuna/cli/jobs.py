@@ -12,12 +12,18 @@ from tuna.cli.console import say
 from tuna.sentences import counted
 from tuna.vocabulary import Cause
 
-_jobs = click.option("--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often.")
+_jobs = click.option(
+    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often."
+)
 
 
 @click.command()
 @options.session_id
-@click.option("--cause", type=click.Choice([cause.value for cause in Cause]), help="Only jobs that failed of it.")
+@click.option(
+    "--cause",
+    type=click.Choice([cause.value for cause in Cause]),
+    help="Only jobs that failed of it.",
+)
 @_jobs
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
     """Send errored jobs back to the step that failed, as if it had never been tried.
@@ -40,7 +46,10 @@ def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
     done = api.cancel(session_id, jobs=jobs, tag=tag)
     say(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
     if not done.workers_told:
-        say("Redis is unreachable: workers finish their current chunks, whose results are refused.", err=True)
+        say(
+            "Redis is unreachable: workers finish their current chunks, whose results are refused.",
+            err=True,
+        )
 
 
 def _count(moved: Mapping[str, int], what: str, mark: str) -> str:

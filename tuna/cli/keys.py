@@ -20,16 +20,28 @@ def key() -> None:
 @key.command()
 @options.as_json
 def show(as_json: bool) -> None:
-    """Show the key that signs artifacts, and former ones that are still accepted: ids and public keys."""
+    """Show the key that signs artifacts, and former ones that are still accepted: ids and public
+    keys."""
     found = api.list_keys()
     if as_json:
-        until = [one.accepted_until and one.accepted_until.isoformat(timespec="seconds") for one in found]
-        print_json([{**asdict(one), "accepted_until": when} for one, when in zip(found, until, strict=True)])
+        until = [
+            one.accepted_until and one.accepted_until.isoformat(timespec="seconds") for one in found
+        ]
+        print_json(
+            [
+                {**asdict(one), "accepted_until": when}
+                for one, when in zip(found, until, strict=True)
+            ]
+        )
         return
     rows = [
         (
             one.id,
-            f"accepted until {one.accepted_until:%Y-%m-%d %H:%M} UTC" if one.accepted_until else "signs",
+            (
+                f"accepted until {one.accepted_until:%Y-%m-%d %H:%M} UTC"
+                if one.accepted_until
+                else "signs"
+            ),
             one.public,
         )
         for one in found
@@ -39,7 +51,9 @@ def show(as_json: bool) -> None:
 
 @key.command()
 @click.option(
-    "--leaked", is_flag=True, help="Refuse at once what former keys signed; jobs that need it compile it again."
+    "--leaked",
+    is_flag=True,
+    help="Refuse at once what former keys signed; jobs that need it compile it again.",
 )
 def rotate(leaked: bool) -> None:
     """Sign artifacts with a new key. Coordinators and workers that run take it up by themselves.
@@ -47,6 +61,12 @@ def rotate(leaked: bool) -> None:
     What jobs still need is signed again, and the former key is accepted for another day.
     """
     done = api.rotate_key(leaked=leaked)
-    say(f"key {done.key.id} signs from now on; {counted(done.signed, 'artifact')} that jobs need signed with it")
+    say(
+        f"key {done.key.id} signs from now on; {counted(done.signed, 'artifact')} that jobs need"
+        " signed with it"
+    )
     if done.refused:
-        say(f"{counted(done.refused, 'artifact')} without a valid signature: their jobs are compiled again")
+        say(
+            f"{counted(done.refused, 'artifact')} without a valid signature: their jobs are"
+            " compiled again"
+        )

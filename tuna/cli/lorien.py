@@ -1,4 +1,5 @@
-"""The seed's program `python3 -m lorien`: `tune` is `tuna tune-rpc`, `rpc-client` is `tuna rpc-client`."""
+"""The seed's program `python3 -m lorien`: `tune` is `tuna tune-rpc`, `rpc-client` is `tuna
+rpc-client`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class _Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[_NAMES[name]][2]) for name in self.list_commands(ctx)])
+            formatter.write_dl(
+                [(name, COMMANDS[_NAMES[name]][2]) for name in self.list_commands(ctx)]
+            )
 
 
 @click.group(cls=_Group, context_settings=CONTEXT)

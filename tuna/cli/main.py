@@ -16,34 +16,68 @@ from tuna.errors import BadInput, TunaError
 from tuna.sandbox.dumpable import forbid_inspection
 from tuna.version import __version__
 
-#: New objects before the garbage collector looks: importing SQLAlchemy and our models makes more, none of them garbage, and
-#: looking through them every 700 took a tenth of the time of a short command.
+#: New objects before the garbage collector looks: importing SQLAlchemy and our models makes more,
+#: none of them garbage, and looking through them every 700 took a tenth of the time of a short
+#: command.
 _GC_THRESHOLD = 100_000
 
-#: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of them.
+#: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of
+#: them.
 COMMANDS = {
-    "quickstart": ("tuna.cli.quickstart", "quickstart", "Tune some ResNet-50 layers on this machine, end to end."),
-    "init-session": ("tuna.cli.setup", "init_session", "Start a tuning effort in this machine's environment."),
+    "quickstart": (
+        "tuna.cli.quickstart",
+        "quickstart",
+        "Tune some ResNet-50 layers on this machine, end to end.",
+    ),
+    "init-session": (
+        "tuna.cli.setup",
+        "init_session",
+        "Start a tuning effort in this machine's environment.",
+    ),
     "session": (
         "tuna.cli.session",
         "session",
         "List, archive, restore and delete sessions; set their priority and deadline.",
     ),
-    "import": ("tuna.cli.setup", "import_configs", "Import layers from a file of driver commands or a log."),
-    "capture": ("tuna.cli.capture", "capture", "Run a program and import the layers that it asks its libraries for."),
+    "import": (
+        "tuna.cli.setup",
+        "import_configs",
+        "Import layers from a file of driver commands or a log.",
+    ),
+    "capture": (
+        "tuna.cli.capture",
+        "capture",
+        "Run a program and import the layers that it asks its libraries for.",
+    ),
     "configs": ("tuna.cli.setup", "configs", "List the layers that carry a tag."),
     "update-solvers": ("tuna.cli.setup", "update_solvers", "Store the solvers that a library has."),
     "solvers": ("tuna.cli.setup", "solvers", "List a library's solvers."),
-    "applicability": ("tuna.cli.setup", "applicability", "Work out which solvers can run which layers."),
+    "applicability": (
+        "tuna.cli.setup",
+        "applicability",
+        "Work out which solvers can run which layers.",
+    ),
     "load-jobs": ("tuna.cli.setup", "load_jobs", "Make the jobs of a session."),
     "run": ("tuna.cli.work", "run", "Work through a session with workers on this machine."),
-    "enqueue": ("tuna.cli.work", "enqueue", "Fill the queues and drain results; workers run elsewhere."),
+    "enqueue": (
+        "tuna.cli.work",
+        "enqueue",
+        "Fill the queues and drain results; workers run elsewhere.",
+    ),
     "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
-    "rpc-client": ("tuna.cli.rpc", "rpc_client", "Join a master over the network, and compile and measure for it."),
+    "rpc-client": (
+        "tuna.cli.rpc",
+        "rpc_client",
+        "Join a master over the network, and compile and measure for it.",
+    ),
     "token": ("tuna.cli.members", "token", "Make, list and revoke tokens with which workers join."),
     "key": ("tuna.cli.keys", "key", "Show and rotate the key that signs artifacts."),
     "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),
-    "model": ("tuna.cli.model", "model", "Import models, see their tasks, build them with the kernels that won."),
+    "model": (
+        "tuna.cli.model",
+        "model",
+        "Import models, see their tasks, build them with the kernels that won.",
+    ),
     "benchmark-model": (
         "tuna.cli.benchmark",
         "benchmark_model",
@@ -51,19 +85,47 @@ COMMANDS = {
     ),
     "tune": ("tuna.cli.tune", "tune", "Tune a list of layers, or an ONNX model, with one command."),
     "tune-rpc": ("tuna.cli.rpc_master", "tune_rpc", "Tune on workers that join over the network."),
-    "results": ("tuna.cli.query", "results", "List the winners of a session with all that is known of each."),
-    "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
-    "status": ("tuna.cli.status", "status", "Show sessions, jobs by state and failures by cause; --watch stays."),
+    "results": (
+        "tuna.cli.query",
+        "results",
+        "List the winners of a session with all that is known of each.",
+    ),
+    "reproduce": (
+        "tuna.cli.work",
+        "reproduce",
+        "Repeat one job or one candidate, outside of any session.",
+    ),
+    "status": (
+        "tuna.cli.status",
+        "status",
+        "Show sessions, jobs by state and failures by cause; --watch stays.",
+    ),
     "simulate": ("tuna.cli.simulate", "simulate", "Simulate sessions under a scheduling policy."),
     "metrics": ("tuna.cli.status", "metrics", "Answer Prometheus with figures of all sessions."),
     "retry": ("tuna.cli.jobs", "retry", "Send errored jobs back to the step that failed."),
     "cancel": ("tuna.cli.jobs", "cancel", "End jobs that are not finished."),
     "export": ("tuna.cli.databases", "export", "Write results as a database."),
-    "report": ("tuna.cli.status", "report", "Print a session's winners, and write a report as one HTML file."),
+    "report": (
+        "tuna.cli.status",
+        "report",
+        "Print a session's winners, and write a report as one HTML file.",
+    ),
     "compare": ("tuna.cli.compare", "compare", "Compare the results of sessions, layer by layer."),
-    "query": ("tuna.cli.query", "query", "Find results of all sessions, releases and imports by what they are of."),
-    "coverage": ("tuna.cli.query", "coverage", "Say how much of a model or tag has results on an architecture."),
-    "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
+    "query": (
+        "tuna.cli.query",
+        "query",
+        "Find results of all sessions, releases and imports by what they are of.",
+    ),
+    "coverage": (
+        "tuna.cli.query",
+        "coverage",
+        "Say how much of a model or tag has results on an architecture.",
+    ),
+    "golden": (
+        "tuna.cli.golden",
+        "golden",
+        "Build, compare, promote and roll back numbered releases.",
+    ),
     "import-db": (
         "tuna.cli.databases",
         "import_db",
@@ -71,8 +133,16 @@ COMMANDS = {
     ),
     "merge-db": ("tuna.cli.databases", "merge_db", "Merge two databases into a new one."),
     "db-diff": ("tuna.cli.databases", "db_diff", "Say how two databases differ."),
-    "check-db": ("tuna.cli.databases", "check_db", "Check a folder of databases by MIOpen's own rules."),
-    "doctor": ("tuna.cli.doctor", "doctor", "Check this machine and its services, and say what to change."),
+    "check-db": (
+        "tuna.cli.databases",
+        "check_db",
+        "Check a folder of databases by MIOpen's own rules.",
+    ),
+    "doctor": (
+        "tuna.cli.doctor",
+        "doctor",
+        "Check this machine and its services, and say what to change.",
+    ),
     "db": ("tuna.cli.database", "db", "Look after the database."),
 }
 
@@ -99,7 +169,9 @@ class _Lazy(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands and options, without loading any command."""
         found = [
-            CompletionItem(name, help=text) for name, (*_, text) in COMMANDS.items() if name.startswith(incomplete)
+            CompletionItem(name, help=text)
+            for name, (*_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -121,13 +193,14 @@ class _Lazy(click.Group):
 def tuna(debug: bool) -> None:
     """Find the fastest kernel for every layer on your devices, and ship the answer as databases.
 
-    The usual way: init-session, import, update-solvers, applicability, load-jobs, run, report, export.
-    `tuna quickstart` does all of it for a few layers.
+    The usual way: init-session, import, update-solvers, applicability, load-jobs, run, report,
+    export. `tuna quickstart` does all of it for a few layers.
     """
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse what neither a file's name nor the database can hold: NUL, and bytes that are no UTF-8."""
+    """Refuse what neither a file's name nor the database can hold: NUL, and bytes that are no
+    UTF-8."""
     for word in words:
         if "\0" in word or (not word.isascii() and word.encode(errors="replace").decode() != word):
             raise BadInput(f"{word[:80]!a} is no text: it holds NUL, or bytes that are not UTF-8.")
@@ -139,7 +212,9 @@ def check_values(words: Sequence[str]) -> None:
         if word == "--" or "capture" in (before, word):
             return  # what follows is another program's
         if not word:
-            raise BadInput(f"{before} has an empty value." if before.startswith("-") else "A word is empty.")
+            raise BadInput(
+                f"{before} has an empty value." if before.startswith("-") else "A word is empty."
+            )
         if word.startswith("--") and word.endswith("="):
             raise BadInput(f"{word[:-1]} has an empty value.")
 
@@ -150,9 +225,11 @@ def guarded(
     name: str = "tuna",
     respell: Callable[[str], str] = lambda text: text,
 ) -> int:
-    """Run a command line; an error that a user can act on becomes one sentence, a hint and an exit code.
+    """Run a command line; an error that a user can act on becomes one sentence, a hint and an exit
+    code.
 
-    `respell` turns the options that a sentence names, which are those of `tuna`, into those of the program.
+    `respell` turns the options that a sentence names, which are those of `tuna`, into those of the
+    program.
     """
     words = sys.argv[1:] if args is None else args
     forbid_inspection()
@@ -172,14 +249,18 @@ def guarded(
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _complain("Interrupted; what was finished is kept, and the same command goes on from there.")
+        _complain(
+            "Interrupted; what was finished is kept, and the same command goes on from there."
+        )
         return 130
     except BrokenPipeError:
         return 141  # as the shell shows a program that SIGPIPE ended
     except OSError as error:
         if "--debug" in words or error.strerror is None:
             raise
-        _complain(f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror)
+        _complain(
+            f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror
+        )
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     finally:
         _warn_of_misspelt_settings()

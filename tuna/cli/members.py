@@ -29,15 +29,22 @@ def token() -> None:
     required=True,
     help="client: both, for one `tuna rpc-client`.",
 )
-@click.option("--ttl", default="1h", show_default=True, help="How long it can be used: 30m, 1h, 2d.")
+@click.option(
+    "--ttl", default="1h", show_default=True, help="How long it can be used: 30m, 1h, 2d."
+)
 @click.option("--url", help="How workers reach this Redis; default: as this machine does.")
 def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None:
-    """Print a new token: one line for `tuna worker --join`, or for `tuna rpc-client`. Pass it on as you would a password."""
+    """Print a new token: one line for `tuna worker --join`, or for `tuna rpc-client`. Pass it on as
+    you would a password."""
     found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
     if not found:
         raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
     ttl_s = int(found[1]) * _UNITS[found[2]]
-    say(api.create_client_token(ttl_s, url) if role == "client" else api.create_token(role, ttl_s, url))
+    say(
+        api.create_client_token(ttl_s, url)
+        if role == "client"
+        else api.create_token(role, ttl_s, url)
+    )
 
 
 @token.command("list")
@@ -45,13 +52,22 @@ def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None
 def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
-        {"id": one.id, "role": one.role, "state": one.state, "expires_at": one.expires_at.isoformat(timespec="seconds")}
+        {
+            "id": one.id,
+            "role": one.role,
+            "state": one.state,
+            "expires_at": one.expires_at.isoformat(timespec="seconds"),
+        }
         for one in api.list_tokens()
     ]
     if as_json:
         print_json(documents)
     else:
-        print_table("", ("id", "role", "state", "expires"), [tuple(document.values()) for document in documents])
+        print_table(
+            "",
+            ("id", "role", "state", "expires"),
+            [tuple(document.values()) for document in documents],
+        )
 
 
 @token.command("revoke")
@@ -86,7 +102,16 @@ def workers(context: click.Context, as_json: bool) -> None:
         )
         for one in found
     ]
-    columns = ("worker", "role", "state", "device", "environment", "current jobs", "items/min", "silent s")
+    columns = (
+        "worker",
+        "role",
+        "state",
+        "device",
+        "environment",
+        "current jobs",
+        "items/min",
+        "silent s",
+    )
     print_table("", columns, rows, right=(6, 7))
     show.aside({one.name: one.aside for one in found if one.aside})
 
@@ -120,7 +145,8 @@ def revoke(name: str) -> None:
 
 
 def join_line(given: str | None) -> str | None:
-    """The token line of `--join`: itself, or the first line of the file that it names, or TUNA_JOIN."""
+    """The token line of `--join`: itself, or the first line of the file that it names, or
+    TUNA_JOIN."""
     from tuna.membership.join import token_from_environment
 
     line = given or token_from_environment()

@@ -18,7 +18,9 @@ from tuna.errors import BadInput
 from tuna.sentences import counted, size
 
 _WINOGRAD = click.option(
-    "--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only."
+    "--winograd/--no-winograd",
+    default=True,
+    help="Whether kernels may use Winograd, or direct sums only.",
 )
 
 
@@ -37,11 +39,16 @@ def model() -> None:
     help="First extent of every input. Several: imports NAME-b1, NAME-b8 and so on.",
 )
 @click.option(
-    "--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input, or size of an open extent."
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="INPUT=N,C,H,W",
+    help="Shape of an input, or size of an open extent.",
 )
 @options.cores
 def import_model(name: str, file: Path, batches: str | None, shapes: tuple[str, ...]) -> None:
-    """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks that can be tuned."""
+    """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
+    that can be tuned."""
     sizes, wanted = _batches(batches), dict(map(_shape, shapes))
     for batch in sizes:
         named = name if len(sizes) < 2 else f"{name}-b{batch}"
@@ -59,9 +66,20 @@ def list_models(as_json: bool) -> None:
     rows = []
     for entry in found:
         tasks = entry.manifest.tasks
-        shapes = " ".join(f"{value.name}:{'x'.join(map(str, value.shape))}" for value in entry.manifest.inputs)
+        shapes = " ".join(
+            f"{value.name}:{'x'.join(map(str, value.shape))}" for value in entry.manifest.inputs
+        )
         calls = sum(task.count for task in tasks)
-        rows.append((entry.name, entry.version[:12], shapes, len(tasks), calls, size(entry.manifest.size_bytes)))
+        rows.append(
+            (
+                entry.name,
+                entry.version[:12],
+                shapes,
+                len(tasks),
+                calls,
+                size(entry.manifest.size_bytes),
+            )
+        )
     print_table("", ("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
 
 
@@ -100,18 +118,34 @@ def show(name: str, as_json: bool) -> None:
         for task in tasks
     ]
     print_table(
-        f"{found.name} {found.version[:12]}", ("task", "calls", "other models", "fastest", "ms"), rows, (1, 2, 4)
+        f"{found.name} {found.version[:12]}",
+        ("task", "calls", "other models", "fastest", "ms"),
+        rows,
+        (1, 2, 4),
     )
 
 
 _BUILD_OPTIONS = (
     click.option(
-        "--compare/--no-compare", default=True, help="Whether the fastest few kernels are timed in the model."
+        "--compare/--no-compare",
+        default=True,
+        help="Whether the fastest few kernels are timed in the model.",
     ),
-    click.option("--rivals/--no-rivals", default=True, help="Whether onnxruntime and PyTorch are timed beside it."),
-    click.option("--untuned", is_flag=True, help="Also time what TVM makes of the model without tuning; takes long."),
     click.option(
-        "--input", "recorded", type=click.Path(path_type=Path), help="A .npz file with the inputs to run it on."
+        "--rivals/--no-rivals",
+        default=True,
+        help="Whether onnxruntime and PyTorch are timed beside it.",
+    ),
+    click.option(
+        "--untuned",
+        is_flag=True,
+        help="Also time what TVM makes of the model without tuning; takes long.",
+    ),
+    click.option(
+        "--input",
+        "recorded",
+        type=click.Path(path_type=Path),
+        help="A .npz file with the inputs to run it on.",
     ),
 )
 
@@ -124,8 +158,14 @@ def _build_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @model.command()
 @click.argument("name")
-@click.option("-o", "--output", type=options.OUTPUT_FILE, required=True, help="The shared library to write.")
-@click.option("--session-id", type=options.ID, help="Only results of this session; default: all on such a machine.")
+@click.option(
+    "-o", "--output", type=options.OUTPUT_FILE, required=True, help="The shared library to write."
+)
+@click.option(
+    "--session-id",
+    type=options.ID,
+    help="Only results of this session; default: all on such a machine.",
+)
 @click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
 @_WINOGRAD
 @_build_options
@@ -143,7 +183,8 @@ def build(
     recorded: Path | None,
     as_json: bool,
 ) -> None:
-    """Build a model with its fastest kernels, check its answer against ONNX's reference, and time it."""
+    """Build a model with its fastest kernels, check its answer against ONNX's reference, and time
+    it."""
     checks = api.Checks(rivals, untuned, recorded)
     built = api.build_model(
         name,
@@ -174,10 +215,18 @@ model.add_command(benchmarks)
 )
 @click.option("--batch", type=options.COUNT, help="First extent of every input.")
 @click.option(
-    "--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input, or size of an open extent."
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="INPUT=N,C,H,W",
+    help="Shape of an input, or size of an open extent.",
 )
 @click.option(
-    "--candidates", type=options.COUNT, default=4, show_default=True, help="Candidates for each task and solver."
+    "--candidates",
+    type=options.COUNT,
+    default=4,
+    show_default=True,
+    help="Candidates for each task and solver.",
 )
 @click.option(
     "--minutes",
@@ -201,22 +250,29 @@ def tune(
     untuned: bool,
     recorded: Path | None,
 ) -> int:
-    """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and, with -o, build it.
+    """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and,
+    with -o, build it.
 
-    Time goes to the tasks on which the model spends most. Tasks that another model has are not tuned again. Interrupted, the same
-    command goes on from there.
+    Time goes to the tasks on which the model spends most. Tasks that another model has are not
+    tuned again. Interrupted, the same command goes on from there.
     """
     checks = api.Checks(rivals, untuned, recorded)
-    imported = api.import_model(name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes)))
+    imported = api.import_model(
+        name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes))
+    )
     show_import(imported)
     stored = imported.model
-    error = api.check_model(f"{stored.name}@{stored.version}", winograd=winograd, compare=compare, checks=checks)
+    error = api.check_model(
+        f"{stored.name}@{stored.version}", winograd=winograd, compare=compare, checks=checks
+    )
     say(f"with predicted kernels its answer is right: largest error over largest value {error:.1e}")
 
     def started(tuned: api.TunedModel) -> None:
         say(
-            f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned, {tuned.known} of them have a result; "
-            f"{counted(tuned.wanted, 'job is', 'jobs are')} missing; kernels for {_of_all_cores()} (--cores)"
+            f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
+            f" {tuned.known} of them have a result;"
+            f" {counted(tuned.wanted, 'job is', 'jobs are')} missing; kernels for"
+            f" {_of_all_cores()} (--cores)"
         )
 
     with ProgressView("tuning") as view:
@@ -231,17 +287,31 @@ def tune(
             on_log=view.log_kept,
         )
     if tuned.added < tuned.wanted:
-        say(f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same command goes on")
+        say(
+            f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
+            " command goes on"
+        )
     if output is not None:
         show_built(
             api.build_model(
-                f"{stored.name}@{stored.version}", output, winograd=winograd, compare=compare, checks=checks
+                f"{stored.name}@{stored.version}",
+                output,
+                winograd=winograd,
+                compare=compare,
+                checks=checks,
             )
         )
     else:
-        say(f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o {shlex.quote(stored.name)}.so`")
+        say(
+            f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
+            f" {shlex.quote(stored.name)}.so`"
+        )
     if tuned.errored:
-        say(f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id {tuned.session_id}`", err=True)
+        say(
+            f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id"
+            f" {tuned.session_id}`",
+            err=True,
+        )
     return 1 if tuned.errored else 0
 
 
@@ -251,8 +321,9 @@ def show_import(imported: api.ImportedModel) -> None:
     cores = [task for task in tasks if task.task.core is not None]
     calls = counted(sum(task.count for task in tasks), "call")
     say(
-        f"{found.name} {found.version[:12]}: {calls} of {counted(len(tasks), 'task')}, "
-        f"{len(cores)} of them convolutions and products; {counted(imported.added, 'task is', 'tasks are')} new"
+        f"{found.name} {found.version[:12]}: {calls} of {counted(len(tasks), 'task')},"
+        f" {len(cores)} of them convolutions and products;"
+        f" {counted(imported.added, 'task is', 'tasks are')} new"
     )
 
 
@@ -262,7 +333,10 @@ def show_built(built: api.BuiltModel) -> None:
         "",
         ("kernels", "tasks", "of the time"),
         [
-            *((str(kind), built.tasks[kind], f"{100 * built.shares.get(kind, 0.0):.1f} %") for kind in built.tasks),
+            *(
+                (str(kind), built.tasks[kind], f"{100 * built.shares.get(kind, 0.0):.1f} %")
+                for kind in built.tasks
+            ),
             ("runtime", "", f"{100 * built.runtime_share:.1f} %"),
         ],
         right=(1, 2),
@@ -270,7 +344,10 @@ def show_built(built: api.BuiltModel) -> None:
     for label, reason in built.refused.items():
         say(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:
-        say(f"of {counted(built.compared, 'task')} the fastest kernels were compared inside the model")
+        say(
+            f"of {counted(built.compared, 'task')} the fastest kernels were compared inside the"
+            " model"
+        )
     ours = statistics.median(built.times_ms["tuna"])
     for name, times in built.times_ms.items():
         median, wall = statistics.median(times), statistics.median(built.wall_ms[name])
@@ -287,7 +364,10 @@ def show_built(built: api.BuiltModel) -> None:
     errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
     if built.remark:
         say(built.remark)
-    say(f"{built.path}: built for {_of_all_cores(built.cores)}; largest error over largest value {errors}")
+    say(
+        f"{built.path}: built for {_of_all_cores(built.cores)}; largest error over largest value"
+        f" {errors}"
+    )
 
 
 def _of_all_cores(number: int | None = None) -> str:
@@ -306,7 +386,15 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
         "cores": built.cores,
         "threads": built.threads,
     }
-    timed = ("times_ms", "wall_ms", "absent", "runtime_share", "functions_ms", "tuned_ms", "lookup_s")
+    timed = (
+        "times_ms",
+        "wall_ms",
+        "absent",
+        "runtime_share",
+        "functions_ms",
+        "tuned_ms",
+        "lookup_s",
+    )
     names = (*timed, "errors", "remark", "refused", "compared", "made_at", "cached")
     return plain | {name: getattr(built, name) for name in names}
 

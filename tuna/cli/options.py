@@ -19,7 +19,8 @@ _LARGEST_ID = 2**63 - 1
 
 
 class _Id(click.IntRange):
-    """A number of the database's; a larger one than it can hold is reported like any other bad value."""
+    """A number of the database's; a larger one than it can hold is reported like any other bad
+    value."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -57,10 +58,18 @@ ID = _Id()
 COUNT = click.IntRange(min=1, max=2**31 - 1)
 #: Number of a golden version.
 GOLDEN = click.IntRange(min=0, max=2**31 - 1)
-OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = _Output(folder=False), _Output(folder=True), _Output(folder=None)
+OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = (
+    _Output(folder=False),
+    _Output(folder=True),
+    _Output(folder=None),
+)
 session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
-_several = click.option("--session-id", "session_ids", type=ID, multiple=True, help="The session; may be repeated.")
-_every = click.option("--all", "every", is_flag=True, help="Every session that has open jobs, also later ones.")
+_several = click.option(
+    "--session-id", "session_ids", type=ID, multiple=True, help="The session; may be repeated."
+)
+_every = click.option(
+    "--all", "every", is_flag=True, help="Every session that has open jobs, also later ones."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")
 
@@ -68,11 +77,15 @@ library_argument = click.argument("library")
 def boards(command: _Command) -> _Command:
     """Which boards behind TVM's RPC are meant."""
     key = click.option("--device-key", metavar="KEY", help="The boards' key at that tracker.")
-    tracker = click.option("--tvm-tracker", metavar="HOST:PORT", help="The tracker of boards to measure on (tvm).")
+    tracker = click.option(
+        "--tvm-tracker", metavar="HOST:PORT", help="The tracker of boards to measure on (tvm)."
+    )
     return tracker(key(command))
 
 
-def _conditions(_context: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+def _conditions(
+    _context: click.Context, _param: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
     return dict(_named(pairs))
 
 
@@ -104,23 +117,48 @@ def split(text: str | None) -> list[str]:
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
 
 
-def job_options(pairs: tuple[str, ...], **given: float | str | None) -> dict[str, int | float | str]:
-    """Job options from `--option name=value` and from options of the command's own; numbers become numbers."""
+def job_options(
+    pairs: tuple[str, ...], **given: float | str | None
+) -> dict[str, int | float | str]:
+    """Job options from `--option name=value` and from options of the command's own; numbers become
+    numbers."""
     options: dict[str, int | float | str] = {name: _number(value) for name, value in _named(pairs)}
     return options | {name: value for name, value in given.items() if value is not None}
 
 
 _SEARCH = (
-    click.option("--candidates", "--trials", "candidates", type=COUNT, help="Candidates for each layer and solver."),
-    click.option("--search", type=click.Choice(["search", "random"]), help="How those of a large space are chosen."),
-    click.option("--warm-start/--no-warm-start", default=None, help="Whether a search learns from earlier ones."),
-    click.option("--effort", type=click.Choice(["quick", "full"]), help="How far a search goes, if no limit is set."),
+    click.option(
+        "--candidates",
+        "--trials",
+        "candidates",
+        type=COUNT,
+        help="Candidates for each layer and solver.",
+    ),
+    click.option(
+        "--search",
+        type=click.Choice(["search", "random"]),
+        help="How those of a large space are chosen.",
+    ),
+    click.option(
+        "--warm-start/--no-warm-start",
+        default=None,
+        help="Whether a search learns from earlier ones.",
+    ),
+    click.option(
+        "--effort",
+        type=click.Choice(["quick", "full"]),
+        help="How far a search goes, if no limit is set.",
+    ),
     click.option(
         "--minutes",
         type=click.FloatRange(min=0, min_open=True),
         help="A search ends by then, but for its first round; default: --effort.",
     ),
-    click.option("--target-ms", type=click.FloatRange(min=0, min_open=True), help="This time of a layer is enough."),
+    click.option(
+        "--target-ms",
+        type=click.FloatRange(min=0, min_open=True),
+        help="This time of a layer is enough.",
+    ),
 )
 
 
@@ -130,7 +168,8 @@ def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:
         mine = {
-            name: rest.pop(name) for name in ("candidates", "search", "warm_start", "effort", "minutes", "target_ms")
+            name: rest.pop(name)
+            for name in ("candidates", "search", "warm_start", "effort", "minutes", "target_ms")
         }
         return command(*args, asked=job_options(pairs, **mine), **rest)
 
@@ -139,7 +178,9 @@ def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-_pairs = click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
+_pairs = click.option(
+    "--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's."
+)
 
 
 def _named(pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -185,7 +226,10 @@ cores = click.option(
     metavar="N|all",
     callback=_measure_with,
     expose_value=False,
-    help="Cores that a kernel or model is for, and is measured on; default: those of TUNA_EVAL_CPUS, else one.",
+    help=(
+        "Cores that a kernel or model is for, and is measured on; default: those of TUNA_EVAL_CPUS,"
+        " else one."
+    ),
 )
 
 
@@ -194,7 +238,9 @@ class _Policy(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in COMPARED_POLICIES:
-            self.fail(f"{value!r} is for comparisons alone: `tuna simulate --policy {value}`.", param, ctx)
+            self.fail(
+                f"{value!r} is for comparisons alone: `tuna simulate --policy {value}`.", param, ctx
+            )
         return super().convert(value, param, ctx)
 
 

@@ -41,7 +41,12 @@ def _since(_context: click.Context, _param: click.Parameter, text: str | None) -
 @click.option("-t", "--tag", help="Only layers that carry this tag.")
 @click.option("--layer", help="One layer: key, label, driver command or JSON.")
 @click.option("--op", help="Kind of layer, also at the core of a task: convolution, gemm, ...")
-@click.option("--shape", multiple=True, metavar="FIELD=N|TEXT", help="A field, or part of the label: 64x56x56.")
+@click.option(
+    "--shape",
+    multiple=True,
+    metavar="FIELD=N|TEXT",
+    help="A field, or part of the label: 64x56x56.",
+)
 @click.option("--dtype", help="Data type, such as fp32.")
 @_of_library
 @_arch
@@ -49,21 +54,39 @@ def _since(_context: click.Context, _param: click.Parameter, text: str | None) -
 @click.option("--environment", help="Key of an environment, or how it begins.")
 @click.option("--solver", help="Only results of this solver.")
 @click.option("--session-id", type=options.ID, help="Only results of this session.")
-@click.option("--since", callback=_since, metavar="TIME", help="Measured since: 2026-03-31, or 7d for seven days ago.")
-@click.option("--n-best", type=options.COUNT, help="Fastest N trials of each layer, solver and environment.")
-@click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, help="Rows.")
+@click.option(
+    "--since",
+    callback=_since,
+    metavar="TIME",
+    help="Measured since: 2026-03-31, or 7d for seven days ago.",
+)
+@click.option(
+    "--n-best", type=options.COUNT, help="Fastest N trials of each layer, solver and environment."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MAX_LIMIT),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="Rows.",
+)
 @click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **wanted: Any) -> None:
-    """Print results of all sessions, golden versions and imported databases that meet all that is asked for.
+def query(
+    explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **wanted: Any
+) -> None:
+    """Print results of all sessions, golden versions and imported databases that meet all that is
+    asked for.
 
-    By layer in the order of its import, then by time. --json, --csv and --explain have the command that repeats each
-    measurement.
+    By layer in the order of its import, then by time. --json, --csv and --explain have the command
+    that repeats each measurement.
     """
     if explain + as_json + as_csv > 1:
         raise BadInput("Choose one of --explain, --json and --csv.")
-    rows = api.query(ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv)
+    rows = api.query(
+        ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv
+    )
     if as_json:
         print_json([row.as_json() for row in rows])
     elif as_csv:
@@ -76,7 +99,11 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
     if not rows:
         say("No result meets all that is asked for.", err=True)
     if rows.more:
-        say(f"These are the first {rows.limit} rows; there are more: --limit N; all are in `tuna export`.", err=True)
+        say(
+            f"These are the first {rows.limit} rows; there are more: --limit N; all are in `tuna"
+            " export`.",
+            err=True,
+        )
 
 
 @click.command()
@@ -85,7 +112,8 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> None:
-    """List the fastest kernel of each layer of a session, with its params, spread, error and environment.
+    """List the fastest kernel of each layer of a session, with its params, spread, error and
+    environment.
 
     Layers that needed no trial (--target-ms) are named with the known result.
 
@@ -101,13 +129,18 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
     else:
         without = api.without_solver(session_id, tag)
         if rows or without:
-            _print_rows(rows, with_params=True, without=[(one.layer, one.reason) for one in without])
+            _print_rows(
+                rows, with_params=True, without=[(one.layer, one.reason) for one in without]
+            )
         measured = {row.config_key for row in rows}
         known = [one for one in api.targets_met(session_id, tag) if one.config_key not in measured]
         for one in known[:_MOST_KNOWN]:
             say(f"{one.layer}: needed no trial, target met by {one.by}")
         if len(known) > _MOST_KNOWN:
-            say(f"and {counted(len(known) - _MOST_KNOWN, 'more layer')}: `tuna report --session-id {session_id}`")
+            say(
+                f"and {counted(len(known) - _MOST_KNOWN, 'more layer')}: `tuna report --session-id"
+                f" {session_id}`"
+            )
         if not rows and not known and not without:
             say("There are no results in this session yet.", err=True)
 
@@ -139,7 +172,9 @@ def _explain(row: ResultRow) -> None:
     say(f"{document.pop('layer')}")
     for name, value in document.items():
         if value not in (None, "", {}):
-            say(f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}")
+            say(
+                f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}"
+            )
     say(f"  {command}\n", wrap=False)
 
 
@@ -147,11 +182,14 @@ def _explain(row: ResultRow) -> None:
 class _Column:
     title: str
     cell: Callable[[ResultRow], str]
-    optional: int = 0  #: how soon it is left out where the terminal is narrow, the highest number first
+    #: how soon it is left out where the terminal is narrow, the highest number first
+    optional: int = 0
     right: bool = False
 
 
-def _print_rows(rows: ResultRows, *, with_params: bool = False, without: Sequence[tuple[str, str]] = ()) -> None:
+def _print_rows(
+    rows: ResultRows, *, with_params: bool = False, without: Sequence[tuple[str, str]] = ()
+) -> None:
     """`without`: layers without a solver, each with the reason."""
     from tuna.reports import formats
 
@@ -163,19 +201,30 @@ def _print_rows(rows: ResultRows, *, with_params: bool = False, without: Sequenc
         _Column("±", lambda row: formats.spread(row.spread), 2, right=True),
         *([_Column("params", _readable, 2)] if with_params else []),
         _Column("marks", lambda row: row.marks, 1),
-        _Column("error", lambda row: "" if row.max_error is None else f"{row.max_error:.0e}", 5, right=True),
+        _Column(
+            "error",
+            lambda row: "" if row.max_error is None else f"{row.max_error:.0e}",
+            5,
+            right=True,
+        ),
         _Column("arch", lambda row: row.arch, 4),
         _Column("environment", lambda row: row.environment[:8], 7),
         _Column("from", _origin, 3),
         _Column("device", lambda row: row.device, 8),
         _Column("date", lambda row: f"{row.measured_at:%Y-%m-%d}" if row.measured_at else "", 6),
     ]
-    columns = [column for column in columns if column.title != "marks" or any(row.marks for row in rows)]
+    columns = [
+        column for column in columns if column.title != "marks" or any(row.marks for row in rows)
+    ]
     filled: dict[int, list[str]] = {}
     left = terminal_width()
     for place in sorted(range(len(columns)), key=lambda place: columns[place].optional):
-        column = columns[place]  # cells of a column that does not fit are not made: params take loading the library
-        cells = [*map(column.cell, rows), *(one[place] if place < len(one) else "" for one in without)]
+        # cells of a column that does not fit are not made: params take loading the library
+        column = columns[place]
+        cells = [
+            *map(column.cell, rows),
+            *(one[place] if place < len(one) else "" for one in without),
+        ]
         left -= max(map(len, [column.title, *cells])) + GAP
         if left < 0 and column.optional:
             break
@@ -214,9 +263,11 @@ def _origin(row: ResultRow) -> str:
 @_of_library
 @options.as_json
 def coverage(name: str, arch: str, device: str | None, library: str | None, as_json: bool) -> None:
-    """Say how much of the model, network or tag NAME has results on an architecture: exact, near or none.
+    """Say how much of the model, network or tag NAME has results on an architecture: exact, near or
+    none.
 
-    Near: a layer that differs in sizes alone has one. Layers count as often as the model or network has them.
+    Near: a layer that differs in sizes alone has one. Layers count as often as the model or network
+    has them.
     """
     found = api.coverage(name, arch, device=device, library=library)
     if as_json:
@@ -238,7 +289,12 @@ def _print_coverage(found: Coverage) -> None:
         )
         for cover in Cover
     ]
-    print_table(f"{found.subject} on {found.arch}", ("result", "layers", "of weight", "of FLOPs"), rows, (1, 2, 3))
+    print_table(
+        f"{found.subject} on {found.arch}",
+        ("result", "layers", "of weight", "of FLOPs"),
+        rows,
+        (1, 2, 3),
+    )
     lacking = [layer for layer in found.layers if layer.cover is not Cover.EXACT]
     if lacking:
         print_table(

@@ -31,14 +31,21 @@ FORMS = ("find", "perf", "kernel", "tvm")
 
 @click.command()
 @click.option("-o", "--output", type=options.OUTPUT_FOLDER, default=Path("quickstart-results"))
-@click.option("--candidates", type=options.COUNT, default=CANDIDATES, show_default=True, help="Per layer and solver.")
+@click.option(
+    "--candidates",
+    type=options.COUNT,
+    default=CANDIDATES,
+    show_default=True,
+    help="Per layer and solver.",
+)
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
 
-    Where oneDNN is installed (`pip install 'tuna-autotuner[onednn]'`) its times stand beside. A second start resumes;
-    nothing is measured twice.
+    Where oneDNN is installed (`pip install 'tuna-autotuner[onednn]'`) its times stand beside. A
+    second start resumes; nothing is measured twice.
     """
-    output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported before the tuning, not after it
+    # an unwritable folder is reported before the tuning, not after it
+    output.mkdir(parents=True, exist_ok=True)
     session_id = _prepared("tvm", {"candidates": candidates})
     errored = work_through([session_id], workers=True)
     vendor = _vendor()
@@ -49,8 +56,14 @@ def quickstart(output: Path, candidates: int) -> int:
     say("\nReport:")
     say(str(api.write_report(figures, output / "report.html")))
     if errored:
-        say(f"\n{counted(errored, 'job')} failed; see why: `tuna status --session-id {session_id}`", err=True)
-    say(f"\nTry the result with TVM alone: `{sys.executable} examples/use_exported_db.py {output}/*.tvm`")
+        say(
+            f"\n{counted(errored, 'job')} failed; see why: `tuna status --session-id {session_id}`",
+            err=True,
+        )
+    say(
+        f"\nTry the result with TVM alone: `{sys.executable} examples/use_exported_db.py"
+        f" {output}/*.tvm`"
+    )
     return 0 if figures.with_winner == len(figures.layers) else 1
 
 
@@ -75,9 +88,11 @@ def _prepared(library: str, options: Mapping[str, int], without: str = "") -> in
 
 
 def _vendor() -> int | None:
-    """The session with the vendor's times, measured now; None where its library is not installed."""
+    """The session with the vendor's times, measured now; None where its library is not
+    installed."""
     try:
-        session_id = _prepared(VENDOR, {}, without="Gemm")  # its slowest way: a layer as a product of matrices
+        # its slowest way: a layer as a product of matrices
+        session_id = _prepared(VENDOR, {}, without="Gemm")
     except LibraryMissing as error:
         say(f"Without the vendor's times beside: {error} {error.hint}")
         return None

@@ -10,9 +10,13 @@ from tuna.cli.console import say
 
 
 @click.command("rpc-client")
-@click.option("--server", required=True, metavar="HOST:PORT", help="The master that `tuna tune-rpc` started.")
+@click.option(
+    "--server", required=True, metavar="HOST:PORT", help="The master that `tuna tune-rpc` started."
+)
 @click.option("--target", required=True, help="The master's target, as text or JSON.")
-@click.option("--device", metavar="KEY", help="Measure on a board with this key; default: on this machine.")
+@click.option(
+    "--device", metavar="KEY", help="Measure on a board with this key; default: on this machine."
+)
 @click.option(
     "--runner-port",
     type=click.IntRange(1, 65535),
@@ -25,10 +29,15 @@ from tuna.cli.console import say
     metavar="URL#TOKENS",
     help="What the master's `tuna token create --role client` printed, or a file of it.",
 )
-def rpc_client(server: str, target: str, device: str | None, runner_port: int | None, line: str | None) -> int:
+def rpc_client(
+    server: str, target: str, device: str | None, runner_port: int | None, line: str | None
+) -> int:
     """Join a master and work for it until Ctrl-C: compile, and measure here or on a board.
 
-    The token is that of --token or TUNA_JOIN; a client of the master's own user on its machine needs none.
+    The token is that of --token or TUNA_JOIN; a client of the master's own user on its machine
+    needs none.
     """
     line = members.join_line(line)
-    return api.rpc_client(server, target, device, runner_port, line, say=lambda text: say(f"INFO {text}"))
+    return api.rpc_client(
+        server, target, device, runner_port, line, say=lambda text: say(f"INFO {text}")
+    )

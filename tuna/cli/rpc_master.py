@@ -1,4 +1,5 @@
-"""`tuna tune-rpc`: the seed's `python3 -m lorien tune @tune_rpc.yaml @workloads.yaml`, with its files and its console lines."""
+"""`tuna tune-rpc`: the seed's `python3 -m lorien tune @tune_rpc.yaml @workloads.yaml`, with its
+files and its console lines."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _NOT_HERE = {
     "min": "Tuna repeats a measurement until its interval is narrow",
 }
 _GRID = "a solver's whole space has up to 10^12 points; take random, or a larger --ntrial"
-#: Lorien's tuners, with what TVM's job option `search` has for them; both others are a search that learns.
+#: Lorien's tuners, with what TVM's job option `search` has for them; both others are a search that
+#: learns.
 _TUNERS = {"random": "random", "ga": "search", "xgb": "search", "gridsearch": ""}
 
 
@@ -62,10 +64,14 @@ class _RpcType(click.ParamType[_Rpc, Any]):
         given: dict[str, Any] = {}
         for key, node in safe_yaml.pairs(safe_yaml.parse(str(value), "--rpc"), "--rpc"):
             if key.value not in self.keys:
-                raise BadInput(f"rpc has no {key.value!r}.", hint=choices(str(key.value), self.keys, "it has"))
+                raise BadInput(
+                    f"rpc has no {key.value!r}.", hint=choices(str(key.value), self.keys, "it has")
+                )
             given[str(key.value)] = safe_yaml.value(node, "--rpc")
         if missing := [key for key in self.keys if key not in given]:
-            raise BadInput(f"rpc needs {' and '.join(missing)}.", hint="such as {target: llvm, port: 18871}")
+            raise BadInput(
+                f"rpc needs {' and '.join(missing)}.", hint="such as {target: llvm, port: 18871}"
+            )
         target, port = given["target"], given["port"]
         if not isinstance(target, str | dict) or not target:
             raise BadInput("rpc's target is a text, such as llvm -mcpu=znver4.")
@@ -75,11 +81,14 @@ class _RpcType(click.ParamType[_Rpc, Any]):
 
 
 class _Workload(click.ParamType[Any, Any]):
-    """A layer: a driver command, a JSON object or a mapping with its `kind`; several where a command has several directions."""
+    """A layer: a driver command, a JSON object or a mapping with its `kind`; several where a
+    command has several directions."""
 
     name = "workload"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[Config]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Sequence[Config]:
         from tuna.configs import from_json, read_line
 
         if not isinstance(value, str):
@@ -96,8 +105,8 @@ class _Workload(click.ParamType[Any, Any]):
 
 
 _TAGGED = (
-    "a workload with a Python class tag is code or a pickle and is not read; write the layer as a driver command "
-    "(MIOpenDriver gemm -m 64 -n 64 -k 64) or as a mapping with its kind"
+    "a workload with a Python class tag is code or a pickle and is not read; write the layer as a"
+    " driver command (MIOpenDriver gemm -m 64 -n 64 -k 64) or as a mapping with its kind"
 )
 
 
@@ -113,26 +122,70 @@ def _json(target: dict[str, Any]) -> str:
     refused=_NOT_HERE,
     epilog="Each word @FILE stands for the options that the YAML file FILE holds.",
 )
-@click.option("--rpc", type=_RpcType(), required=True, metavar="YAML", help="{target: TEXT, port: NUMBER}")
+@click.option(
+    "--rpc", type=_RpcType(), required=True, metavar="YAML", help="{target: TEXT, port: NUMBER}"
+)
 @click.option(
     "--workload", "workloads", type=_Workload(), multiple=True, metavar="LAYER",
     help="A driver command, or a mapping with its kind; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "-t", "--tuner", type=click.Choice(list(_TUNERS)), default="random", show_default=True, help="The search."
+    "-t",
+    "--tuner",
+    type=click.Choice(list(_TUNERS)),
+    default="random",
+    show_default=True,
+    help="The search.",
 )
-@click.option("-n", "--ntrial", type=click.IntRange(1, 10_000), default=3000, show_default=True, help="Trials per job.")
-@click.option("--commit-table-name", "table", default="lorien", show_default=True, help="Label, and name of the table.")
-@click.option("--commit-nbest", "n_best", type=options.COUNT, default=20, show_default=True, help="Kept of each layer.")
-@click.option("--commit-log-to", "log_url", default="", metavar="URL", help="Where all trials go: a folder, s3://...")
 @click.option(
-    "--trace-file", type=click.Path(dir_okay=False, path_type=Path), help="Go on with this; default: a new one."
+    "-n",
+    "--ntrial",
+    type=click.IntRange(1, 10_000),
+    default=3000,
+    show_default=True,
+    help="Trials per job.",
 )
-@click.option("--listen", "host", default="127.0.0.1", show_default=True, help="Address that the port is opened on.")
+@click.option(
+    "--commit-table-name",
+    "table",
+    default="lorien",
+    show_default=True,
+    help="Label, and name of the table.",
+)
+@click.option(
+    "--commit-nbest",
+    "n_best",
+    type=options.COUNT,
+    default=20,
+    show_default=True,
+    help="Kept of each layer.",
+)
+@click.option(
+    "--commit-log-to",
+    "log_url",
+    default="",
+    metavar="URL",
+    help="Where all trials go: a folder, s3://...",
+)
+@click.option(
+    "--trace-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Go on with this; default: a new one.",
+)
+@click.option(
+    "--listen",
+    "host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address that the port is opened on.",
+)
 @click.option("--log-run", is_flag=True, help="Write the lines also into run-<date>.log.")
 @options.boards
 @click.option(
-    "-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Default: a folder named as the table."
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Default: a folder named as the table.",
 )
 def tune_rpc(
     rpc: _Rpc,
@@ -149,23 +202,35 @@ def tune_rpc(
     device_key: str | None,
     output: Path | None,
 ) -> int:
-    """Tune workloads for one target on workers that join over the network, and commit the best of each.
+    """Tune workloads for one target on workers that join over the network, and commit the best of
+    each.
 
-    The port is for `tuna rpc-client`. A master that was interrupted goes on with its trace file, with or without its
-    database.
+    The port is for `tuna rpc-client`. A master that was interrupted goes on with its trace file,
+    with or without its database.
     """
     if tuner == "gridsearch":
         raise BadInput(f"There is no gridsearch: {_GRID}.")
     layers = list({config.key: config for found in workloads for config in found}.values())
     trace = trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
     if not layers and not trace.exists():
-        raise BadInput("There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml")
+        raise BadInput(
+            "There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml"
+        )
     given = {"candidates": ntrial, "search": _TUNERS[tuner]}
-    plan = api.MasterPlan(rpc.target, layers, table, given, log_url, tvm_tracker or "", device_key or "")
-    with api.listening(host, rpc.port), _lines(log_run) as info, api.start_master(plan, trace) as master:
+    plan = api.MasterPlan(
+        rpc.target, layers, table, given, log_url, tvm_tracker or "", device_key or ""
+    )
+    with (
+        api.listening(host, rpc.port),
+        _lines(log_run) as info,
+        api.start_master(plan, trace) as master,
+    ):
         info(f"INFO Master: Loaded {len(layers)} workloads")
         if master.logs is not None:
-            info(f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to {master.logs.url}")
+            info(
+                f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to"
+                f" {master.logs.url}"
+            )
         _say_of(master)
         info(f"INFO RPCServer: Launching RPC server at port {rpc.port}")
         info("INFO RPCServer: Server has been initialized")
@@ -180,7 +245,9 @@ def _lines(log_run: bool) -> Iterator[Callable[[str], None]]:
     if not log_run:
         yield say
         return
-    with open(f"run-{datetime.now(timezone.utc):%Y%m%d-%H%M}.log", "a", encoding="utf-8", buffering=1) as file:
+    with open(
+        f"run-{datetime.now(timezone.utc):%Y%m%d-%H%M}.log", "a", encoding="utf-8", buffering=1
+    ) as file:
 
         def both(line: str) -> None:
             say(line)
@@ -197,7 +264,10 @@ def _say_of(master: api.Master) -> None:
     if master.restored:
         say("restored from the trace file: the database did not have this session", err=True)
     if master.others:
-        say(f"{counted(master.others, 'job')} of before keep their own number of trials, or tuner", err=True)
+        say(
+            f"{counted(master.others, 'job')} of before keep their own number of trials, or tuner",
+            err=True,
+        )
 
 
 def _committed(master: api.Master, folder: Path, table: str, n_best: int) -> int:
@@ -217,7 +287,8 @@ def _committed(master: api.Master, folder: Path, table: str, n_best: int) -> int
 
 
 class Bar:
-    """The seed's line of progress: in place on a terminal, else when it changes and now and then."""
+    """The seed's line of progress: in place on a terminal, else when it changes and now and
+    then."""
 
     def __init__(self, target: str) -> None:
         from rich.console import Console
@@ -238,7 +309,10 @@ class Bar:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             self._live.stop()
@@ -253,13 +327,16 @@ class Bar:
             from rich.text import Text
 
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif self._shown != (counts.done, counts.workers) or now - self._printed_at >= _LINE_EVERY_S:
+        elif (
+            self._shown != (counts.done, counts.workers) or now - self._printed_at >= _LINE_EVERY_S
+        ):
             self._shown, self._printed_at = (counts.done, counts.workers), now
             say(line, err=True)
 
 
 def bar_line(target: str, counts: api.LayerCounts, seconds: float, done_here: int) -> str:
-    """`llvm on 1 RPC workers:  50%|##        | 1/2 [00:10<00:10, 10.00s/it]`; `done_here`: of this run."""
+    """`llvm on 1 RPC workers:  50%|##        | 1/2 [00:10<00:10, 10.00s/it]`; `done_here`: of this
+    run."""
     share = counts.done / counts.total if counts.total else 1.0
     bar = f"{'#' * int(share * _BAR_CHARS):{_BAR_CHARS}}"
     left, rate = "?", "?it/s"
@@ -268,8 +345,8 @@ def bar_line(target: str, counts: api.LayerCounts, seconds: float, done_here: in
         left = _clock(each_s * (counts.total - counts.done))
         rate = f"{each_s:.2f}s/it" if each_s > 1 else f"{1 / each_s:.2f}it/s"
     return (
-        f"{target} on {counts.workers} RPC workers: {100 * share:3.0f}%|{bar}| {counts.done}/{counts.total} "
-        f"[{_clock(seconds)}<{left}, {rate}]"
+        f"{target} on {counts.workers} RPC workers: {100 * share:3.0f}%|{bar}|"
+        f" {counts.done}/{counts.total} [{_clock(seconds)}<{left}, {rate}]"
     )
 
 

@@ -43,7 +43,8 @@ def parse(text: str, source: str) -> Node:
                 raise BadInput(f"{source}:{line(event)}: this is nested too deeply.")
             if isinstance(event, AliasEvent):
                 raise BadInput(
-                    f"{source}:{line(event)}: an alias (*{event.anchor}) is not taken; write the value there."
+                    f"{source}:{line(event)}: an alias (*{event.anchor}) is not taken; write the"
+                    " value there."
                 )
         root = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
@@ -59,9 +60,12 @@ def parse(text: str, source: str) -> Node:
 
 
 def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
-    """Key and value of a mapping, in order; raises BadInput for what is none, and for a key that stands there twice."""
+    """Key and value of a mapping, in order; raises BadInput for what is none, and for a key that
+    stands there twice."""
     if not isinstance(node, MappingNode) or node.tag != f"{_STANDARD}map":
-        raise BadInput(f"{path}:{line(node)}: a mapping is expected here: name: value.{_about_tag(node)}")
+        raise BadInput(
+            f"{path}:{line(node)}: a mapping is expected here: name: value.{_about_tag(node)}"
+        )
     seen: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, ScalarNode) or not _tag(key).startswith(_STANDARD):
@@ -73,7 +77,8 @@ def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
 
 
 def value(node: Node, path: Path | str) -> Any:
-    """What a node holds: text, numbers, booleans, None, lists, dictionaries. Raises BadInput for a tag."""
+    """What a node holds: text, numbers, booleans, None, lists, dictionaries. Raises BadInput for a
+    tag."""
     if isinstance(node, MappingNode):
         return {str(key.value): value(one, path) for key, one in pairs(node, path)}
     if isinstance(node, SequenceNode) and node.tag == f"{_STANDARD}seq":
@@ -87,7 +92,9 @@ def value(node: Node, path: Path | str) -> Any:
     try:
         return yaml.constructor.construct_object(node)
     except (YAMLError, ValueError) as error:
-        raise BadInput(f"{path}:{line(node)}: {node.value!r} is no {kind}: {str(error).splitlines()[0]}.") from None
+        raise BadInput(
+            f"{path}:{line(node)}: {node.value!r} is no {kind}: {str(error).splitlines()[0]}."
+        ) from None
 
 
 def is_list(node: Node) -> bool:
@@ -111,4 +118,8 @@ def _tag(node: Node) -> str:
 
 def _about_tag(node: Node) -> str:
     name = _tag(node).removeprefix(_STANDARD)
-    return "" if name in ("map", "seq", *_SCALARS) else f" It has the tag {name!r:.80}, and tags are not taken."
+    return (
+        ""
+        if name in ("map", "seq", *_SCALARS)
+        else f" It has the tag {name!r:.80}, and tags are not taken."
+    )

@@ -105,7 +105,13 @@ def show(session_id: int, as_json: bool) -> None:
         *(("searches", text) for text in [searches(one.searches)] if text),
         *(("warm start", text) for text in _warm_lines(api.warm_starts(session_id))),
         ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
-        ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {size(one.artifact_bytes)}"),
+        (
+            "results",
+            (
+                f"{one.results}, with {counted(one.artifacts, 'artifact')} of"
+                f" {size(one.artifact_bytes)}"
+            ),
+        ),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
         *_outlook_lines(api.outlook(session_id)),
     ):
@@ -118,19 +124,27 @@ def show(session_id: int, as_json: bool) -> None:
 def archive(session_id: int, file: Path) -> None:
     """Write a session into FILE, which another Tuna can restore.
 
-    With it go its layers and their tags, jobs, attempts, trials, results, and the artifacts of the winners. Artifacts of
-    jobs that have not ended, golden versions, and models stay here.
+    With it go its layers and their tags, jobs, attempts, trials, results, and the artifacts of the
+    winners. Artifacts of jobs that have not ended, golden versions, and models stay here.
     """
     counts = _Counts("archived")
     with ProgressView("archive") as view:
-        header = api.archive_session(session_id, file, lambda *numbers: view.update(counts.of(*numbers)))
+        header = api.archive_session(
+            session_id, file, lambda *numbers: view.update(counts.of(*numbers))
+        )
     took = size(file.stat().st_size)
-    say(f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}: {file}, {took}")
+    say(
+        f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}:"
+        f" {file}, {took}"
+    )
 
 
 @session.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--reason", help="Another reason than the session had, where one of its environment has that here.")
+@click.option(
+    "--reason",
+    help="Another reason than the session had, where one of its environment has that here.",
+)
 def restore(file: Path, reason: str | None) -> None:
     """Restore the session that FILE holds.
 
@@ -139,8 +153,15 @@ def restore(file: Path, reason: str | None) -> None:
     counts = _Counts("restored")
     with ProgressView("restore") as view:
         found = api.restore_session(file, reason, lambda *numbers: view.update(counts.of(*numbers)))
-    new = f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken" if found.new_ids else ""
-    say(f"session {found.session_id} ({found.library}: {found.reason}) restored: {counted(found.jobs, 'job')}{new}")
+    new = (
+        f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken"
+        if found.new_ids
+        else ""
+    )
+    say(
+        f"session {found.session_id} ({found.library}: {found.reason}) restored:"
+        f" {counted(found.jobs, 'job')}{new}"
+    )
 
 
 @session.command()
@@ -150,25 +171,35 @@ def restore(file: Path, reason: str | None) -> None:
 def delete(session_id: int, cancels: bool, yes: bool) -> None:
     """Delete a session: its jobs, trials and results, and the artifacts that nothing else needs.
 
-    Layers, tags and solvers stay, and golden versions keep what they need. There is no way back but from an archive.
+    Layers, tags and solvers stay, and golden versions keep what they need. There is no way back but
+    from an archive.
     """
     (one,) = api.list_sessions(session_id)
     api.check_deletion(session_id, cancels=cancels)
     what = f"session {session_id} ({one.library}: {one.reason})"
     if not yes:
         if not sys.stdin.isatty():
-            raise BadInput(f"Whether to delete {what} is asked on a terminal only.", hint="add --yes")
+            raise BadInput(
+                f"Whether to delete {what} is asked on a terminal only.", hint="add --yes"
+            )
         has = f"{counted(sum(one.jobs.values()), 'job')} and {counted(one.results, 'result')}"
         click.confirm(f"Delete {what} with {has}?", abort=True)
     if cancels:
         api.cancel(session_id)
     counts = _Counts("deleted")
     with ProgressView("delete") as view:
-        done, left = api.delete_session(session_id, lambda *numbers: view.update(counts.of(*numbers)))
+        done, left = api.delete_session(
+            session_id, lambda *numbers: view.update(counts.of(*numbers))
+        )
     kernels = counted(done.kernels, "artifact")
-    say(f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}")
+    say(
+        f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}"
+    )
     if done.golden:
-        say(f"Its row stays, as the provenance of results of golden version {', '.join(done.golden)}.")
+        say(
+            "Its row stays, as the provenance of results of golden version"
+            f" {', '.join(done.golden)}."
+        )
     if left:
         say(f"Some of its artifacts stay in the store: {left}", err=True)
 
@@ -178,10 +209,14 @@ def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
     if not found:
         return []
     counts = Counter(one.origin for start in found for one in start.siblings)
-    from_ = ", ".join(f"{counts[origin]} {words}" for origin, words in _ORIGINS.items() if counts[origin])
+    from_ = ", ".join(
+        f"{counts[origin]} {words}" for origin, words in _ORIGINS.items() if counts[origin]
+    )
     lines = [f"{counted(len(found), 'search', 'searches')} learned from earlier ones: {from_}"]
     for start in found[:_SHOWN]:
-        named = "; ".join(f"{one.label}{' (noisy)' if one.noisy else ''}" for one in start.siblings[:2])
+        named = "; ".join(
+            f"{one.label}{' (noisy)' if one.noisy else ''}" for one in start.siblings[:2]
+        )
         more = f"; {len(start.siblings) - 2} more" if len(start.siblings) > 2 else ""
         lines.append(f"{start.layer}, {start.solver}: {named}{more}")
     hidden = len(found) - _SHOWN
@@ -189,7 +224,10 @@ def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
 
 
 def _warm_document(found: Sequence[WarmStart]) -> list[dict[str, object]]:
-    return [one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]} for one in found]
+    return [
+        one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]}
+        for one in found
+    ]
 
 
 def _document(one: SessionSize) -> dict[str, object]:
@@ -199,9 +237,14 @@ def _document(one: SessionSize) -> dict[str, object]:
 @session.command("set")
 @_ID
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; the highest is served first.")
-@click.option("--deadline", metavar="TIME", help="When it should have ended: 2027-01-31T18:00, of this place; or none.")
+@click.option(
+    "--deadline",
+    metavar="TIME",
+    help="When it should have ended: 2027-01-31T18:00, of this place; or none.",
+)
 def set_session(session_id: int, priority: int | None, deadline: str | None) -> None:
-    """Set the priority or the deadline of a session; a coordinator that serves it knows within a second.
+    """Set the priority or the deadline of a session; a coordinator that serves it knows within a
+    second.
 
     The policy `deadline` goes by deadlines (TUNA_POLICY).
     """
@@ -220,7 +263,9 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(timezone.utc)
     except (ValueError, OverflowError):
-        raise BadInput(f"{text!r} is not a time.", hint="such as 2027-01-31T18:00, or none") from None
+        raise BadInput(
+            f"{text!r} is not a time.", hint="such as 2027-01-31T18:00, or none"
+        ) from None
 
 
 def _outlook_lines(one: Outlook | None) -> list[tuple[str, str]]:
@@ -229,7 +274,17 @@ def _outlook_lines(one: Outlook | None) -> list[tuple[str, str]]:
     if one is not None and one.deadline is not None:
         lines.append(("deadline", chance(one)))
     if one is not None and one.unfinished and one.eta_s is not None:
-        lines.append(("left", f"{counted(one.unfinished, 'job')}, {duration(one.eta_s)} with the live workers"))
+        lines.append(
+            (
+                "left",
+                f"{counted(one.unfinished, 'job')}, {duration(one.eta_s)} with the live workers",
+            )
+        )
     if one is not None and one.prediction_error is not None:
-        lines.append(("prediction", f"{one.prediction_error:.0%} off, the median over the stages that are left"))
+        lines.append(
+            (
+                "prediction",
+                f"{one.prediction_error:.0%} off, the median over the stages that are left",
+            )
+        )
     return lines

@@ -24,7 +24,8 @@ from tuna.sentences import counted
 @click.option("--rocm-version", help="Its ROCm, where that is not installed here.")
 @click.option("--miopen-version", help="Its MIOpen, likewise.")
 @click.option(
-    "--target", help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own."
+    "--target",
+    help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own.",
 )
 @options.boards
 @options.cores
@@ -40,7 +41,8 @@ def init_session(
     tvm_tracker: str | None,
     device_key: str | None,
 ) -> None:
-    """Start a tuning effort of LIBRARY in this machine's environment, or a board's; the same effort is found again.
+    """Start a tuning effort of LIBRARY in this machine's environment, or a board's; the same effort
+    is found again.
 
     Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
     """
@@ -57,8 +59,9 @@ def init_session(
 def import_configs(file: Path, tag: str, strict: bool) -> None:
     """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line.
 
-    FILE may be - for standard input. It may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1), hipBLASLt's
-    (HIPBLASLT_LOG_MASK=32) or a file of PyTorch's TunableOp. `tuna capture` makes and imports these by itself.
+    FILE may be - for standard input. It may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1),
+    hipBLASLt's (HIPBLASLT_LOG_MASK=32) or a file of PyTorch's TunableOp. `tuna capture` makes and
+    imports these by itself.
     """
     show.imported(lambda: api.import_configs(file, tag, strict=strict), tag)
 
@@ -67,13 +70,19 @@ def import_configs(file: Path, tag: str, strict: bool) -> None:
 @click.option("-t", "--tag", required=True, help="The set of layers.")
 @options.as_json
 def configs(tag: str, as_json: bool) -> None:
-    """List the layers that carry a tag; with --json one object a line, under MIOpen's field names."""
+    """List the layers that carry a tag; with --json one object a line, under MIOpen's field
+    names."""
     found = api.list_configs(tag)
     if as_json:
         for config in found:
             say(json.dumps(config.to_json()))
         return
-    print_table("", ("layer", "GFLOP"), [(config.label, f"{config.flops / 1e9:.3f}") for config in found], right=(1,))
+    print_table(
+        "",
+        ("layer", "GFLOP"),
+        [(config.label, f"{config.flops / 1e9:.3f}") for config in found],
+        right=(1,),
+    )
 
 
 @click.command()
@@ -85,11 +94,19 @@ def update_solvers(library: str) -> None:
 
 @click.command()
 @options.library_argument
-@click.option("--options", "show_options", is_flag=True, help="List the options of its jobs instead.")
-@click.option("--conditions", "show_conditions", is_flag=True, help="List what its sessions may choose instead.")
+@click.option(
+    "--options", "show_options", is_flag=True, help="List the options of its jobs instead."
+)
+@click.option(
+    "--conditions",
+    "show_conditions",
+    is_flag=True,
+    help="List what its sessions may choose instead.",
+)
 @options.as_json
 def solvers(library: str, show_options: bool, show_conditions: bool, as_json: bool) -> None:
-    """List the stored solvers of LIBRARY, what `load-jobs --option` takes, or what `init-session --condition` takes."""
+    """List the stored solvers of LIBRARY, what `load-jobs --option` takes, or what `init-session
+    --condition` takes."""
     if show_conditions:
         show.conditions(api.list_conditions(library), as_json)
         return
@@ -116,8 +133,14 @@ def applicability(session_id: int, tag: str | None) -> None:
 @click.option("-t", "--tag", help="Only layers that carry this tag; default: all of the session.")
 @click.option("--steps", help="Comma-separated steps; default: all of the library's.")
 @click.option("-s", "--solvers", help="Comma-separated solvers; default: every applicable one.")
-@click.option("--recurrent", is_flag=True, help="Only layers that are marked to be tuned again with each release.")
-@click.option("-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text.")
+@click.option(
+    "--recurrent",
+    is_flag=True,
+    help="Only layers that are marked to be tuned again with each release.",
+)
+@click.option(
+    "-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text."
+)
 @options.job_choices
 def load_jobs(
     session_id: int,

@@ -1,4 +1,5 @@
-"""Output of commands for results of `tuna.api`, the same under `tuna` and under the seeds' programs."""
+"""Output of commands for results of `tuna.api`, the same under `tuna` and under the seeds'
+programs."""
 
 from __future__ import annotations
 
@@ -45,8 +46,14 @@ def exported(*reports: ExportReport, marks: bool = True) -> None:
     """
     sentences: dict[str, None] = {}
     for report in reports:
-        sentences |= {f"not exported: {count} ({reason})": None for reason, count in sorted(report.skipped.items())}
-        sentences |= {f"{counted(count, 'layer')}: {note}": None for note, count in sorted(report.notes.items())}
+        sentences |= {
+            f"not exported: {count} ({reason})": None
+            for reason, count in sorted(report.skipped.items())
+        }
+        sentences |= {
+            f"{counted(count, 'layer')}: {note}": None
+            for note, count in sorted(report.notes.items())
+        }
         if report.simulated and marks:
             count = counted(report.simulated, "result was", "results were")
             sentences[f"simulated: {count} timed by a stand-in, not by a device"] = None
@@ -82,7 +89,9 @@ def merged(databases: Iterable[MergedDatabase]) -> None:
 
 def started(session: StartedSession) -> None:
     """Id and environment of a session."""
-    say(f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}")
+    say(
+        f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}"
+    )
 
 
 def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> PreparedTuning:
@@ -114,16 +123,23 @@ def _imported(found: ImportedConfigs, tag: str) -> None:
     left_out(found.left_out)
     c = found.counts
     say(
-        f"{counted(c.total, 'line')}: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
-        f"earlier layers), {c.ignored} ignored, {c.unsupported} unsupported, {c.rejected} rejected"
+        f"{counted(c.total, 'line')}: {c.accepted} accepted ({c.expanded} of them name several"
+        f" directions, {c.duplicates} repeat earlier layers), {c.ignored} ignored,"
+        f" {c.unsupported} unsupported, {c.rejected} rejected"
     )
-    say(f"{counted(found.configs, 'layer')}: {found.added} added, {found.tagged} newly tagged {tag!r}")
+    say(
+        f"{counted(found.configs, 'layer')}: {found.added} added, {found.tagged} newly tagged"
+        f" {tag!r}"
+    )
     if found.missing:
-        say(f"{counted(found.missing, 'layer is', 'layers are')} not there and not tagged", err=True)
+        say(
+            f"{counted(found.missing, 'layer is', 'layers are')} not there and not tagged", err=True
+        )
 
 
 def rejections(found: Sequence[Rejection]) -> None:
-    """Each mistake, and for each kind of unsupported line how many there are, in the order of the lines."""
+    """Each mistake, and for each kind of unsupported line how many there are, in the order of the
+    lines."""
     unsupported: Counter[str] = Counter()
     for rejection in found:
         unsupported[rejection.reason] += rejection.lines if rejection.unsupported else 0
@@ -145,7 +161,9 @@ def left_out(found: Mapping[str, int]) -> None:
 
 def networks(found: Networks) -> None:
     """Models with the number of their layers, and frameworks."""
-    rows: list[tuple[object, ...]] = [("model", model.name, model.version, count) for model, count in found.models]
+    rows: list[tuple[object, ...]] = [
+        ("model", model.name, model.version, count) for model, count in found.models
+    ]
     rows += [("framework", item.name, item.version, "") for item in found.frameworks]
     print_table("", ("", "name", "version", "layers"), rows, right=(3,))
 
@@ -153,7 +171,13 @@ def networks(found: Networks) -> None:
 def solvers(found: Iterable[StoredSolver]) -> None:
     """A table of solvers."""
     rows = [
-        ("-" if s.number is None else s.number, s.name, ",".join(s.kinds), _yes(s.tunable), _yes(s.dynamic))
+        (
+            "-" if s.number is None else s.number,
+            s.name,
+            ",".join(s.kinds),
+            _yes(s.tunable),
+            _yes(s.dynamic),
+        )
         for s in found
     ]
     print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
@@ -164,7 +188,9 @@ def conditions(offered: Sequence[Condition], as_json: bool) -> None:
     if as_json:
         print_json([asdict(condition) for condition in offered])
         return
-    rows = [(condition.name, ", ".join(condition.values), condition.meaning) for condition in offered]
+    rows = [
+        (condition.name, ", ".join(condition.values), condition.meaning) for condition in offered
+    ]
     print_table("", ("condition", "values, the default first", "meaning"), rows)
 
 
@@ -184,17 +210,28 @@ def _yes(value: bool) -> str:
 
 
 def applicability(found: Applicability) -> None:
-    """How many layers and solvers fit together, and what was left out; raises TunaError if the library failed for some."""
-    say(f"{counted(found.configs, 'layer')}: {counted(found.pairs, 'combination')} of layer and solver can run")
+    """How many layers and solvers fit together, and what was left out; raises TunaError if the
+    library failed for some."""
+    say(
+        f"{counted(found.configs, 'layer')}: {counted(found.pairs, 'combination')} of layer and"
+        " solver can run"
+    )
     for reason, count in sorted(found.without.items()):
         say(f"{counted(count, 'layer')} left out: {reason}", err=True)
     for name, count in sorted(found.unknown.items()):
-        say(f"left out: {name} applies to {counted(count, 'layer')} but is no known solver", err=True)
+        say(
+            f"left out: {name} applies to {counted(count, 'layer')} but is no known solver",
+            err=True,
+        )
     if found.unanswered:
         first = "; ".join(found.unanswered[:3])
         raise TunaError(
-            f"The library failed to answer for {len(found.unanswered)} of {counted(found.configs, 'layer')}, such as {first}.",
-            hint="the log has the reason for each; the other layers are done, and the same command asks again for all",
+            f"The library failed to answer for {len(found.unanswered)} of"
+            f" {counted(found.configs, 'layer')}, such as {first}.",
+            hint=(
+                "the log has the reason for each; the other layers are done, and the same command"
+                " asks again for all"
+            ),
         )
 
 
@@ -203,16 +240,26 @@ def loaded(found: LoadedJobs) -> None:
     say(f"New jobs added: {found.added}")
     if found.met:
         more = f", and {len(found.met) - 1} more" if len(found.met) > 1 else ""
-        say(f"{counted(len(found.met), 'layer')} without a trial: known results are fast enough ({found.met[0]}{more})")
+        say(
+            f"{counted(len(found.met), 'layer')} without a trial: known results are fast enough"
+            f" ({found.met[0]}{more})"
+        )
     if not found.added:
         pairs = f"{found.pairs} combinations of layer and solver"
-        say(f"each of the {pairs} has its job already, or is not among those that were asked for", err=True)
+        say(
+            f"each of the {pairs} has its job already, or is not among those that were asked for",
+            err=True,
+        )
 
 
 def findings(found: Sequence[Finding]) -> None:
     """What `tuna doctor` found."""
     rows = [
-        (_verdict(f), f.what, f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or f.absent or not f.ok) else ""))
+        (
+            _verdict(f),
+            f.what,
+            f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or f.absent or not f.ok) else ""),
+        )
         for f in found
     ]
     print_table("", ("", "what", "found"), rows, width=_PROSE_WIDTH)
@@ -221,11 +268,17 @@ def findings(found: Sequence[Finding]) -> None:
 def noise(found: NoiseRecord, quiet: Quiet) -> None:
     """What `tuna doctor --noise` found, and what follows."""
     rows = [
-        (kernel, *(f"{clocks[clock]:+.1%}" if clock in clocks else "-" for clock in ("cpu", "wall")))
+        (
+            kernel,
+            *(f"{clocks[clock]:+.1%}" if clock in clocks else "-" for clock in ("cpu", "wall")),
+        )
         for kernel, clocks in found.differences.items()
     ]
     builds = counted(found.builds, "build")
-    title = f"Beside {builds} of {found.library} at a time, median of {counted(found.pairs, 'measurement')}"
+    title = (
+        f"Beside {builds} of {found.library} at a time, median of"
+        f" {counted(found.pairs, 'measurement')}"
+    )
     print_table(title, ("kernel", "CPU time", "wall time"), rows, right=(1, 2))
     say(f"Builds {'disturb' if found.noisy else 'do not disturb'} measurements on this machine.")
     say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
@@ -262,7 +315,9 @@ def _marked(session: Overview) -> str:
         marks.append(f"deadline {chance(found)}")
     marks += ["simulated"] if session.simulated else []
     marks += [
-        f"{number} {name}" for number, name in ((session.noisy, "noisy"), (session.undrained, "undrained")) if number
+        f"{number} {name}"
+        for number, name in ((session.noisy, "noisy"), (session.undrained, "undrained"))
+        if number
     ]
     return f"{session.library} ({', '.join(marks)})" if marks else session.library
 
@@ -291,7 +346,8 @@ def aside(found: Mapping[str, str]) -> None:
 
 
 def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
-    """A table of sessions; with `details` the failures of the first, with the commands that reproduce them."""
+    """A table of sessions; with `details` the failures of the first, with the commands that
+    reproduce them."""
     if not found:
         say("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
         return
@@ -311,7 +367,17 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
         for session in found
     ]
     extra = ["searches"] if searching else []
-    columns = ("session", "library", "arch", "reason", "jobs", "in flight", "by state", *extra, "failed attempts")
+    columns = (
+        "session",
+        "library",
+        "arch",
+        "reason",
+        "jobs",
+        "in flight",
+        "by state",
+        *extra,
+        "failed attempts",
+    )
     print_table("", columns, rows, right=(0, 4, 5))
     for session in found:
         if session.fault:

@@ -26,12 +26,22 @@ _PROCESSES = click.IntRange(1, MAX_COUNT)
 
 
 @click.command()
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--session-id", "session_ids", type=options.ID, multiple=True, help="A recorded session; may be repeated."
+@click.argument(
+    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions.")
-@click.option("--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions.")
+@click.option(
+    "--session-id",
+    "session_ids",
+    type=options.ID,
+    multiple=True,
+    help="A recorded session; may be repeated.",
+)
+@click.option(
+    "--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions."
+)
+@click.option(
+    "--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions."
+)
 @click.option(
     "--policy",
     "policies",
@@ -42,8 +52,19 @@ _PROCESSES = click.IntRange(1, MAX_COUNT)
     metavar="NAME",
     help=f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of all random numbers.")
-@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Write the scenario as JSON, to change and simulate it.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Of all random numbers.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=options.OUTPUT_FILE,
+    help="Write the scenario as JSON, to change and simulate it.",
+)
 @options.as_json
 def simulate(
     file: Path | None,
@@ -57,9 +78,9 @@ def simulate(
 ) -> None:
     """Simulate sessions under a scheduling policy: how long they take, and how busy devices are.
 
-    FILE is a scenario in TOML or JSON: sessions with the durations of their steps, pools of workers and devices, failures,
-    late joiners. Or name sessions, whose recorded durations are replayed side by side. docs/scheduling.md has the fields of
-    both, and of --json.
+    FILE is a scenario in TOML or JSON: sessions with the durations of their steps, pools of workers
+    and devices, failures, late joiners. Or name sessions, whose recorded durations are replayed
+    side by side. docs/scheduling.md has the fields of both, and of --json.
     """
     scenario = _scenario(file, session_ids, workers, devices)
     if output:
@@ -73,13 +94,19 @@ def simulate(
         _show(found)
 
 
-def _scenario(file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None) -> Scenario:
+def _scenario(
+    file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None
+) -> Scenario:
     if (file is None) == (not session_ids):
         raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
     if file is None:
-        return api.recorded_scenario(list(dict.fromkeys(session_ids)), workers=workers, devices=devices)
+        return api.recorded_scenario(
+            list(dict.fromkeys(session_ids)), workers=workers, devices=devices
+        )
     if workers or devices:
-        raise BadInput("--workers and --devices are of recorded sessions; a scenario file has its own pools.")
+        raise BadInput(
+            "--workers and --devices are of recorded sessions; a scenario file has its own pools."
+        )
     return api.read_scenario(file)
 
 
@@ -87,7 +114,9 @@ def _names(found: list[Simulated]) -> dict[str, str]:
     """What each queue is called in the table: by its role alone, where no other has it."""
     queues = {queue.queue for one in found for queue in one.queues}
     roles = Counter(queue.partition(".")[0] for queue in queues)
-    return {queue: role if roles[role := queue.partition(".")[0]] == 1 else queue for queue in queues}
+    return {
+        queue: role if roles[role := queue.partition(".")[0]] == 1 else queue for queue in queues
+    }
 
 
 def _show(found: list[Simulated]) -> None:
@@ -97,7 +126,9 @@ def _show(found: list[Simulated]) -> None:
             one.policy,
             f"{one.makespan_s:,.1f}",
             f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
-            f"{statistics.mean(session.ended_s - session.arrives_s for session in one.sessions):,.1f}",
+            (
+                f"{statistics.mean(session.ended_s - session.arrives_s for session in one.sessions):,.1f}"
+            ),
             f"{sum(session.waited_s for session in one.sessions):,.0f}",
             ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in one.queues),
             one.errored,

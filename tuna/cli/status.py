@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 @click.option("--session-id", type=options.ID, help="Only this session, with its failures.")
 @click.option("--watch", "stays", is_flag=True, help="Stay and show how things go, until Ctrl-C.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval",
+    type=click.FloatRange(min=0.2),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
 )
 @options.as_json
 def status(session_id: int | None, stays: bool, interval: float, as_json: bool) -> None:
@@ -38,11 +42,16 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         print_json([_document(session) for session in found])
     else:
         show.sessions(found, details=session_id is not None)
-        if any(session.in_flight for session in found):  # or there is nothing that they could leave undone
+        # or there is nothing that they could leave undone
+        if any(session.in_flight for session in found):
             show.aside(api.workers_aside())
     if letters := api.undrained_reports():
         reports = counted(letters, "report of a worker", "reports of workers")
-        say(f"{reports} could not be drained: see the table dead_letter (docs/operations.md, Failures)", err=True)
+        say(
+            f"{reports} could not be drained: see the table dead_letter (docs/operations.md,"
+            " Failures)",
+            err=True,
+        )
 
 
 @click.command()
@@ -77,11 +86,14 @@ def _document(session: Overview) -> dict[str, Any]:
 @options.session_id
 @click.option("-o", "--output", type=options.OUTPUT_FILE, help="Default: session-N.html.")
 @click.option(
-    "--against", type=options.ID, help="Compare with the times of this session, such as the vendor's library."
+    "--against",
+    type=options.ID,
+    help="Compare with the times of this session, such as the vendor's library.",
 )
 @options.as_json
 def report(session_id: int, output: Path | None, against: int | None, as_json: bool) -> None:
-    """Print the winners of a session, and write a report as one HTML file; or print all figures as JSON."""
+    """Print the winners of a session, and write a report as one HTML file; or print all figures as
+    JSON."""
     if as_json and output is not None:
         raise BadInput("With --json the figures are printed: leave -o out.")
     figures = api.report(session_id, against)

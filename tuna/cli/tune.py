@@ -20,7 +20,12 @@ from tuna.sentences import counted
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option("--library", default="tvm", show_default=True, help="What is tuned.")
-@click.option("-o", "--output", type=options.OUTPUT_FOLDER, help="The folder to write databases and a report into.")
+@click.option(
+    "-o",
+    "--output",
+    type=options.OUTPUT_FOLDER,
+    help="The folder to write databases and a report into.",
+)
 @click.option("-l", "--label", "reason", default="", help="Why: a short text; default: tune TAG.")
 @options.job_choices
 @options.conditions
@@ -57,10 +62,15 @@ def layers(
     figures = api.report(number)
     print_winners(figures)
     if output is not None and figures.with_winner:
-        show.exported(*(api.export(number, form, output) for form in api.forms_of(library)), marks=False)
+        show.exported(
+            *(api.export(number, form, output) for form in api.forms_of(library)), marks=False
+        )
         say(str(api.write_report(figures, output / "report.html")))
     if errored:
-        say(f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`", err=True)
+        say(
+            f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`",
+            err=True,
+        )
     say(f"all results: `tuna results --session-id {number}`", err=True)
     done = figures.with_winner + len(prepared.loaded.met)
     return 0 if done and done >= len(figures.layers) else 1
@@ -95,16 +105,21 @@ class _ByFile(click.Command):
         chosen, other = (model.tune, layers) if of_model else (layers, model.tune)
         known = {option for one in chosen.params for option in one.opts}
         for one in other.params:
-            typed = ctx.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
+            typed = (
+                ctx.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
+            )
             if typed and not known & set(one.opts):
                 mine, others = ("model", "layers") if of_model else ("list of layers", "models")
-                raise click.UsageError(f"{max(one.opts, key=len)} is for {others}, and FILE is a {mine}.", ctx)
+                raise click.UsageError(
+                    f"{max(one.opts, key=len)} is for {others}, and FILE is a {mine}.", ctx
+                )
         with chosen.make_context(ctx.info_name, ctx.obj, parent=ctx.parent) as own:
             return chosen.invoke(own)
 
 
 def _help_of(name: str) -> str:
-    """The help of an option: what it means for layers and for models, where that is not the same."""
+    """The help of an option: what it means for layers and for models, where that is not the
+    same."""
     of = {"Layers": layers, "Models": model.tune}
     texts = {
         sort: f"{one.help} (default: {one.default})" if one.show_default else one.help or ""
@@ -125,7 +140,11 @@ def _for_either(parameter: click.Parameter, help_text: str) -> click.Parameter:
     assert isinstance(parameter, click.Option)
     kind = options.OUTPUT if parameter.name == "output" else parameter.type
     flags = {"is_flag": True} if parameter.is_flag and not parameter.secondary_opts else {}
-    names = ["/".join((parameter.opts[-1], *parameter.secondary_opts)), *parameter.opts[:-1], str(parameter.name)]
+    names = [
+        "/".join((parameter.opts[-1], *parameter.secondary_opts)),
+        *parameter.opts[:-1],
+        str(parameter.name),
+    ]
     return click.Option(
         names,
         type=None if parameter.is_flag else kind,

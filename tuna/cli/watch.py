@@ -1,4 +1,5 @@
-"""`tuna status --watch`: a live view on a terminal, a line (or JSON object) per interval elsewhere."""
+"""`tuna status --watch`: a live view on a terminal, a line (or JSON object) per interval
+elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _MOST_SESSIONS = 12
 _MOST_WORKERS = 16
 #: Columns that the jobs by state need at least: they are wrapped.
 _NARROWEST = 20
-#: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers` has them all.
+#: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers`
+#: has them all.
 _HOST_CHARS = 30
 _DASH = "–"
 
@@ -55,16 +57,17 @@ def lines(snapshot: Snapshot) -> list[str]:
     """A line for each session."""
     workers = _DASH if snapshot.workers is None else str(len(snapshot.workers))
     return [
-        f"{snapshot.at:%H:%M:%S} session {session.overview.session_id}: {_jobs(session)}; {session.rate_per_s:.2f} results/s, "
-        f"ETA {_eta(session)}, efficiency {_percent(_efficiency(session))}, "
-        f"idle {_percent(_idle(session))}, workers {workers}"
+        f"{snapshot.at:%H:%M:%S} session {session.overview.session_id}: {_jobs(session)};"
+        f" {session.rate_per_s:.2f} results/s, ETA {_eta(session)}, efficiency"
+        f" {_percent(_efficiency(session))}, idle {_percent(_idle(session))}, workers {workers}"
         + "".join(f"; {failure.attempts} {failure.cause}" for failure in session.overview.failures)
         for session in _chosen(snapshot)
     ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
 
 
 def view(snapshot: Snapshot, width: int = 160, height: int = 50) -> RenderableType:
-    """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left out."""
+    """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left
+    out."""
     from rich.console import Group
     from rich.text import Text
 
@@ -77,7 +80,9 @@ def view(snapshot: Snapshot, width: int = 160, height: int = 50) -> RenderableTy
     parts: list[RenderableType] = [first, workers]
     aside = [f"{one.name} is aside: {one.aside}" for one in snapshot.workers or () if one.aside]
     parts += [Text(one_line(text), overflow="fold") for text in aside]
-    parts += [Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)]
+    parts += [
+        Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)
+    ]
     if snapshot.read_share < 1.0:
         parts.append(Text(f"reading the history: {100 * snapshot.read_share:.0f} %"))
     parts.append(Text(f"{snapshot.at:%Y-%m-%d %H:%M:%S} UTC, Ctrl-C to leave", style="dim"))
@@ -91,8 +96,13 @@ def _lines(part: RenderableType, width: int) -> int:
 
 
 def _chosen(snapshot: Snapshot, most: int = _MOST_SESSIONS) -> list[LiveSession]:
-    first = sorted(snapshot.sessions, key=lambda session: (not session.unfinished, -session.overview.session_id))
-    return sorted(first[: min(most, _MOST_SESSIONS)], key=lambda session: session.overview.session_id)
+    first = sorted(
+        snapshot.sessions,
+        key=lambda session: (not session.unfinished, -session.overview.session_id),
+    )
+    return sorted(
+        first[: min(most, _MOST_SESSIONS)], key=lambda session: session.overview.session_id
+    )
 
 
 def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
@@ -111,7 +121,17 @@ def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
         )
         for session in chosen
     ]
-    titles = ("session", "done", "results/s", "ETA", "jobs by state", "library", "reason", "efficiency", "device idle")
+    titles = (
+        "session",
+        "done",
+        "results/s",
+        "ETA",
+        "jobs by state",
+        "library",
+        "reason",
+        "efficiency",
+        "device idle",
+    )
     wrapped = titles.index("jobs by state")
     narrow = [[*row[:wrapped], row[wrapped][:_NARROWEST], *row[wrapped + 1 :]] for row in rows]
     kept = fitting(titles, narrow, (0, 0, 0, 0, 1, 2, 3, 4, 5), width)
@@ -128,7 +148,9 @@ def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
 def _done(session: LiveSession) -> float | None:
     """The share of the jobs that are done, of those that are not canceled."""
     jobs = session.overview.jobs
-    wanted = sum(jobs.values()) - jobs.get(State.CANCELED.value, 0) + session.overview.searches.total
+    wanted = (
+        sum(jobs.values()) - jobs.get(State.CANCELED.value, 0) + session.overview.searches.total
+    )
     return (wanted - session.unfinished) / wanted if wanted else None
 
 
@@ -166,7 +188,9 @@ def _failures(session: LiveSession) -> list[str]:
     texts = [f"session {number} is set aside: {one_line(fault)}"] if fault else []
     for failure in session.overview.failures:
         last = last_line(failure.output_tail, 200)
-        texts.append(f"session {session.overview.session_id}: {failure.attempts} {failure.cause}: {last}")
+        texts.append(
+            f"session {session.overview.session_id}: {failure.attempts} {failure.cause}: {last}"
+        )
         if failure.reproduce:
             texts.append(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}")
     return texts
@@ -198,5 +222,8 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
     fields = asdict(snapshot) | {"at": snapshot.at.isoformat()}
     for session, shown in zip(snapshot.sessions, fields["sessions"], strict=True):
         if session.totals is not None:
-            shown["totals"] |= {"efficiency": session.totals.efficiency, "lower_bound_s": session.totals.lower_bound_s}
+            shown["totals"] |= {
+                "efficiency": session.totals.efficiency,
+                "lower_bound_s": session.totals.lower_bound_s,
+            }
     return fields

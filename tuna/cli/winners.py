@@ -22,7 +22,8 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class _Column:
-    """One column: its cells, and how soon it is left out where the terminal is narrow (the highest number first)."""
+    """One column: its cells, and how soon it is left out where the terminal is narrow (the highest
+    number first)."""
 
     title: str
     of_layer: Callable[[LayerFigures], str]
@@ -32,7 +33,8 @@ class _Column:
 
 
 def print_winners(figures: ReportFigures) -> None:
-    """Best solver, time and gains of each layer, with the total; on a narrow terminal the lesser columns are left out."""
+    """Best solver, time and gains of each layer, with the total; on a narrow terminal the lesser
+    columns are left out."""
     from tuna.reports import formats
 
     if not figures.layers:
@@ -44,7 +46,10 @@ def print_winners(figures: ReportFigures) -> None:
     if total:
         cells.append([column.of_total(total) for column in columns])
     kept = fitting(
-        [column.title for column in columns], cells, [column.optional for column in columns], terminal_width()
+        [column.title for column in columns],
+        cells,
+        [column.optional for column in columns],
+        terminal_width(),
     )
     print_table(
         "",
@@ -63,7 +68,8 @@ def print_winners(figures: ReportFigures) -> None:
     for model in figures.models:
         beside = f", {model.ratio:.2f} of {model.first}" if model.first != model.label else ""
         say(
-            f"{model.name} on {model.where}: {model.time_ms:.4g} ms ({model.low_ms:.4g} to {model.high_ms:.4g}){beside}"
+            f"{model.name} on {model.where}: {model.time_ms:.4g} ms ({model.low_ms:.4g} to"
+            f" {model.high_ms:.4g}){beside}"
         )
     marked = sum(layer.best.noisy for layer in figures.layers if layer.best)
     others = figures.header.noisy - marked
@@ -72,7 +78,8 @@ def print_winners(figures: ReportFigures) -> None:
         say(f"{noisy_times(marked)}{slower}", err=True)
     if figures.header.simulated:
         say(
-            f"simulated: {counted(figures.header.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
+            f"simulated: {counted(figures.header.simulated, 'result was', 'results were')} timed by"
+            " a stand-in, not by a device",
             err=True,
         )
     for difference in figures.header.against.differences if figures.header.against else ():
@@ -85,12 +92,21 @@ def _columns(figures: ReportFigures) -> list[_Column]:
     decimals = formats.decimals_for(layer.best_ms for layer in figures.layers)
     other = figures.header.against
     columns = [
-        _Column("layer", lambda layer: layer.label, lambda total: f"total: {total.name}", right=False),
-        _Column("count", lambda layer: str(layer.count), lambda total: formats.count(total.calls), optional=5),
+        _Column(
+            "layer", lambda layer: layer.label, lambda total: f"total: {total.name}", right=False
+        ),
+        _Column(
+            "count",
+            lambda layer: str(layer.count),
+            lambda total: formats.count(total.calls),
+            optional=5,
+        ),
         _Column("best solver", _winner, lambda total: "", optional=1, right=False),
         _Column(
             "ms",
-            lambda layer: marked_ms(layer.best_ms, decimals, noisy=layer.best is not None and layer.best.noisy),
+            lambda layer: marked_ms(
+                layer.best_ms, decimals, noisy=layer.best is not None and layer.best.noisy
+            ),
             lambda total: marked_ms(total.time_ms, decimals, noisy=False),
         ),
         _Column("±", _spread, lambda total: "", optional=6),
@@ -120,8 +136,12 @@ def _columns(figures: ReportFigures) -> list[_Column]:
                 lambda total: formats.factor(total.gain_other),
             )
         )
-    columns.append(_Column("trials", lambda layer: formats.count(layer.trials), lambda total: "", optional=7))
-    columns.append(_Column("failed", lambda layer: formats.count(layer.failed), lambda total: "", optional=7))
+    columns.append(
+        _Column("trials", lambda layer: formats.count(layer.trials), lambda total: "", optional=7)
+    )
+    columns.append(
+        _Column("failed", lambda layer: formats.count(layer.failed), lambda total: "", optional=7)
+    )
     return columns
 
 
@@ -147,7 +167,10 @@ def marked_ms(time_ms: float | None, decimals: int, *, noisy: bool) -> str:
 def noisy_times(number: int) -> str:
     """The sentence for so many times with the mark."""
     those = "it was" if number == 1 else "they were"
-    return f"{NOISY} {counted(number, 'time is', 'times are')} noisy: the machine was busy while {those} measured"
+    return (
+        f"{NOISY} {counted(number, 'time is', 'times are')} noisy: the machine was busy while"
+        f" {those} measured"
+    )
 
 
 def _share(share: float | None) -> str:
@@ -164,11 +187,17 @@ def _of_peak(figures: ReportFigures) -> list[str]:
     if not peaks:
         return []
     shown = " or ".join(f"{formats.gflops(peak)} GFLOP/s" for peak in peaks)
-    sentences = [f"of peak: of the {shown} that a loop of fp32 multiply-adds reached on this device"]
-    shares = [*(one.peak_share for one in figures.layers), *(one.peak_share for one in figures.totals[:1])]
+    sentences = [
+        f"of peak: of the {shown} that a loop of fp32 multiply-adds reached on this device"
+    ]
+    shares = [
+        *(one.peak_share for one in figures.layers),
+        *(one.peak_share for one in figures.totals[:1]),
+    ]
     if any(share is not None and share > 1 for share in shares):
         sentences.append(
-            f"{_ABOVE} above 100 %: GFLOP/s counts the operations of the direct algorithm, and Winograd needs fewer"
+            f"{_ABOVE} above 100 %: GFLOP/s counts the operations of the direct algorithm, and"
+            " Winograd needs fewer"
         )
     return sentences
 
@@ -179,14 +208,24 @@ def _sentence(figures: ReportFigures, total: TotalFigures) -> str:
 
     gains = []
     if figures.mean_gain_untuned is not None:
-        gains.append(f"{formats.factor(figures.mean_gain_untuned)} ({formats.factor(total.gain_untuned)}) over untuned")
+        gains.append(
+            f"{formats.factor(figures.mean_gain_untuned)} ({formats.factor(total.gain_untuned)})"
+            " over untuned"
+        )
     other = figures.header.against
     if other and figures.mean_gain_other is not None:
         gains.append(
             f"{formats.factor(figures.mean_gain_other)} ({formats.factor(total.gain_other)}) over "
             f"{other.library} {other.library_version}"
         )
-    missing = f"; {counted(total.missing, 'layer of it has', 'layers of it have')} no time" if total.missing else ""
+    missing = (
+        f"; {counted(total.missing, 'layer of it has', 'layers of it have')} no time"
+        if total.missing
+        else ""
+    )
     if not gains:
-        return f"{counted(total.layers, 'layer has', 'layers have')} a winner; no untuned kernel was measured{missing}"
+        return (
+            f"{counted(total.layers, 'layer has', 'layers have')} a winner; no untuned kernel was"
+            f" measured{missing}"
+        )
     return f"geometric mean of the layers (and of the total): {', '.join(gains)}{missing}"

@@ -19,24 +19,37 @@ if TYPE_CHECKING:
 @click.command()
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
-@click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that may build.")
+@click.option(
+    "--compile-processes", type=options.COUNT, help="Default: one for each core that may build."
+)
 @options.policy
 @options.cores
 def run(
-    session_ids: tuple[int, ...], every: bool, steps: str | None, compile_processes: int | None, policy: str | None
+    session_ids: tuple[int, ...],
+    every: bool,
+    steps: str | None,
+    compile_processes: int | None,
+    policy: str | None,
 ) -> int:
     """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
     chosen = options.sessions(session_ids, every=every)
     wanted = options.split(steps)
-    return 1 if work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy) else 0
+    return (
+        1
+        if work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy)
+        else 0
+    )
 
 
 @click.command()
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @options.policy
-def enqueue(session_ids: tuple[int, ...], every: bool, steps: str | None, policy: str | None) -> int:
-    """Fill the queues and drain results until every job is through; workers run in other terminals or machines."""
+def enqueue(
+    session_ids: tuple[int, ...], every: bool, steps: str | None, policy: str | None
+) -> int:
+    """Fill the queues and drain results until every job is through; workers run in other terminals
+    or machines."""
     chosen = options.sessions(session_ids, every=every)
     return 1 if work_through(chosen, options.split(steps), policy=policy) else 0
 
@@ -49,14 +62,18 @@ def work_through(
     processes: int | None = None,
     policy: str | None = None,
 ) -> int:
-    """Run or enqueue the steps with a view of the progress; returns the number of jobs that errored.
+    """Run or enqueue the steps with a view of the progress; returns the number of jobs that
+    errored.
 
     `session_ids`: None for all sessions that have open jobs.
     """
     with ProgressView(_title(session_ids), _notice() if workers else "") as view:
 
         def say_behind(chunks: Mapping[int, int]) -> None:
-            whose = ", ".join(f"session {key} ({counted(number, 'chunk')})" for key, number in sorted(chunks.items()))
+            whose = ", ".join(
+                f"session {key} ({counted(number, 'chunk')})"
+                for key, number in sorted(chunks.items())
+            )
             view.say(f"Waiting: the workers first do what was published before: {whose}.")
 
         if workers:
@@ -71,9 +88,14 @@ def work_through(
                 on_log=view.log_kept,
             )
         else:
-            end = api.enqueue(session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind)
+            end = api.enqueue(
+                session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind
+            )
     for key, one in sorted(end.sessions.items()):
-        parts = [by_state(one.states), *([f"rounds of searches: {by_state(one.rounds)}"] if one.rounds else [])]
+        parts = [
+            by_state(one.states),
+            *([f"rounds of searches: {by_state(one.rounds)}"] if one.rounds else []),
+        ]
         say(f"session {key}: {'; '.join(filter(None, parts))}")
     if not end.sessions:
         say("No session has open jobs.")
@@ -105,14 +127,25 @@ def _title(session_ids: Sequence[int] | None) -> str:
     show_default=True,
     help="Worker processes; with --tvm-tracker one for each board.",
 )
-@click.option("--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores.")
-@click.option("--session-id", type=options.ID, help="Work only for this session; needs the database.")
+@click.option(
+    "--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores."
+)
+@click.option(
+    "--session-id", type=options.ID, help="Work only for this session; needs the database."
+)
 @click.option("--once", is_flag=True, help="Leave when the queues are empty.")
 @options.boards
 @click.option("--target", help="The boards' target, where the session has another than their own.")
-@click.option("--reset", metavar="COMMAND", help="What may bring a lost board back; tried once a minute at most.")
 @click.option(
-    "--join", "line", metavar="URL#TOKEN", help="Join with this token, or that of a file; default: TUNA_JOIN."
+    "--reset",
+    metavar="COMMAND",
+    help="What may bring a lost board back; tried once a minute at most.",
+)
+@click.option(
+    "--join",
+    "line",
+    metavar="URL#TOKEN",
+    help="Join with this token, or that of a file; default: TUNA_JOIN.",
 )
 def worker(
     role: api.Role,
@@ -126,7 +159,8 @@ def worker(
     reset: str | None,
     line: str | None,
 ) -> None:
-    """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again ends them at once."""
+    """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again
+    ends them at once."""
     boards = None
     if any(given is not None for given in (tvm_tracker, device_key, target, reset)):
         boards = api.Boards(tvm_tracker or "", device_key or "", target or "", reset or "")
@@ -146,18 +180,26 @@ def start_worker(
 ) -> NoReturn:
     """Run workers until they have ended; does not return."""
     raise SystemExit(
-        api.serve_workers(role, processes, devices=devices, session_id=session_id, once=once, boards=boards)
+        api.serve_workers(
+            role, processes, devices=devices, session_id=session_id, once=once, boards=boards
+        )
     )
 
 
 @click.command()
 @click.argument("driver", required=False)
-@click.option("--trial", type=options.ID, help="Only this candidate, built from its params; it takes nothing else.")
+@click.option(
+    "--trial",
+    type=options.ID,
+    help="Only this candidate, built from its params; it takes nothing else.",
+)
 @click.option("--library")
 @click.option("--solver")
 @click.option("--step", "last", help="The steps up to this one are run.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
-@click.option("--index", type=click.IntRange(min=0, max=2**31 - 1), help="Only this candidate; default: all.")
+@click.option(
+    "--index", type=click.IntRange(min=0, max=2**31 - 1), help="Only this candidate; default: all."
+)
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
 @options.conditions
 @click.option("--target", help="The session's target; default: this machine's.")
@@ -175,15 +217,19 @@ def reproduce(
     target: str | None,
     as_json: bool,
 ) -> int:
-    """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one candidate of it.
+    """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one
+    candidate of it.
 
     It is done here and now, and nothing is stored.
 
-    Failed jobs print this command line ready to paste. Candidates that a search found are repeated with --trial ID.
+    Failed jobs print this command line ready to paste. Candidates that a search found are repeated
+    with --trial ID.
     """
     if trial is not None:
         if driver or library or solver or last:
-            raise click.UsageError("--trial says everything: leave out DRIVER, --library, --solver and --step.")
+            raise click.UsageError(
+                "--trial says everything: leave out DRIVER, --library, --solver and --step."
+            )
         return _show(*api.reproduce_trial(trial), as_json)
     if not (driver and library and solver and last):
         raise click.UsageError("It takes DRIVER, --library, --solver and --step, or --trial alone.")
@@ -226,4 +272,7 @@ def _print_trials(final: StepResult, driver: str) -> None:
     columns = ("candidate", "ms", "error", "outcome", "output")
     print_table(f"{final.step}: {read_one(driver).label}", columns, rows, right=(0, 1))
     if not final.ok:
-        say(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)
+        say(
+            f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}",
+            err=True,
+        )

@@ -1,4 +1,5 @@
-"""Layers: what can be tuned, independent of the library that does it, and the texts that name them."""
+"""Layers: what can be tuned, independent of the library that does it, and the texts that name
+them."""
 
 from tuna.configs.batch_norm import BatchNormConfig
 from tuna.configs.config import Config

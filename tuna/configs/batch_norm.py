@@ -1,4 +1,5 @@
-"""A batch normalisation in one direction: what it computes on, checked once, with its canonical text and its key."""
+"""A batch normalisation in one direction: what it computes on, checked once, with its canonical
+text and its key."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from typing import Any, ClassVar
 
 from tuna.configs.config import Config
 from tuna.configs.conv import FORW, LAYOUTS
-from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
+from tuna.configs.values import (
+    DATA_TYPES,
+    DIRECTIONS,
+    MAX_COUNT,
+    DataType,
+    Direction,
+    check_sizes,
+    member,
+)
 from tuna.errors import BadInput
 
 COMMANDS: dict[DataType, str] = {
@@ -33,9 +42,10 @@ _CANONICAL_TEXT = "kind=batch_norm;" + ";".join(f"{name}=%({name})s" for name in
 class BatchNormConfig(Config):
     """One batch normalisation in one direction, with MIOpen's names.
 
-    The direction is a term of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw 1`), BACKWARD_DATA is
-    forward *inference* (`--forw 2`), BACKWARD_WEIGHTS is the whole backward pass (`--back 1`). A two-dimensional one has
-    in_d 1; a three-dimensional one may have it too and then differs by its layout.
+    The direction is a term of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw
+    1`), BACKWARD_DATA is forward *inference* (`--forw 2`), BACKWARD_WEIGHTS is the whole backward
+    pass (`--back 1`). A two-dimensional one has in_d 1; a three-dimensional one may have it too and
+    then differs by its layout.
     """
 
     kind: ClassVar[str] = "batch_norm"
@@ -47,7 +57,8 @@ class BatchNormConfig(Config):
     in_w: int
     in_d: int = 1
     spatial_dim: int = 2
-    mode: int = 0  #: 0 per activation (statistics over the batch only), 1 spatial (one mean for a channel)
+    #: 0 per activation (statistics over the batch only), 1 spatial (one mean for a channel)
+    mode: int = 0
     run: int = 0  #: 1: training keeps a running mean and variance, inference uses one
     save: int = 0  #: 1: training keeps mean and inverse variance, backward uses them
     alpha: float = 1.0
@@ -62,7 +73,9 @@ class BatchNormConfig(Config):
         if type(self.data_type) is not DataType:
             object.__setattr__(self, "data_type", member(DATA_TYPES, "data_type", self.data_type))
         if self.data_type not in COMMANDS:
-            raise BadInput(f"batch normalisation has no data_type {self.data_type}: use {', '.join(COMMANDS)}")
+            raise BadInput(
+                f"batch normalisation has no data_type {self.data_type}: use {', '.join(COMMANDS)}"
+            )
         for name in _FACTORS:
             object.__setattr__(self, name, _finite(name, getattr(self, name)))
         self._check_shape()
@@ -83,7 +96,8 @@ class BatchNormConfig(Config):
         layouts = LAYOUTS[self.spatial_dim]
         if self.layout not in layouts:
             raise BadInput(
-                f"layout {shown(self.layout)} does not fit spatial_dim {self.spatial_dim}: use {' or '.join(layouts)}"
+                f"layout {shown(self.layout)} does not fit spatial_dim {self.spatial_dim}: use"
+                f" {' or '.join(layouts)}"
             )
         if self.spatial_dim == 2 and self.in_d != 1:
             raise BadInput(f"a two-dimensional batch normalisation has in_d 1, got {self.in_d}")
@@ -92,12 +106,18 @@ class BatchNormConfig(Config):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations on elements of x; what is done once for a channel or an activation is not counted.
+        """Floating-point operations on elements of x; what is done once for a channel or an
+        activation is not counted.
 
-        For each element 4 to normalise, scale and shift (backward: 10 for dscale, dbias and dx), and 4 more for mean and
-        variance where they are computed: in training, in inference without `run`, and backward without `save`.
+        For each element 4 to normalise, scale and shift (backward: 10 for dscale, dbias and dx),
+        and 4 more for mean and variance where they are computed: in training, in inference without
+        `run`, and backward without `save`.
         """
-        known = {Direction.FORWARD: 0, Direction.BACKWARD_DATA: self.run, Direction.BACKWARD_WEIGHTS: self.save}
+        known = {
+            Direction.FORWARD: 0,
+            Direction.BACKWARD_DATA: self.run,
+            Direction.BACKWARD_WEIGHTS: self.save,
+        }
         each = 10 if self.direction is Direction.BACKWARD_WEIGHTS else 4
         if not known[self.direction]:
             each += 4
@@ -108,9 +128,11 @@ class BatchNormConfig(Config):
         return _CANONICAL_TEXT % vars(self)
 
     def driver(self) -> str:
-        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order.
+        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's
+        order.
 
-        In two dimensions in_d is written as 0: MIOpenDriver takes any other depth for a third dimension.
+        In two dimensions in_d is written as 0: MIOpenDriver takes any other depth for a third
+        dimension.
         """
         bits = FORW[self.direction]
         in_d = self.in_d if self.spatial_dim == 3 else 0
@@ -149,7 +171,8 @@ def _finite(name: str, value: object) -> float:
 
 
 def normalise(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what follows from other fields: the dimensions from depth and layout, the layout from the dimensions.
+    """Fill in what follows from other fields: the dimensions from depth and layout, the layout from
+    the dimensions.
 
     An in_d of 0 means no depth, as it does for MIOpenDriver.
     """

@@ -1,4 +1,5 @@
-"""The flags of MIOpenDriver's batch normalisations; names and defaults are those of bn_driver.hpp."""
+"""The flags of MIOpenDriver's batch normalisations; names and defaults are those of
+bn_driver.hpp."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ from typing import Any
 
 from tuna.configs.batch_norm import COMMANDS, BatchNormConfig, normalise
 from tuna.configs.conv import FORW
-from tuna.configs.flags import Flags, both_forms, check_fixed, decimal_number, fixed_forms, whole_number
+from tuna.configs.flags import (
+    Flags,
+    both_forms,
+    check_fixed,
+    decimal_number,
+    fixed_forms,
+    whole_number,
+)
 from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
@@ -87,8 +95,12 @@ def read(words: list[str]) -> list[BatchNormConfig]:
         raise BadInput(f"--back must be 0 or 1, got {back}")
     direction = _DIRECTIONS.get(forw + 4 * back)
     if direction is None:
-        raise BadInput(f"one and only one of forw or back must be set, got --forw {forw} --back {back}")
-    return [BatchNormConfig(**normalise(values), direction=direction, data_type=_DATA_TYPES[words[0]])]
+        raise BadInput(
+            f"one and only one of forw or back must be set, got --forw {forw} --back {back}"
+        )
+    return [
+        BatchNormConfig(**normalise(values), direction=direction, data_type=_DATA_TYPES[words[0]])
+    ]
 
 
 KIND = ConfigKind(BatchNormConfig, commands=dict.fromkeys(_DATA_TYPES, read))

@@ -21,9 +21,17 @@ class Matrix:
 
 
 def row_major(
-    m: int, n: int, k: int, batch_count: int, a: Matrix, b: Matrix, c: Matrix, compute_type: str | None = None
+    m: int,
+    n: int,
+    k: int,
+    batch_count: int,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    compute_type: str | None = None,
 ) -> GemmConfig:
-    """The config of C = op(A) op(B): row-major, it is the product of the transposed matrices in the other order.
+    """The config of C = op(A) op(B): row-major, it is the product of the transposed matrices in the
+    other order.
 
     Raises BadInput for what a config cannot hold.
     """

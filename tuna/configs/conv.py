@@ -1,4 +1,5 @@
-"""A convolution layer: what it computes on, checked once, with its sizes, its canonical text and its key."""
+"""A convolution layer: what it computes on, checked once, with its sizes, its canonical text and
+its key."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ COMMANDS: dict[DataType, str] = {
     DataType.INT8: "convint8",
 }
 _DATA_TYPES: dict[str, DataType] = {data_type.value: data_type for data_type in COMMANDS}
-FORW: dict[Direction, int] = {Direction.FORWARD: 1, Direction.BACKWARD_DATA: 2, Direction.BACKWARD_WEIGHTS: 4}
+FORW: dict[Direction, int] = {
+    Direction.FORWARD: 1,
+    Direction.BACKWARD_DATA: 2,
+    Direction.BACKWARD_WEIGHTS: 4,
+}
 
 #: Every field, in the order of `to_json` and of the canonical text.
 FIELDS = (
@@ -47,7 +52,17 @@ FIELDS = (
     *("direction", "in_layout", "fil_layout", "out_layout", "data_type"),
 )
 _POSITIVE = (
-    *("batchsize", "in_channels", "in_d", "in_h", "in_w", "out_channels", "fil_d", "fil_h", "fil_w"),
+    *(
+        "batchsize",
+        "in_channels",
+        "in_d",
+        "in_h",
+        "in_w",
+        "out_channels",
+        "fil_d",
+        "fil_h",
+        "fil_w",
+    ),
     *("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"),
 )
 _NOT_NEGATIVE = (
@@ -57,9 +72,25 @@ _NOT_NEGATIVE = (
 _positive = itemgetter(*_POSITIVE)
 _not_negative = itemgetter(*_NOT_NEGATIVE)
 _DRIVER_ORDER = (
-    *("batchsize", "spatial_dim", "pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
+    *(
+        "batchsize",
+        "spatial_dim",
+        "pad_h",
+        "pad_w",
+        "pad_d",
+        "conv_stride_h",
+        "conv_stride_w",
+        "conv_stride_d",
+    ),
     *("dilation_h", "dilation_w", "dilation_d", "group_count", "mode", "pad_mode"),
-    *("trans_output_pad_h", "trans_output_pad_w", "trans_output_pad_d", "out_layout", "in_layout", "fil_layout"),
+    *(
+        "trans_output_pad_h",
+        "trans_output_pad_w",
+        "trans_output_pad_d",
+        "out_layout",
+        "in_layout",
+        "fil_layout",
+    ),
     *("in_d", "in_h", "in_w", "fil_d", "fil_h", "fil_w", "in_channels", "out_channels"),
 )
 _DRIVER_TEXT = " ".join(f"--{name} %({name})s" for name in _DRIVER_ORDER)
@@ -72,10 +103,11 @@ _REMEMBERED = ("_canonical", "key")
 class ConvConfig(Config):
     """One convolution in one direction.
 
-    The fields have MIOpen's names. Sizes of the input (`in_*`) and the output always are those of the *forward* layer,
-    whatever the direction. Every config is in normal form, so that equal layers are equal objects: a two-dimensional one
-    holds `DEPTH_OF_2D`, `pad_mode` is always `default` (`same` and `valid` are resolved to pads while reading), and only
-    a transposed one has output padding.
+    The fields have MIOpen's names. Sizes of the input (`in_*`) and the output always are those of
+    the *forward* layer, whatever the direction. Every config is in normal form, so that equal
+    layers are equal objects: a two-dimensional one holds `DEPTH_OF_2D`, `pad_mode` is always
+    `default` (`same` and `valid` are resolved to pads while reading), and only a transposed one has
+    output padding.
     """
 
     kind: ClassVar[str] = "convolution"
@@ -132,17 +164,21 @@ class ConvConfig(Config):
         layouts = LAYOUTS[self.spatial_dim]
         if self.in_layout not in layouts:
             raise BadInput(
-                f"layout {shown(self.in_layout)} does not fit spatial_dim {self.spatial_dim}: use {' or '.join(layouts)}"
+                f"layout {shown(self.in_layout)} does not fit spatial_dim {self.spatial_dim}: use"
+                f" {' or '.join(layouts)}"
             )
         if not self.in_layout == self.fil_layout == self.out_layout:
             raise BadInput(
-                "input, filter and output must have the same layout, got "
-                f"in_layout {self.in_layout}, fil_layout {self.fil_layout}, out_layout {self.out_layout}"
+                "input, filter and output must have the same layout, got in_layout"
+                f" {self.in_layout}, fil_layout {self.fil_layout}, out_layout {self.out_layout}"
             )
         if self.mode not in MODES:
             raise BadInput(f"mode must be conv or trans, got {shown(self.mode)}")
         if self.pad_mode != "default":
-            raise BadInput(f"pad_mode {shown(self.pad_mode)} must be resolved to pads; a config holds only 'default'")
+            raise BadInput(
+                f"pad_mode {shown(self.pad_mode)} must be resolved to pads; a config holds only"
+                " 'default'"
+            )
 
     def _check_numbers(self) -> None:
         fields = vars(self)
@@ -150,13 +186,16 @@ class ConvConfig(Config):
         check_sizes(_NOT_NEGATIVE, _not_negative(fields), 0)
         if self.spatial_dim == 3:
             check_sizes(("conv_stride_d", "dilation_d"), (self.conv_stride_d, self.dilation_d), 1)
-        elif self.in_d != 1 or self.fil_d != 1 or self.pad_d or self.conv_stride_d or self.dilation_d:
+        elif (
+            self.in_d != 1 or self.fil_d != 1 or self.pad_d or self.conv_stride_d or self.dilation_d
+        ):
             normal = ", ".join(f"{name} {value}" for name, value in DEPTH_OF_2D.items())
             raise BadInput(f"a two-dimensional convolution has {normal}")
         groups = self.group_count
         if groups != 1 and (self.in_channels % groups or self.out_channels % groups):
             raise BadInput(
-                f"group_count {groups} must divide in_channels {self.in_channels} and out_channels {self.out_channels}"
+                f"group_count {groups} must divide in_channels {self.in_channels} and out_channels"
+                f" {self.out_channels}"
             )
 
     def _check_shape(self) -> None:
@@ -165,27 +204,45 @@ class ConvConfig(Config):
         sizes = self.output_size
         if min(sizes) < 1:
             raise BadInput(self._why_empty(sizes))
-        if self.flops > MAX_COUNT or self.batchsize * self.in_channels * self.in_d * self.in_h * self.in_w > MAX_COUNT:
+        if (
+            self.flops > MAX_COUNT
+            or self.batchsize * self.in_channels * self.in_d * self.in_h * self.in_w > MAX_COUNT
+        ):
             raise BadInput("the layer is too large: its elements or FLOPs do not fit in 63 bits")
 
     def _check_output_padding(self) -> None:
         if self.mode == "conv":
             raise BadInput("only a transposed convolution (mode trans) has trans_output_pad")
         for axis in "dhw":
-            padding, stride = getattr(self, f"trans_output_pad_{axis}"), getattr(self, f"conv_stride_{axis}")
+            padding, stride = (
+                getattr(self, f"trans_output_pad_{axis}"),
+                getattr(self, f"conv_stride_{axis}"),
+            )
             if padding and padding >= stride:
-                raise BadInput(f"trans_output_pad_{axis} {padding} must be less than the stride {stride}")
+                raise BadInput(
+                    f"trans_output_pad_{axis} {padding} must be less than the stride {stride}"
+                )
 
     def _why_empty(self, sizes: tuple[int, ...]) -> str:
-        axis, size = next((a, n) for a, n in zip("dhw"[3 - self.spatial_dim :], sizes, strict=True) if n < 1)
+        axis, size = next(
+            (a, n) for a, n in zip("dhw"[3 - self.spatial_dim :], sizes, strict=True) if n < 1
+        )
         fil, dilation = getattr(self, f"fil_{axis}"), getattr(self, f"dilation_{axis}")
         pad, extent = getattr(self, f"pad_{axis}"), getattr(self, f"in_{axis}")
         if self.mode == "trans":
-            return f"the output has size {size} along {axis}: pad_{axis} {pad} is too large for the filter"
+            return (
+                f"the output has size {size} along {axis}: pad_{axis} {pad} is too large for the"
+                " filter"
+            )
         reach = dilation * (fil - 1) + 1
-        return f"the filter does not fit along {axis}: it reaches over {reach}, the padded input has {extent + 2 * pad}"
+        return (
+            f"the filter does not fit along {axis}: it reaches over {reach}, the padded input has"
+            f" {extent + 2 * pad}"
+        )
 
-    def _output_along(self, size: int, fil: int, pad: int, stride: int, dilation: int, output_pad: int) -> int:
+    def _output_along(
+        self, size: int, fil: int, pad: int, stride: int, dilation: int, output_pad: int
+    ) -> int:
         reach = dilation * (fil - 1) + 1
         if self.mode == "conv":
             return (size + 2 * pad - reach) // stride + 1
@@ -193,7 +250,8 @@ class ConvConfig(Config):
 
     @cached_property
     def output_size(self) -> tuple[int, ...]:
-        """Spatial extents of the forward layer's output, (D,) H, W, by the formulas of MIOpen's forward output."""
+        """Spatial extents of the forward layer's output, (D,) H, W, by the formulas of MIOpen's
+        forward output."""
         # fmt: off
         height = self._output_along(self.in_h, self.fil_h, self.pad_h, self.conv_stride_h, self.dilation_h,
                                     self.trans_output_pad_h)
@@ -208,9 +266,13 @@ class ConvConfig(Config):
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of the direct algorithm, two for each multiply-add; the same in every direction."""
+        """Floating-point operations of the direct algorithm, two for each multiply-add; the same in
+        every direction."""
         if self.mode == "conv":
-            positions, taps = self.out_channels * prod(self.output_size), self.in_channels // self.group_count
+            positions, taps = (
+                self.out_channels * prod(self.output_size),
+                self.in_channels // self.group_count,
+            )
         else:
             positions = self.in_channels * self.in_d * self.in_h * self.in_w
             taps = self.out_channels // self.group_count
@@ -219,22 +281,29 @@ class ConvConfig(Config):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Extents of x in the order of `in_layout`."""
-        return self._ordered(self.in_layout, self.batchsize, self.in_channels, (self.in_d, self.in_h, self.in_w))
+        return self._ordered(
+            self.in_layout, self.batchsize, self.in_channels, (self.in_d, self.in_h, self.in_w)
+        )
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Extents of w in the order of `fil_layout`: K, C/groups, (Z,) Y, X; if transposed C, K/groups, (Z,) Y, X."""
+        """Extents of w in the order of `fil_layout`: K, C/groups, (Z,) Y, X; if transposed C,
+        K/groups, (Z,) Y, X."""
         first, second = self.out_channels, self.in_channels
         if self.mode == "trans":
             first, second = second, first
-        return self._ordered(self.fil_layout, first, second // self.group_count, (self.fil_d, self.fil_h, self.fil_w))
+        return self._ordered(
+            self.fil_layout, first, second // self.group_count, (self.fil_d, self.fil_h, self.fil_w)
+        )
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Extents of y in the order of `out_layout`."""
         return self._ordered(self.out_layout, self.batchsize, self.out_channels, self.output_size)
 
-    def _ordered(self, layout: str, batch: int, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
+    def _ordered(
+        self, layout: str, batch: int, channels: int, spatial: tuple[int, ...]
+    ) -> tuple[int, ...]:
         spatial = spatial[-self.spatial_dim :]
         return (batch, *spatial, channels) if layout.endswith("C") else (batch, channels, *spatial)
 
@@ -243,21 +312,27 @@ class ConvConfig(Config):
         return _CANONICAL_TEXT % vars(self)
 
     def driver(self) -> str:
-        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order."""
+        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's
+        order."""
         return (
-            f"./bin/MIOpenDriver {COMMANDS[self.data_type]} {_DRIVER_TEXT % vars(self)} --forw {FORW[self.direction]}"
+            f"./bin/MIOpenDriver {COMMANDS[self.data_type]} {_DRIVER_TEXT % vars(self)} --forw"
+            f" {FORW[self.direction]}"
         )
 
     def facing(self, direction: Direction) -> ConvConfig:
         """The same layer in another direction."""
-        return _unchecked({k: v for k, v in vars(self).items() if k not in _REMEMBERED} | {"direction": direction})
+        return _unchecked(
+            {k: v for k, v in vars(self).items() if k not in _REMEMBERED} | {"direction": direction}
+        )
 
     @property
     def label(self) -> str:
         """A short text for people, such as `conv 1x64x56x56 k64 3x3 s1 p1 NCHW fp32 F`."""
         three = self.spatial_dim == 3
         words = ["conv" if self.mode == "conv" else "trans"]
-        words.append("x".join(map(str, (self.batchsize, self.in_channels, *((self.in_d,) if three else ())))))
+        words.append(
+            "x".join(map(str, (self.batchsize, self.in_channels, *((self.in_d,) if three else ()))))
+        )
         words[-1] += f"x{self.in_h}x{self.in_w}"
         words.append(f"k{self.out_channels}")
         words.append("x".join(map(str, (self.fil_d, self.fil_h, self.fil_w)[0 if three else 1 :])))
@@ -269,7 +344,9 @@ class ConvConfig(Config):
             words.append(f"g{self.group_count}")
         if self._short("trans_output_pad") != "0":
             words.append("op" + self._short("trans_output_pad"))
-        return " ".join([*words, self.in_layout, self.data_type.value.lower(), self.direction.value])
+        return " ".join(
+            [*words, self.in_layout, self.data_type.value.lower(), self.direction.value]
+        )
 
     def _short(self, name: str) -> str:
         values = [getattr(self, f"{name}_{axis}") for axis in "dhw"[3 - self.spatial_dim :]]
@@ -290,11 +367,13 @@ def _unchecked(values: dict[str, Any]) -> ConvConfig:
 
 
 def normalise(values: dict[str, Any]) -> dict[str, Any]:
-    """Bring the fields of a convolution, as a person or another tool wrote them, into the normal form of `ConvConfig`.
+    """Bring the fields of a convolution, as a person or another tool wrote them, into the normal
+    form of `ConvConfig`.
 
-    Two-dimensional: the depth fields become `DEPTH_OF_2D`. Not transposed: the output padding, which then has no meaning,
-    becomes 0. `pad_mode` becomes pads by the rule of MIOpenDriver: `same` and `valid` count only for `mode` conv and only
-    if every dilation is 1 or the filter is 1 everywhere; elsewhere MIOpenDriver keeps the pads as given, and so do we.
+    Two-dimensional: the depth fields become `DEPTH_OF_2D`. Not transposed: the output padding,
+    which then has no meaning, becomes 0. `pad_mode` becomes pads by the rule of MIOpenDriver:
+    `same` and `valid` count only for `mode` conv and only if every dilation is 1 or the filter is 1
+    everywhere; elsewhere MIOpenDriver keeps the pads as given, and so do we.
     """
     if values.get("spatial_dim", 2) == 2:
         values.update(DEPTH_OF_2D)

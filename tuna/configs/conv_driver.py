@@ -1,4 +1,5 @@
-"""The flags of MIOpenDriver's convolutions; names, defaults and the meaning of `-F` are those of conv_driver.hpp."""
+"""The flags of MIOpenDriver's convolutions; names, defaults and the meaning of `-F` are those of
+conv_driver.hpp."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
-#: Short form and field of every number that describes a convolution; the long form is the field's name.
+#: Short form and field of every number that describes a convolution; the long form is the field's
+#: name.
 _NUMBERS = {
     "F": "forw",
     "_": "spatial_dim",
@@ -100,11 +102,14 @@ _DEFAULTS: dict[str, Any] = {
 }
 #: The directions that each value of `-F` names: a bit mask in which 0 means all.
 _DIRECTIONS: dict[int, tuple[Direction, ...]] = {
-    mask: tuple(direction for direction, bit in conv.FORW.items() if mask & bit or mask == 0) for mask in range(8)
+    mask: tuple(direction for direction, bit in conv.FORW.items() if mask & bit or mask == 0)
+    for mask in range(8)
 }
 
 
-_DATA_TYPES: dict[str, DataType] = {command: data_type for data_type, command in conv.COMMANDS.items()}
+_DATA_TYPES: dict[str, DataType] = {
+    command: data_type for data_type, command in conv.COMMANDS.items()
+}
 _NUMBER = both_forms(_NUMBERS)
 _WORD = both_forms(_WORDS)
 _FIX = fixed_forms(_FIXED)
@@ -128,7 +133,8 @@ def read(words: list[str]) -> list[ConvConfig]:
     mask = values.pop("forw")
     if mask not in _DIRECTIONS:
         raise BadInput(
-            f"-F must be a bit mask from 0 to 7 (1 forward, 2 backward data, 4 backward weights), got {mask}"
+            "-F must be a bit mask from 0 to 7 (1 forward, 2 backward data, 4 backward weights),"
+            f" got {mask}"
         )
     layout = _one_layout(layouts, values["spatial_dim"])
     values["in_layout"] = values["fil_layout"] = values["out_layout"] = layout
@@ -152,5 +158,7 @@ def _one_layout(given: dict[str, str], spatial_dim: int) -> str:
 
 
 KIND = ConfigKind(
-    ConvConfig, commands=dict.fromkeys(_DATA_TYPES, read), reference="tuna.libraries.reference:convolution"
+    ConvConfig,
+    commands=dict.fromkeys(_DATA_TYPES, read),
+    reference="tuna.libraries.reference:convolution",
 )

@@ -1,7 +1,8 @@
 """The grammar of MIOpenDriver commands: one line of text becomes the configs that it names.
 
-Flags, defaults and their meaning are those of MIOpen's driver, a module for each kind of layer. A prefix before the
-program name is skipped, a flag that is given twice counts as it was given last, `--flag=value` is understood.
+Flags, defaults and their meaning are those of MIOpen's driver, a module for each kind of layer. A
+prefix before the program name is skipped, a flag that is given twice counts as it was given last,
+`--flag=value` is understood.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class UnsupportedCommand(UnsupportedLine):
 def parse_line(text: str) -> Sequence[Config]:
     """The configs that the MIOpenDriver command in `text` names, one for each direction.
 
-    Raises UnsupportedCommand for another kind of layer, BadInput for everything that is wrong with the line.
+    Raises UnsupportedCommand for another kind of layer, BadInput for everything that is wrong with
+    the line.
     """
     _, program, rest = text.partition(PROGRAM)
     if not program:

@@ -1,4 +1,5 @@
-"""Files of layers, one or more a line: every line is counted, and a bad one does not affect the others."""
+"""Files of layers, one or more a line: every line is counted, and a bad one does not affect the
+others."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ PRECISIONS: dict[str, DataType] = {
 }
 
 
-def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | None = None) -> ParsedFile:
-    """Read the layers in the text file `path` (`-`: standard input); raises BadInput if it is empty, no UTF-8 text or endless.
+def parse_file(
+    path: str | Path, *, batches: Sequence[int] = (), command: str | None = None
+) -> ParsedFile:
+    """Read the layers in the text file `path` (`-`: standard input); raises BadInput if it is
+    empty, no UTF-8 text or endless.
 
     `batches` and `command` are those of `parse_lines`.
     """
@@ -30,7 +34,9 @@ def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | 
         standard = str(path) == "-"
         name = "standard input" if standard else str(path)
         place = sys.stdin.fileno() if standard else path
-        with open(place, encoding="utf-8-sig", errors="surrogateescape", closefd=not standard) as stream:
+        with open(
+            place, encoding="utf-8-sig", errors="surrogateescape", closefd=not standard
+        ) as stream:
             lines = iter(partial(stream.readline, LINE_LIMIT), "")
             parsed = parse_lines(lines, name, batches=batches, command=command)
     except OSError as error:
@@ -43,11 +49,13 @@ def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | 
 def parse_lines(
     lines: Iterable[str], source: str, *, batches: Sequence[int] = (), command: str | None = None
 ) -> ParsedFile:
-    """Read layers, one a line: MIOpenDriver commands, JSON objects, lines of a find db, of which only the key counts, and logs.
+    """Read layers, one a line: MIOpenDriver commands, JSON objects, lines of a find db, of which
+    only the key counts, and logs.
 
-    `source` names the lines in messages. With `batches` each layer comes at these batch sizes instead of the given one; one
-    without a `batchsize`, such as a matrix product, then is rejected. `command` (one of PRECISIONS) overrides the precision of the
-    convolutions. Raises BadInput for wrong options and, before the first line of a log, for a NUL character.
+    `source` names the lines in messages. With `batches` each layer comes at these batch sizes
+    instead of the given one; one without a `batchsize`, such as a matrix product, then is rejected.
+    `command` (one of PRECISIONS) overrides the precision of the convolutions. Raises BadInput for
+    wrong options and, before the first line of a log, for a NUL character.
     """
     tally = Tally(source, _Change.checked(batches, command).apply)
     for line in lines:
@@ -68,8 +76,12 @@ class _Change:
         if batches:
             check_sizes(("a batch size",) * len(batches), tuple(batches), 1)
         if command is not None and command not in PRECISIONS:
-            raise BadInput(f"only {', '.join(PRECISIONS)} can override the precision, got {shown(command)}")
-        return cls(tuple(dict.fromkeys(batches)), PRECISIONS[command] if command is not None else None)
+            raise BadInput(
+                f"only {', '.join(PRECISIONS)} can override the precision, got {shown(command)}"
+            )
+        return cls(
+            tuple(dict.fromkeys(batches)), PRECISIONS[command] if command is not None else None
+        )
 
     def apply(self, configs: Sequence[Config]) -> Sequence[Config]:
         """The configs after the change; raises BadInput if one cannot be changed so."""

@@ -1,4 +1,5 @@
-"""Flags of MIOpenDriver commands: the words of a line as pairs of flag and value, and values as numbers."""
+"""Flags of MIOpenDriver commands: the words of a line as pairs of flag and value, and values as
+numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +13,20 @@ SMALL = {str(number): number for number in range(4097)}
 
 
 def both_forms(flags: dict[str, str]) -> dict[str, str]:
-    """The short and the long form of each flag, from the letters and names in `flags`, with the name."""
-    return {f"-{short}": name for short, name in flags.items()} | {f"--{name}": name for name in flags.values()}
+    """The short and the long form of each flag, from the letters and names in `flags`, with the
+    name."""
+    return {f"-{short}": name for short, name in flags.items()} | {
+        f"--{name}": name for name in flags.values()
+    }
 
 
 def fixed_forms(flags: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
     """Both forms of each flag that may have one value only, with its name and that value."""
-    return {form: (name, value) for short, (name, value) in flags.items() for form in (f"-{short}", f"--{name}")}
+    return {
+        form: (name, value)
+        for short, (name, value) in flags.items()
+        for form in (f"-{short}", f"--{name}")
+    }
 
 
 class Flags:
@@ -30,7 +38,8 @@ class Flags:
         self._known = ignored.union(others)
 
     def pairs(self, words: list[str]) -> Iterable[tuple[str, str]]:
-        """The flags after the command, which is the first word, with their values; raises BadInput while iterating.
+        """The flags after the command, which is the first word, with their values; raises BadInput
+        while iterating.
 
         A flag that does not describe the layer may stand without its value at the very end.
         """
@@ -40,7 +49,8 @@ class Flags:
         return self._irregular_pairs(words[1:])
 
     def _irregular_pairs(self, words: list[str]) -> Iterator[tuple[str, str]]:
-        """Flags with their values where some are joined by `=`, a comment follows, or something is wrong."""
+        """Flags with their values where some are joined by `=`, a comment follows, or something is
+        wrong."""
         rest = iter(words)
         for word in rest:
             if word[0] == "#":
@@ -64,12 +74,15 @@ def whole_number(flag: str, value: str) -> int:
     if not (digits.isascii() and digits.isdigit()):
         raise BadInput(f"flag {flag} needs a whole number, got {shown(value)}")
     if len(digits) > 20:
-        raise BadInput(f"flag {flag} must be at most 2147483647, got a number of {len(digits)} digits")
+        raise BadInput(
+            f"flag {flag} must be at most 2147483647, got a number of {len(digits)} digits"
+        )
     return int(value)
 
 
 def decimal_number(flag: str, value: str) -> float:
-    """`value` as a number with or without a fraction; that it is finite is checked with the config."""
+    """`value` as a number with or without a fraction; that it is finite is checked with the
+    config."""
     try:
         if not value.isascii() or "_" in value:
             raise ValueError

@@ -1,4 +1,5 @@
-"""A matrix multiplication, alone or in a strided batch: its sizes, its canonical text and its key."""
+"""A matrix multiplication, alone or in a strided batch: its sizes, its canonical text and its
+key."""
 
 from __future__ import annotations
 
@@ -38,14 +39,17 @@ _SCALE = re.compile(r"(tensor|vector|block\d+(x\d+)?(_[a-z0-9]+)?|)")
 class GemmConfig(Config):
     """`batch_count` products C = op(A) op(B) of row-major matrices.
 
-    op(A) is m x k and op(B) is k x n. `trans_a` says that A is stored as k x m, `trans_b` that B is stored as n x k.
+    op(A) is m x k and op(B) is k x n. `trans_a` says that A is stored as k x m, `trans_b` that B is
+    stored as n x k.
 
-    `ld*` are the elements from one stored row to the next; None: the rows are packed. `stride_*` are the elements from
-    one matrix of the batch to the next; None: they are packed, 0: all products share one. `data_type` is the type of A;
-    `b_type` that of B, None: the same; `c_type` that of C, None: the same, or INT32 for INT8 and UINT8. `compute_type` is what fp32
-    inputs are rounded to before they are multiplied, None: nothing. `scale_*` say with what a matrix is scaled: "tensor":
-    one factor, "vector": one for each row of op(A) or C or column of op(B), "block32_e8m0": one for each 32 elements of k,
-    "block1x128": one for each block; empty: nothing. What equals a default is stored as that, so equal layers are equal.
+    `ld*` are the elements from one stored row to the next; None: the rows are packed. `stride_*`
+    are the elements from one matrix of the batch to the next; None: they are packed, 0: all
+    products share one. `data_type` is the type of A; `b_type` that of B, None: the same; `c_type`
+    that of C, None: the same, or INT32 for INT8 and UINT8. `compute_type` is what fp32 inputs are
+    rounded to before they are multiplied, None: nothing. `scale_*` say with what a matrix is
+    scaled: "tensor": one factor, "vector": one for each row of op(A) or C or column of op(B),
+    "block32_e8m0": one for each 32 elements of k, "block1x128": one for each block; empty: nothing.
+    What equals a default is stored as that, so equal layers are equal.
     """
 
     kind: ClassVar[str] = "gemm"
@@ -87,11 +91,17 @@ class GemmConfig(Config):
         for name in ("scale_a", "scale_b", "scale_c"):
             value = getattr(self, name)
             if type(value) is not str or len(value) > 32 or not _SCALE.fullmatch(value):
-                raise BadInput(f"{name} must be tensor, vector or a block such as block1x128, got {shown(value)}")
+                raise BadInput(
+                    f"{name} must be tensor, vector or a block such as block1x128, got"
+                    f" {shown(value)}"
+                )
 
     def _set_types(self) -> None:
         usual = DataType.INT32 if self.data_type in _WHOLE else self.data_type
-        for name, members, default in (("b_type", _INPUTS, self.data_type), ("c_type", DATA_TYPES, usual)):
+        for name, members, default in (
+            ("b_type", _INPUTS, self.data_type),
+            ("c_type", DATA_TYPES, usual),
+        ):
             value = getattr(self, name)
             if value is not None:
                 found = member(members, name, value)
@@ -99,18 +109,23 @@ class GemmConfig(Config):
         if self.compute_type is None:
             return
         if self.compute_type not in COMPUTE_TYPES:
-            raise BadInput(f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, got {shown(self.compute_type)}")
+            raise BadInput(
+                f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, got"
+                f" {shown(self.compute_type)}"
+            )
         if self.data_type is not DataType.FP32:
             raise BadInput("only fp32 inputs have a compute_type")
 
     def _set_strides(self, letter: str, rows: int, columns: int) -> None:
-        """Check the leading dimension and the stride of a matrix, and make them None where they are those of packed ones."""
+        """Check the leading dimension and the stride of a matrix, and make them None where they are
+        those of packed ones."""
         leading, stride = f"ld{letter}", f"stride_{letter}"
         given = getattr(self, leading)
         if given is not None:
             if type(given) is not int or not columns <= given <= MAX_SIZE:
                 raise BadInput(
-                    f"{leading} must be a whole number from {columns} (the row's length), got {shown(given)}"
+                    f"{leading} must be a whole number from {columns} (the row's length), got"
+                    f" {shown(given)}"
                 )
             if given == columns or rows == 1:
                 object.__setattr__(self, leading, None)
@@ -130,11 +145,16 @@ class GemmConfig(Config):
     def stored_shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of A, B and C as they are stored."""
         m, n, k = self.m, self.n, self.k
-        return {"a": (k, m) if self.trans_a else (m, k), "b": (n, k) if self.trans_b else (k, n), "c": (m, n)}
+        return {
+            "a": (k, m) if self.trans_a else (m, k),
+            "b": (n, k) if self.trans_b else (k, n),
+            "c": (m, n),
+        }
 
     @property
     def is_plain(self) -> bool:
-        """Whether the first fields say all: packed matrices of one type that MIOpenDriver has, and no scales."""
+        """Whether the first fields say all: packed matrices of one type that MIOpenDriver has, and
+        no scales."""
         return self.data_type in COMMANDS and len(self.stated_fields()) == len(_FIRST)
 
     @property
@@ -148,10 +168,13 @@ class GemmConfig(Config):
         first = (f"kind={self.kind};m={self.m};n={self.n};k={self.k};batch_count={self.batch_count};"
                  f"trans_a={int(self.trans_a)};trans_b={int(self.trans_b)};data_type={self.data_type.value}")
         # fmt: on
-        return first + "".join(f";{name}={getattr(self, name)}" for name in self.stated_fields()[len(_FIRST) :])
+        return first + "".join(
+            f";{name}={getattr(self, name)}" for name in self.stated_fields()[len(_FIRST) :]
+        )
 
     def driver(self) -> str | None:
-        """The MIOpenDriver command of the product, with every flag in its long form; None if it has no flag for a field."""
+        """The MIOpenDriver command of the product, with every flag in its long form; None if it has
+        no flag for a field."""
         if not self.is_plain:
             return None
         # fmt: off
@@ -162,10 +185,13 @@ class GemmConfig(Config):
 
     @property
     def label(self) -> str:
-        """A short text for people, such as `gemm b8 128x256x64 NT fp16` (m x n x k; N plain, T transposed)."""
+        """A short text for people, such as `gemm b8 128x256x64 NT fp16` (m x n x k; N plain, T
+        transposed)."""
         batch = f"b{self.batch_count} " if self.batch_count != 1 else ""
         transposes = ("T" if self.trans_a else "N") + ("T" if self.trans_b else "N")
-        words = [f"gemm {batch}{self.m}x{self.n}x{self.k} {transposes} {self.data_type.value.lower()}"]
+        words = [
+            f"gemm {batch}{self.m}x{self.n}x{self.k} {transposes} {self.data_type.value.lower()}"
+        ]
         words[0] += f"*{self.b_type.value.lower()}" if self.b_type else ""
         words[0] += f">{self.c_type.value.lower()}" if self.c_type else ""
         words += [self.compute_type.lower()] if self.compute_type else []
@@ -175,5 +201,7 @@ class GemmConfig(Config):
             ("scale", (self.scale_a or None, self.scale_b or None, self.scale_c or None)),
         ):
             if values != (None, None, None):
-                words.append(word + " " + ",".join("-" if value is None else str(value) for value in values))
+                words.append(
+                    word + " " + ",".join("-" if value is None else str(value) for value in values)
+                )
         return " ".join(words)

@@ -19,7 +19,15 @@ _NUMBERS = {
 }
 _IGNORED = {"F": "forw", "i": "iter", "V": "verify", "t": "time", "A": "alpha"}
 _FIXED = {"B": ("beta", "0")}
-_DEFAULTS = {"batch_count": 1, "a_h": 256, "a_w": 256, "b_w": 256, "transA": 0, "transB": 0, "isColMajor": 0}
+_DEFAULTS = {
+    "batch_count": 1,
+    "a_h": 256,
+    "a_w": 256,
+    "b_w": 256,
+    "transA": 0,
+    "transB": 0,
+    "isColMajor": 0,
+}
 
 
 _DATA_TYPES: dict[str, DataType] = {command: data_type for data_type, command in COMMANDS.items()}
@@ -40,11 +48,23 @@ def read(words: list[str]) -> list[GemmConfig]:
     for name in ("transA", "transB", "isColMajor"):
         if values[name] not in (0, 1):
             raise BadInput(f"--{name} must be 0 or 1, got {values[name]}")
-    m, n, trans_a, trans_b = values["a_h"], values["b_w"], bool(values["transA"]), bool(values["transB"])
+    m, n, trans_a, trans_b = (
+        values["a_h"],
+        values["b_w"],
+        bool(values["transA"]),
+        bool(values["transB"]),
+    )
     if values["isColMajor"]:
-        # A column-major product is the row-major product of the transposed matrices in the other order.
+        # A column-major product is the row-major product of the transposed matrices in the other
+        # order.
         m, n, trans_a, trans_b = n, m, trans_b, trans_a
-    return [GemmConfig(m, n, values["a_w"], values["batch_count"], trans_a, trans_b, _DATA_TYPES[words[0]])]
+    return [
+        GemmConfig(
+            m, n, values["a_w"], values["batch_count"], trans_a, trans_b, _DATA_TYPES[words[0]]
+        )
+    ]
 
 
-KIND = ConfigKind(GemmConfig, commands=dict.fromkeys(_DATA_TYPES, read), reference="tuna.libraries.reference:gemm")
+KIND = ConfigKind(
+    GemmConfig, commands=dict.fromkeys(_DATA_TYPES, read), reference="tuna.libraries.reference:gemm"
+)

@@ -1,4 +1,5 @@
-"""Lines that hipBLASLt logs with `HIPBLASLT_LOG_MASK=32`: the `hipblaslt-bench` command of each product.
+"""Lines that hipBLASLt logs with `HIPBLASLT_LOG_MASK=32`: the `hipblaslt-bench` command of each
+product.
 
 Flags and defaults are those of `hipblaslt-bench`; matrices are column-major.
 """
@@ -52,14 +53,47 @@ _IGNORED = frozenset(
     (
         *("--api_method", "--function", "-f", "--alpha", "--algo_method", "--solution_index"),
         *("--requested_solution", "--scale_type", "--bias_type", "--bias_source", "--aux_type"),
-        *("--activation_arg1", "--activation_arg2", "--iters", "-i", "--cold_iters", "-j", "--verify", "-v"),
-        *("--rotating", "--initialization", "--workspace", "--device", "--use_gpu_timer", "--flush"),
-        *("--print_kernel_info", "--c_equal_d", "--c_noalias_d", "--any_stride", "--compute_input_typeA"),
+        *(
+            "--activation_arg1",
+            "--activation_arg2",
+            "--iters",
+            "-i",
+            "--cold_iters",
+            "-j",
+            "--verify",
+            "-v",
+        ),
+        *(
+            "--rotating",
+            "--initialization",
+            "--workspace",
+            "--device",
+            "--use_gpu_timer",
+            "--flush",
+        ),
+        *(
+            "--print_kernel_info",
+            "--c_equal_d",
+            "--c_noalias_d",
+            "--any_stride",
+            "--compute_input_typeA",
+        ),
         *("--compute_input_typeB", "--splitk", "--precision", "--skip_slow_solution_ratio"),
         *("--use_user_args", "--norm_check", "--allclose_check"),
     )
 )
-_NUMBERS = ("-m", "-n", "-k", "--batch_count", "--lda", "--ldb", "--ldd", "--stride_a", "--stride_b", "--stride_d")
+_NUMBERS = (
+    "-m",
+    "-n",
+    "-k",
+    "--batch_count",
+    "--lda",
+    "--ldb",
+    "--ldd",
+    "--stride_a",
+    "--stride_b",
+    "--stride_d",
+)
 _WORDS = (
     "--transA",
     "--transB",
@@ -119,7 +153,9 @@ def _read(line: str) -> list[GemmConfig]:
     numbers = {name: whole_number(name, flags[name]) for name in _NUMBERS if name in flags}
     compute = flags["--compute_type"]
     if compute not in _COMPUTE:
-        raise UnsupportedLine(f"Tuna does not tune products with hipBLASLt's compute type {compute[:40]}")
+        raise UnsupportedLine(
+            f"Tuna does not tune products with hipBLASLt's compute type {compute[:40]}"
+        )
     # fmt: off
     return [row_major(numbers["-m"], numbers["-n"], numbers["-k"], numbers.get("--batch_count", 1),
                       _matrix("a", flags, numbers), _matrix("b", flags, numbers), _matrix("d", flags, numbers),
@@ -148,7 +184,9 @@ def _left_out(line: str) -> Sequence[str]:
     found = []
     for name, (what, neutral) in _BESIDE.items():
         value = flags.get(name, neutral)
-        if value != neutral and not (neutral == "0" and value.replace("0", "").replace(".", "") == ""):
+        if value != neutral and not (
+            neutral == "0" and value.replace("0", "").replace(".", "") == ""
+        ):
             found.append(f"{what} ({value})" if neutral == "none" else what)
     return found
 

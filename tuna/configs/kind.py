@@ -1,6 +1,7 @@
 """Kinds of config: classes of layers, registered under the entry point group `tuna.kinds`.
 
-A kind is added by a module with a subclass of `Config` and a `ConfigKind`, named in a package's pyproject.toml:
+A kind is added by a module with a subclass of `Config` and a `ConfigKind`, named in a package's
+pyproject.toml:
 
     [project.entry-points."tuna.kinds"]
     softmax = "my_package.softmax:KIND"
@@ -20,7 +21,8 @@ from tuna.configs.config import Config
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
-#: Reads the words of a MIOpenDriver command, the command itself first, as the layers that it names; raises BadInput.
+#: Reads the words of a MIOpenDriver command, the command itself first, as the layers that it names;
+#: raises BadInput.
 CommandReader = Callable[[list[str]], Sequence[Config]]
 
 
@@ -29,20 +31,31 @@ class ConfigKind:
     """A class of layers."""
 
     config: type[Config]
-    #: Readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind may do without, and then
-    #: its layers are written as JSON lines.
+    #: Readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind may
+    #: do without, and then its layers are written as JSON lines.
     commands: Mapping[str, CommandReader] = field(default_factory=dict)
-    #: The layer computed by NumPy, as "module:function", for libraries that check their answers; empty: there is none.
-    #: The function takes a config and a seed, and returns a `tuna.libraries.reference.Problem`.
+    #: The layer computed by NumPy, as "module:function", for libraries that check their answers;
+    #: empty: there is none. The function takes a config and a seed, and returns a
+    #: `tuna.libraries.reference.Problem`.
     reference: str = ""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.config, type) and issubclass(self.config, Config) and is_dataclass(self.config)):
+        if not (
+            isinstance(self.config, type)
+            and issubclass(self.config, Config)
+            and is_dataclass(self.config)
+        ):
             raise TypeError(f"{self.config!r} is no dataclass that inherits from Config")
         name = getattr(self.config, "kind", None)
         if not isinstance(name, str) or not 0 < len(name) <= 32:
-            raise TypeError(f"{self.config.__name__}.kind must be a name of 1 to 32 characters, not {name!r}")
-        lacking = [member for member in ("label", "flops") if getattr(self.config, member) is getattr(Config, member)]
+            raise TypeError(
+                f"{self.config.__name__}.kind must be a name of 1 to 32 characters, not {name!r}"
+            )
+        lacking = [
+            member
+            for member in ("label", "flops")
+            if getattr(self.config, member) is getattr(Config, member)
+        ]
         if lacking:
             raise TypeError(f"{self.config.__name__} does not say its {' and '.join(lacking)}")
 
@@ -80,16 +93,19 @@ def _readers(_generation: int) -> dict[str, CommandReader]:
             if readers.setdefault(command, reader) is not reader:
                 import structlog
 
-                structlog.get_logger(__name__).warning("a driver command is taken already", command=command, kind=name)
+                structlog.get_logger(__name__).warning(
+                    "a driver command is taken already", command=command, kind=name
+                )
     return readers
 
 
 def from_json(mapping: Mapping[str, Any]) -> Config:
     """The config that `to_json` wrote, or one written by hand; raises BadInput.
 
-    A missing field takes the default of the config's class. Fields that a convolution does not use (depth in two
-    dimensions, output padding unless transposed) are brought into normal form, and a batch normalisation gets its
-    dimensions from depth and layout, as they do when a command is read.
+    A missing field takes the default of the config's class. Fields that a convolution does not use
+    (depth in two dimensions, output padding unless transposed) are brought into normal form, and a
+    batch normalisation gets its dimensions from depth and layout, as they do when a command is
+    read.
     """
     values = dict(mapping)
     name = values.pop("kind", None)

@@ -1,7 +1,8 @@
-"""The forms in which a line of text names layers: a MIOpenDriver command, a JSON object, or one that a plug-in reads.
+"""The forms in which a line of text names layers: a MIOpenDriver command, a JSON object, or one
+that a plug-in reads.
 
-A plug-in's form is a `LineForm` under the entry point group `tuna.line_forms`; MIOpen's find-db keys and the lines that
-oneDNN, hipBLASLt and PyTorch's TunableOp log are such forms.
+A plug-in's form is a `LineForm` under the entry point group `tuna.line_forms`; MIOpen's find-db
+keys and the lines that oneDNN, hipBLASLt and PyTorch's TunableOp log are such forms.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ class LineForm:
 
     noun: str  #: what messages call such a text, such as `find-db key`
     recognises: Callable[[str], bool]  #: whether a line, without space around it, looks like one
-    #: The layers that such a line names; raises BadInput, as UnsupportedLine for layers that Tuna does not tune.
+    #: The layers that such a line names; raises BadInput, as UnsupportedLine for layers that Tuna
+    #: does not tune.
     read: Callable[[str], Sequence[Config]]
-    #: For lines of a log, of which many are alike: the part of a line that says what it asks for, without times, so that
-    #: lines with equal parts are read once; None for one that asks for nothing, such as a header. Without this function
-    #: the form is no log.
+    #: For lines of a log, of which many are alike: the part of a line that says what it asks for,
+    #: without times, so that lines with equal parts are read once; None for one that asks for
+    #: nothing, such as a header. Without this function the form is no log.
     asks_for: Callable[[str], str | None] | None = None
-    #: What a line of a log, one that `read` accepts, asks for beside its layers, such as a bias; they leave it out.
+    #: What a line of a log, one that `read` accepts, asks for beside its layers, such as a bias;
+    #: they leave it out.
     left_out: Callable[[str], Sequence[str]] = lambda _line: ()
 
 
@@ -49,7 +52,9 @@ def read_line(text: str) -> Sequence[Config]:
                 raise UnsupportedLine(f"this {form.noun} asks for no layer")
             return form.read(text)
     *others, last = ("JSON object", *(form.noun for form in forms))
-    raise BadInput(f"there is no {PROGRAM} command in the line, and it is no {', '.join(others)} or {last}")
+    raise BadInput(
+        f"there is no {PROGRAM} command in the line, and it is no {', '.join(others)} or {last}"
+    )
 
 
 def read_one(text: str) -> Config:

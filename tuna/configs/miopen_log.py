@@ -1,4 +1,5 @@
-"""Lines that MIOpen logs and that hold no MIOpenDriver command; those with one are read as that command."""
+"""Lines that MIOpen logs and that hold no MIOpenDriver command; those with one are read as that
+command."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import re
 from tuna.configs.lines import LineForm
 from tuna.errors import BadInput
 
-_START = re.compile(r"(\d+ )*MIOpen(\([A-Za-z]+\))?: (Error|Warning|Info2?|Command|Function|Trace) ")
+_START = re.compile(
+    r"(\d+ )*MIOpen(\([A-Za-z]+\))?: (Error|Warning|Info2?|Command|Function|Trace) "
+)
 
 
 def _read(line: str) -> list[object]:

@@ -46,13 +46,16 @@ def _scale(words: list[str]) -> str:
 
 
 def _inner_product(found: Primitive) -> GemmConfig:
-    """Forward: src (mb x K) times wei (oc x K) transposed, K being all of an input; the others by the same names."""
+    """Forward: src (mb x K) times wei (oc x K) transposed, K being all of an input; the others by
+    the same names."""
     sizes = found.numbers
     try:
         batch, out = sizes["mb"], sizes["oc"]
         inner = sizes["ic"] * prod(sizes.get(name, 1) for name in ("id", "ih", "iw"))
     except KeyError as error:
-        raise BadInput(f"oneDNN's inner_product has no {error.args[0]} in {found.problem[:80]}") from None
+        raise BadInput(
+            f"oneDNN's inner_product has no {error.args[0]} in {found.problem[:80]}"
+        ) from None
     if found.direction is Direction.FORWARD:
         plain = not found.memory["wei"].is_any and found.memory["wei"].tag == "ba"
         return _product(found, {"m": batch, "n": out, "k": inner}, trans_b=not plain)
@@ -61,34 +64,50 @@ def _inner_product(found: Primitive) -> GemmConfig:
     return _swapped(found, ("dst", "src", "wei"), {"m": out, "n": inner, "k": batch}, trans_a=True)
 
 
-def _swapped(found: Primitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any) -> GemmConfig:
-    """The product whose A, B and C are these tensors; without scales, which training does not have."""
+def _swapped(
+    found: Primitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any
+) -> GemmConfig:
+    """The product whose A, B and C are these tensors; without scales, which training does not
+    have."""
     memory = dict(zip(("src", "wei", "dst"), (found.memory[name] for name in names), strict=True))
     attributes = {name: value for name, value in found.attributes.items() if name != "attr-scales"}
-    return _product(Primitive(found.kind, found.prop, memory, attributes, found.problem), sizes, **fields)
+    return _product(
+        Primitive(found.kind, found.prop, memory, attributes, found.problem), sizes, **fields
+    )
 
 
 def _gemm_api(found: Primitive) -> GemmConfig:
-    """BLAS calls: `m1n2k3`, with leading dimensions among the attributes where they are not those of packed rows."""
+    """BLAS calls: `m1n2k3`, with leading dimensions among the attributes where they are not those
+    of packed rows."""
     sizes = found.numbers
     if not sizes.keys() >= {"m", "n", "k"}:
         raise BadInput(f"oneDNN's gemm_api has no m, n, k in {found.problem[:80]}")
-    leading = {name: int(found.attributes[name]) for name in ("lda", "ldb") if name in found.attributes}
-    transposed = {f"trans_{letter}": found.memory[name].tag == "ba" for letter, name in (("a", "src"), ("b", "wei"))}
+    leading = {
+        name: int(found.attributes[name]) for name in ("lda", "ldb") if name in found.attributes
+    }
+    transposed = {
+        f"trans_{letter}": found.memory[name].tag == "ba"
+        for letter, name in (("a", "src"), ("b", "wei"))
+    }
     return _product(found, {name: sizes[name] for name in ("m", "n", "k")}, **transposed, **leading)
 
 
 def _matmul(found: Primitive) -> GemmConfig:
-    """`8x16x32:1x32x64`: the shapes of src and wei, before 3.0 that of dst too; all axes but two are the batch."""
+    """`8x16x32:1x32x64`: the shapes of src and wei, before 3.0 that of dst too; all axes but two
+    are the batch."""
     try:
         shapes = [tuple(map(int, text.split("x"))) for text in found.problem.split(":")[:2]]
     except ValueError:
-        raise BadInput(f"oneDNN's matmul has shapes that cannot be read: {found.problem[:80]}") from None
+        raise BadInput(
+            f"oneDNN's matmul has shapes that cannot be read: {found.problem[:80]}"
+        ) from None
     if len(shapes) != 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 2:
         raise BadInput(f"oneDNN's matmul has shapes that do not fit: {found.problem[:80]}")
     src, wei = shapes
     lead = tuple(max(one, other) for one, other in zip(src[:-2], wei[:-2], strict=True))
-    if src[-1] != wei[-2] or any(size not in (1, most) for s in shapes for size, most in zip(s, lead, strict=False)):
+    if src[-1] != wei[-2] or any(
+        size not in (1, most) for s in shapes for size, most in zip(s, lead, strict=False)
+    ):
         raise BadInput(f"oneDNN's matmul has shapes that do not fit: {found.problem[:80]}")
     if min((*src, *wei)) < 1:
         raise UnsupportedLine("Tuna does not tune products of empty matrices")
@@ -104,10 +123,14 @@ def _matmul(found: Primitive) -> GemmConfig:
     # fmt: on
 
 
-def _stored(memory: Memory, shape: tuple[int, ...], lead: tuple[int, ...]) -> tuple[bool, int | None, int | None]:
-    """Whether the matrices are stored transposed, their leading dimension, and the stride from one to the next.
+def _stored(
+    memory: Memory, shape: tuple[int, ...], lead: tuple[int, ...]
+) -> tuple[bool, int | None, int | None]:
+    """Whether the matrices are stored transposed, their leading dimension, and the stride from one
+    to the next.
 
-    What oneDNN chose, or stores in blocks, counts as packed. Raises UnsupportedLine for what a GEMM config cannot say.
+    What oneDNN chose, or stores in blocks, counts as packed. Raises UnsupportedLine for what a GEMM
+    config cannot say.
     """
     strides = _strides(memory, shape)
     if strides is None:
@@ -120,18 +143,26 @@ def _stored(memory: Memory, shape: tuple[int, ...], lead: tuple[int, ...]) -> tu
     elif (row == 1 or rows == 1) and (column >= rows or columns == 1):
         transposed, leading = True, column if columns > 1 else rows
     else:
-        raise UnsupportedLine("Tuna does not tune products of matrices whose rows and columns both have gaps")
+        raise UnsupportedLine(
+            "Tuna does not tune products of matrices whose rows and columns both have gaps"
+        )
     return transposed, leading, _batch_stride(shape[:-2], strides[:-2], lead)
 
 
-def _batch_stride(sizes: tuple[int, ...], strides: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+def _batch_stride(
+    sizes: tuple[int, ...], strides: tuple[int, ...], lead: tuple[int, ...]
+) -> int | None:
     """The one stride of a batch over several axes; None without a batch."""
     axes = [
-        (most, 0 if size == 1 else stride) for size, stride, most in zip(sizes, strides, lead, strict=True) if most > 1
+        (most, 0 if size == 1 else stride)
+        for size, stride, most in zip(sizes, strides, lead, strict=True)
+        if most > 1
     ]
     for (_, outer), (size, inner) in pairwise(axes):
         if outer != size * inner:
-            raise UnsupportedLine("Tuna does not tune batches of products that lie at no single stride")
+            raise UnsupportedLine(
+                "Tuna does not tune batches of products that lie at no single stride"
+            )
     return axes[-1][1] if axes else None
 
 

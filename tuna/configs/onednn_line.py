@@ -1,11 +1,13 @@
 """The parts of a line that oneDNN prints with `ONEDNN_VERBOSE=1`, in its versions 1 to 3.
 
-    onednn_verbose,v1,primitive,exec,cpu,PRIMITIVE,IMPLEMENTATION,PROP KIND,MEMORY,ATTRIBUTES,AUXILIARY,PROBLEM,TIME
+    onednn_verbose,v1,primitive,exec,cpu,PRIMITIVE,IMPLEMENTATION,PROP
+    KIND,MEMORY,ATTRIBUTES,AUXILIARY,PROBLEM,TIME
 
-Before 3.3 there is no `v1`, before 3.1 no `primitive`, before 2.0 the first word is `dnnl_verbose`; a timestamp may follow it.
-Memory is `src:f32:a:blocked:acdb:STRIDES:f0` (name, type, properties, kind, tag, strides unless packed, flags), before 3.3
-`src_f32:a:blocked:acdb:STRIDES:f0`, before 3.0 without strides. The property `a` says that oneDNN chose the layout. Only
-`exec` lines count: a `create` line asks for nothing to be computed.
+Before 3.3 there is no `v1`, before 3.1 no `primitive`, before 2.0 the first word is `dnnl_verbose`;
+a timestamp may follow it. Memory is `src:f32:a:blocked:acdb:STRIDES:f0` (name, type, properties,
+kind, tag, strides unless packed, flags), before 3.3 `src_f32:a:blocked:acdb:STRIDES:f0`, before 3.0
+without strides. The property `a` says that oneDNN chose the layout. Only `exec` lines count: a
+`create` line asks for nothing to be computed.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Primitive:
         """Which of the three operations; raises UnsupportedLine for another."""
         prop = self.prop.removesuffix("_training").removesuffix("_inference").removesuffix("_bias")
         if prop not in _DIRECTIONS:
-            raise UnsupportedLine(f"Tuna has no direction for oneDNN's {self.kind} with {self.prop[:40]}")
+            raise UnsupportedLine(
+                f"Tuna has no direction for oneDNN's {self.kind} with {self.prop[:40]}"
+            )
         return _DIRECTIONS[prop]
 
     @property
@@ -73,26 +77,33 @@ class Primitive:
         """The sizes in a problem such as `mb1_ic3oc64_ih224oh112kh7sh2dh0ph3`; raises BadInput."""
         found = _NUMBER.findall(self.problem)
         if "".join(name + value for name, value in found) != self.problem.replace("_", ""):
-            raise BadInput(f"oneDNN's {self.kind} has sizes that cannot be read: {self.problem[:80]}")
+            raise BadInput(
+                f"oneDNN's {self.kind} has sizes that cannot be read: {self.problem[:80]}"
+            )
         return {name: int(value) for name, value in found}
 
     def types(self) -> tuple[DataType, DataType, DataType]:
         """Of src, wei and dst; raises UnsupportedLine for one that Tuna does not have."""
         names = [self.memory[name].data_type for name in ("src", "wei", "dst")]
         if not TYPES.keys() >= set(names):
-            raise UnsupportedLine(f"Tuna has no type for oneDNN's {self.kind} of {', '.join(names)}")
+            raise UnsupportedLine(
+                f"Tuna has no type for oneDNN's {self.kind} of {', '.join(names)}"
+            )
         return TYPES[names[0]], TYPES[names[1]], TYPES[names[2]]
 
 
 def asks_for(line: str) -> str | None:
-    """The line from `exec` or `graph` on, without the time at its end; None for a header or a creation."""
+    """The line from `exec` or `graph` on, without the time at its end; None for a header or a
+    creation."""
     executed = _EXECUTED.search(line)
     if executed is not None:
         return executed[1]
     start = max(line.find(marker) for marker in MARKERS)
     words = line[start:].split(",", 5)
     place = 1
-    while place < len(words) - 1 and (words[place] in ("v0", "v1", "primitive") or words[place][:1].isdigit()):
+    while place < len(words) - 1 and (
+        words[place] in ("v0", "v1", "primitive") or words[place][:1].isdigit()
+    ):
         place += 1
     if words[place] not in ("exec", "graph"):
         return None if len(words) > place + 1 else "cut"
@@ -102,7 +113,8 @@ def asks_for(line: str) -> str | None:
 
 
 def primitive(line: str) -> Primitive:
-    """What an `exec` line says; raises BadInput for one that is cut short, UnsupportedLine for a part of a graph."""
+    """What an `exec` line says; raises BadInput for one that is cut short, UnsupportedLine for a
+    part of a graph."""
     text = asks_for(line) or ""
     if text.startswith("graph"):
         raise UnsupportedLine("Tuna tunes no partitions of oneDNN graphs")

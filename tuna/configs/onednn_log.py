@@ -32,7 +32,8 @@ def read(line: str) -> list[Config]:
 
 
 def _convolution(found: Primitive) -> ConvConfig:
-    """The layer; sizes of both primitives are those of the forward layer, with dilations counted from 0."""
+    """The layer; sizes of both primitives are those of the forward layer, with dilations counted
+    from 0."""
     sizes, transposed = found.numbers, found.kind == "deconvolution"
     data_type, weights, answer = found.types()
     usual = DataType.INT32 if data_type is DataType.INT8 else data_type
@@ -40,27 +41,46 @@ def _convolution(found: Primitive) -> ConvConfig:
         names = ", ".join(found.memory[name].data_type for name in ("src", "wei", "dst"))
         raise UnsupportedLine(f"Tuna does not tune oneDNN's {found.kind} of {names}")
     three = "id" in sizes
-    values: dict[str, Any] = {"spatial_dim": 3 if three else 2, "mode": "trans" if transposed else "conv"}
+    values: dict[str, Any] = {
+        "spatial_dim": 3 if three else 2,
+        "mode": "trans" if transposed else "conv",
+    }
     try:
-        values |= {"batchsize": sizes["mb"], "in_channels": sizes["ic"], "out_channels": sizes["oc"]}
-        values |= {"group_count": sizes.get("g", 1), "direction": found.direction, "data_type": data_type}
+        values |= {
+            "batchsize": sizes["mb"],
+            "in_channels": sizes["ic"],
+            "out_channels": sizes["oc"],
+        }
+        values |= {
+            "group_count": sizes.get("g", 1),
+            "direction": found.direction,
+            "data_type": data_type,
+        }
         for axis in ("d", "h", "w") if three else ("h", "w"):
             if f"i{axis}" in sizes:
                 values |= _along(axis, sizes, transposed)
             else:  # a one-dimensional layer has a width only
                 values |= {"in_h": 1, "fil_h": 1}
     except KeyError as error:
-        raise BadInput(f"oneDNN's {found.kind} has no {error.args[0]} in {found.problem[:80]}") from None
+        raise BadInput(
+            f"oneDNN's {found.kind} has no {error.args[0]} in {found.problem[:80]}"
+        ) from None
     values |= dict.fromkeys(("in_layout", "fil_layout", "out_layout"), _layout(found, three))
     return ConvConfig.from_fields(values)  # type: ignore[return-value]
 
 
 def _along(axis: str, sizes: dict[str, int], transposed: bool) -> dict[str, int]:
-    """Fields along one axis; raises UnsupportedLine where the padding at the far end is another, so that sizes differ."""
+    """Fields along one axis; raises UnsupportedLine where the padding at the far end is another, so
+    that sizes differ."""
     size, fil, stride = sizes["i" + axis], sizes["k" + axis], sizes["s" + axis]
     dilation, pad, out = sizes["d" + axis] + 1, sizes["p" + axis], sizes["o" + axis]
     reach = dilation * (fil - 1) + 1
-    found = {f"in_{axis}": size, f"fil_{axis}": fil, f"conv_stride_{axis}": stride, f"dilation_{axis}": dilation}
+    found = {
+        f"in_{axis}": size,
+        f"fil_{axis}": fil,
+        f"conv_stride_{axis}": stride,
+        f"dilation_{axis}": dilation,
+    }
     found[f"pad_{axis}"] = pad
     if transposed:
         found[f"trans_output_pad_{axis}"] = beyond = out - ((size - 1) * stride + reach - 2 * pad)
@@ -68,12 +88,15 @@ def _along(axis: str, sizes: dict[str, int], transposed: bool) -> dict[str, int]
     else:
         fits = stride > 0 and out == (size + 2 * pad - reach) // stride + 1
     if pad < 0 or not fits:
-        raise UnsupportedLine("Tuna does not tune convolutions that are padded differently at their two ends")
+        raise UnsupportedLine(
+            "Tuna does not tune convolutions that are padded differently at their two ends"
+        )
     return found
 
 
 def _layout(found: Primitive, three: bool) -> str:
-    """What the program chose for src or dst; where oneDNN chose both, the default, channels first."""
+    """What the program chose for src or dst; where oneDNN chose both, the default, channels
+    first."""
     for name in ("src", "dst"):
         memory = found.memory[name]
         if not memory.is_any and memory.tag.islower() and memory.tag.isalpha():
@@ -89,10 +112,16 @@ def left_out(line: str) -> list[str]:
     beside = ["a bias"] if bias is not None and bias.data_type != "undef" else []
     product = found.kind not in CONVOLUTIONS
     for name, value in found.attributes.items():
-        if not name.startswith("attr-") or name in _SILENT or (product and name in ("attr-scales", "attr-fpmath")):
+        if (
+            not name.startswith("attr-")
+            or name in _SILENT
+            or (product and name in ("attr-scales", "attr-fpmath"))
+        ):
             continue
         if name == "attr-post-ops":
-            beside += [f"the post-op {operation.partition(':')[0]}" for operation in value.split("+")]
+            beside += [
+                f"the post-op {operation.partition(':')[0]}" for operation in value.split("+")
+            ]
         else:
             beside.append(name)
     return beside

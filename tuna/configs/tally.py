@@ -1,4 +1,5 @@
-"""Counts lines that name layers: the distinct layers, the lines for each of them, and every line by its outcome."""
+"""Counts lines that name layers: the distinct layers, the lines for each of them, and every line by
+its outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Rejection:
     line: int  #: counted from 1
     reason: str
     text: str  #: the line, cut to TEXT_CHARS
-    unsupported: bool = False  #: a command or key for a layer of a kind that Tuna does not tune, not a mistake
+    #: a command or key for a layer of a kind that Tuna does not tune, not a mistake
+    unsupported: bool = False
     lines: int = 1  #: how many lines of the log have this reason
 
     def __str__(self) -> str:
@@ -51,7 +53,8 @@ class LineCounts:
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """The distinct configs of a file in the order in which they first appear, and the counts of its lines."""
+    """The distinct configs of a file in the order in which they first appear, and the counts of its
+    lines."""
 
     configs: tuple[Config, ...]
     counts: LineCounts
@@ -63,9 +66,15 @@ class ParsedFile:
     def with_others(self, others: ParsedFile) -> ParsedFile:
         """The account of both; what both name has the weight that it has here."""
         mine = {config.canonical() for config in self.configs}
-        new = [pair for pair in zip(others.configs, others.weights, strict=True) if pair[0].canonical() not in mine]
+        new = [
+            pair
+            for pair in zip(others.configs, others.weights, strict=True)
+            if pair[0].canonical() not in mine
+        ]
         weights = (*self.weights, *(weight for _, weight in new))
-        counts = LineCounts(*(a + b for a, b in zip(astuple(self.counts), astuple(others.counts), strict=True)))
+        counts = LineCounts(
+            *(a + b for a, b in zip(astuple(self.counts), astuple(others.counts), strict=True))
+        )
         repeated = sum(others.weights) - len(new) - others.counts.duplicates
         left_out = {
             what: self.left_out.get(what, 0) + others.left_out.get(what, 0)
@@ -101,12 +110,16 @@ _Outcome: TypeAlias = "_Accepted | int"
 
 
 class Tally:
-    """Takes lines one by one and keeps account of them; lines of a log that are alike are read once."""
+    """Takes lines one by one and keeps account of them; lines of a log that are alike are read
+    once."""
 
     def __init__(
-        self, source: str, change: Callable[[Sequence[Config]], Sequence[Config]] = lambda configs: configs
+        self,
+        source: str,
+        change: Callable[[Sequence[Config]], Sequence[Config]] = lambda configs: configs,
     ) -> None:
-        """`source` names the lines in messages; `change` is applied to the configs of each line, and may raise BadInput."""
+        """`source` names the lines in messages; `change` is applied to the configs of each line,
+        and may raise BadInput."""
         self._source, self._change = source, change
         self._logs = [form for form in LINE_FORMS.all().values() if form.asks_for is not None]
         self._configs: dict[str, Config] = {}
@@ -142,7 +155,9 @@ class Tally:
         outcome = self._known.get(key)
         if outcome is None:
             outcome = self._read(line, text, form)
-            if len(self._known) < _REMEMBERED and (form is not None or isinstance(outcome, _Accepted)):
+            if len(self._known) < _REMEMBERED and (
+                form is not None or isinstance(outcome, _Accepted)
+            ):
                 self._known[key] = outcome
         if isinstance(outcome, _Accepted):
             outcome.lines += 1
@@ -169,28 +184,38 @@ class Tally:
         texts = tuple(config.canonical() for config in found)
         several = len(named) > 1
         left_out = () if form is None else tuple(form.left_out(text))
-        return self._accepted.setdefault((texts, several, left_out), _Accepted(texts, several, left_out))
+        return self._accepted.setdefault(
+            (texts, several, left_out), _Accepted(texts, several, left_out)
+        )
 
     def _reject(self, reason: str, text: str, unsupported: bool) -> int:
         place = self._reasons.get((reason, unsupported)) if self._is_log else None
         if place is None:
             place = len(self._rejections)
             if place >= REJECTION_LIMIT:
-                raise BadInput(f"{self._source} is no file of layers: more than {REJECTION_LIMIT} lines are none")
-            self._rejections.append(Rejection(self._source, self._total, reason, _cut(text), unsupported))
+                raise BadInput(
+                    f"{self._source} is no file of layers: more than {REJECTION_LIMIT} lines are"
+                    " none"
+                )
+            self._rejections.append(
+                Rejection(self._source, self._total, reason, _cut(text), unsupported)
+            )
             self._rejected_lines.append(0)
             if self._is_log:
                 self._reasons[reason, unsupported] = place
         return place
 
     def _check_text(self, line: str) -> None:
-        """Raise BadInput for what no text holds, unless log lines came before: programs crash, and disks fill up."""
+        """Raise BadInput for what no text holds, unless log lines came before: programs crash, and
+        disks fill up."""
         if self._is_log:
             self._long += len(line) >= LINE_LIMIT
             if self._long <= _LONG_LIMIT:
                 return
         if "\0" in line:
-            raise BadInput(f"{self._source} is not a text file: line {self._total} holds a NUL character")
+            raise BadInput(
+                f"{self._source} is not a text file: line {self._total} holds a NUL character"
+            )
         if len(line) >= LINE_LIMIT:
             raise BadInput(f"{self._source} is no file of layers: line {self._total} does not end")
         if not line.isascii() and _has_surrogates(line):
@@ -221,10 +246,14 @@ class Tally:
             ignored=self._ignored,
             rejected=sum(r.lines for r in rejections if not r.unsupported),
             unsupported=sum(r.lines for r in rejections if r.unsupported),
-            expanded=sum(accepted.lines for accepted in self._accepted.values() if accepted.several),
+            expanded=sum(
+                accepted.lines for accepted in self._accepted.values() if accepted.several
+            ),
             duplicates=sum(weights.values()) - len(weights),
         )
-        return ParsedFile(tuple(self._configs.values()), counts, rejections, tuple(weights.values()), left_out)
+        return ParsedFile(
+            tuple(self._configs.values()), counts, rejections, tuple(weights.values()), left_out
+        )
 
 
 def _has_surrogates(text: str) -> bool:

@@ -1,4 +1,5 @@
-"""A task of a model: one of its fused functions, known by its core layer and epilogue, or else by its text."""
+"""A task of a model: one of its fused functions, known by its core layer and epilogue, or else by
+its text."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import ConfigKind, from_json
 from tuna.errors import BadInput
 
-#: Layouts of the tensors of a task with a core: in blocks of channels of the target's vector, or as the core says.
+#: Layouts of the tensors of a task with a core: in blocks of channels of the target's vector, or as
+#: the core says.
 LAYOUTS = ("native", "layer")
-#: What is done to a sum before it is written: a value for each channel (of a product: for each column) and a tensor like the answer
-#: are added, a function is applied to each value, the answer is written in another type.
+#: What is done to a sum before it is written: a value for each channel (of a product: for each
+#: column) and a tensor like the answer are added, a function is applied to each value, the answer
+#: is written in another type.
 BIAS, RESIDUAL = "bias", "residual"
 RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = ACTIVATIONS = (
     *("relu", "relu6", "sigmoid", "tanh", "silu"),
@@ -27,10 +30,12 @@ CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the ty
 
 @dataclass(frozen=True)
 class TaskConfig(Config):
-    """A function that a model calls. Tasks are shared: models that call the same function have the same config.
+    """A function that a model calls. Tasks are shared: models that call the same function have the
+    same config.
 
-    A task with a `core` is that layer with `epilogue` applied before the answer is written; its tensors are in `layouts`, and
-    weights are packed ahead of time. Any other task is the text of its function (TVM's JSON of it), the body, and has a `name`.
+    A task with a `core` is that layer with `epilogue` applied before the answer is written; its
+    tensors are in `layouts`, and weights are packed ahead of time. Any other task is the text of
+    its function (TVM's JSON of it), the body, and has a `name`.
     """
 
     kind: ClassVar[str] = "task"
@@ -46,21 +51,29 @@ class TaskConfig(Config):
     def __post_init__(self) -> None:
         if self.core is None:
             if not (self.name and self.body) or self.layouts or self.epilogue:
-                raise BadInput("a task without a core has a name and a body, and neither layouts nor an epilogue")
+                raise BadInput(
+                    "a task without a core has a name and a body, and neither layouts nor an"
+                    " epilogue"
+                )
             return
         if self.layouts not in LAYOUTS:
             raise BadInput(f"layouts must be {' or '.join(LAYOUTS)}, got {shown(self.layouts)}")
         if not _is_epilogue(self.epilogue):
             raise BadInput(
-                f"an epilogue is {BIAS}, then {RESIDUAL} and one of {', '.join(ACTIVATIONS)} in either order, then "
-                f"{' or '.join(CASTS)}, each if it is there; got {shown(self.epilogue)}"
+                f"an epilogue is {BIAS}, then {RESIDUAL} and one of {', '.join(ACTIVATIONS)} in"
+                f" either order, then {' or '.join(CASTS)}, each if it is there; got"
+                f" {shown(self.epilogue)}"
             )
         if self.name or self.body or self.structure:
             raise BadInput("a task with a core has no name, body or structure")
 
     def to_json(self) -> dict[str, Any]:
         """`kind` and the fields, the core as its own JSON."""
-        return {**super().to_json(), "core": self.core and self.core.to_json(), "epilogue": list(self.epilogue)}
+        return {
+            **super().to_json(),
+            "core": self.core and self.core.to_json(),
+            "epilogue": list(self.epilogue),
+        }
 
     @classmethod
     def checked(cls, values: dict[str, Any]) -> TaskConfig:
@@ -83,7 +96,9 @@ class TaskConfig(Config):
         """A short text for people, such as `conv ... +bias+relu native`."""
         if self.core is None:
             return f"task {self.name[:200]} {self.body[:8]}"
-        return f"{self.core.label} {''.join(f'+{part}' for part in self.epilogue)} {self.layouts}".replace("  ", " ")
+        return f"{self.core.label} {''.join(f'+{part}' for part in self.epilogue)} {self.layouts}".replace(
+            "  ", " "
+        )
 
     @property
     def flops(self) -> int:

@@ -1,9 +1,10 @@
-"""Rows of the files of PyTorch's TunableOp: those of products to tune (`*_untuned*.csv`), and its results.
+"""Rows of the files of PyTorch's TunableOp: those of products to tune (`*_untuned*.csv`), and its
+results.
 
     GemmTunableOp_BFloat16_TN,tn_8192_1_4096_ld_4096_4096_8192[,SOLUTION,TIME]
 
-The words are TRANSPOSES_M_N_K[_B_BATCH][_ld_LDA_LDB_LDC][_rw_ROWWISE][_bias_TYPE] in BLAS' order, column-major. The strides
-of a batch are not among them; they count as packed.
+The words are TRANSPOSES_M_N_K[_B_BATCH][_ld_LDA_LDB_LDC][_rw_ROWWISE][_bias_TYPE] in BLAS' order,
+column-major. The strides of a batch are not among them; they count as packed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def _read(line: str) -> list[GemmConfig]:
     first = Matrix(_TYPES[a], parts[1] != "n", lda, scale=scale)
     second = Matrix(_TYPES[b], parts[2] != "n", ldb, scale=scale)
     compute = "TF32" if "tf32" in names else None
-    return [row_major(m, n, k, int(parts[6] or 1), first, second, Matrix(_TYPES[c], leading=ldc), compute)]
+    return [
+        row_major(
+            m, n, k, int(parts[6] or 1), first, second, Matrix(_TYPES[c], leading=ldc), compute
+        )
+    ]
 
 
 def _left_out(line: str) -> Sequence[str]:

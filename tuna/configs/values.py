@@ -1,4 +1,5 @@
-"""The values that every kind of config is made of: data types, directions, and whole numbers within limits."""
+"""The values that every kind of config is made of: data types, directions, and whole numbers within
+limits."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MAX_COUNT = 2**63 - 1
 
 
 class DataType(str, Enum):
-    """The type of a layer's tensors, by MIOpen's name where it has one; a kind of layer says which of them it can have."""
+    """The type of a layer's tensors, by MIOpen's name where it has one; a kind of layer says which
+    of them it can have."""
 
     FP32 = "FP32"  #: IEEE single precision
     FP16 = "FP16"  #: IEEE half precision

@@ -1,1 +1,2 @@
-"""SQL: the truth about sessions, configs, jobs and results, on SQLite and on MySQL/MariaDB alike."""
+"""SQL: the truth about sessions, configs, jobs and results, on SQLite and on MySQL/MariaDB
+alike."""

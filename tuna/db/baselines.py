@@ -1,4 +1,5 @@
-"""Results of baselines, solvers that only show what tuning gains: no part of what is exported or released."""
+"""Results of baselines, solvers that only show what tuning gains: no part of what is exported or
+released."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from tuna.vocabulary import BASELINE
 
 
 def is_no_baseline() -> sa.ColumnElement[bool]:
-    """True for a row of find_db, unless it is a baseline's and the session has another timed result for the config.
+    """True for a row of find_db, unless it is a baseline's and the session has another timed result
+    for the config.
 
-    The second half is evaluated for baselines only; find_db's unique index (session, config, solver) serves it.
+    The second half is evaluated for baselines only; find_db's unique index (session, config,
+    solver) serves it.
     """
     baselines = sa.select(Solver.id).where(Solver.algorithm == BASELINE)
     other = aliased(FindDb)
@@ -23,5 +26,6 @@ def is_no_baseline() -> sa.ColumnElement[bool]:
 
 
 def is_measured() -> tuple[sa.ColumnElement[bool], ...]:
-    """Conditions on find_db that leave results which a device gave: timed, not simulated, and no baseline's as above."""
+    """Conditions on find_db that leave results which a device gave: timed, not simulated, and no
+    baseline's as above."""
     return timed(FindDb.time_ms), FindDb.simulated.is_(False), is_no_baseline()

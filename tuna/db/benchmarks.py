@@ -1,4 +1,5 @@
-"""Times of whole models in SQL: a row for each model and set of open extents; those of one lease share their run."""
+"""Times of whole models in SQL: a row for each model and set of open extents; those of one lease
+share their run."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def store(connection: sa.Connection, run: str, rows: Sequence[NewBenchmark]) -> 
     """Add rows to a run, in their order."""
     query = sa.select(sa.func.count()).select_from(Benchmark).where(Benchmark.run == run)
     first = connection.execute(query).scalar_one()
-    values = [{"run": run, "number": first + number, **asdict(row)} for number, row in enumerate(rows)]
+    values = [
+        {"run": run, "number": first + number, **asdict(row)} for number, row in enumerate(rows)
+    ]
     connection.execute(sa.insert(Benchmark), values)
 
 
@@ -108,8 +111,13 @@ def of_run(connection: sa.Connection, run: str) -> list[ModelTime]:
 
 
 def of_models(connection: sa.Connection, model_ids: Sequence[int] | None = None) -> list[ModelTime]:
-    """The latest rows of all runs, or of those in which one of these imports took part, in the order of their measurement."""
-    return _read(connection) if model_ids is None else _with(connection, Benchmark.model_id.in_(model_ids))
+    """The latest rows of all runs, or of those in which one of these imports took part, in the
+    order of their measurement."""
+    return (
+        _read(connection)
+        if model_ids is None
+        else _with(connection, Benchmark.model_id.in_(model_ids))
+    )
 
 
 def of_session(connection: sa.Connection, session_id: int) -> list[ModelTime]:

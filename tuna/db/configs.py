@@ -34,7 +34,8 @@ class Stored:
     added: int  #: configs that were not there before
     tagged: int  #: configs that did not carry the tag before
     missing: int = 0  #: configs that were only to be tagged and are not there
-    ids: tuple[int | None, ...] = field(default=(), compare=False)  #: of the configs, in their order
+    #: of the configs, in their order
+    ids: tuple[int | None, ...] = field(default=(), compare=False)
 
 
 def store(
@@ -48,9 +49,10 @@ def store(
 ) -> Stored:
     """Store `configs` (distinct) and tag them all; one that is there already is only tagged.
 
-    `recurrent` marks them under the tag as tuned again whenever the library changes, and never takes the mark away.
-    With `tag_only` nothing is added. `bodies` are the bodies of configs that have one, by their SHA-256; those that the
-    database has already need not be given. Raises BadInput for a config without its body, or too long for a column.
+    `recurrent` marks them under the tag as tuned again whenever the library changes, and never
+    takes the mark away. With `tag_only` nothing is added. `bodies` are the bodies of configs that
+    have one, by their SHA-256; those that the database has already need not be given. Raises
+    BadInput for a config without its body, or too long for a column.
     """
     added = tagged = missing = 0
     all_ids: list[int | None] = []
@@ -66,7 +68,9 @@ def store(
             added += len(new)
         all_ids += [known.get(config.key) for config in part]
         if tag is not None:
-            tagged += _tag(connection, [known[c.key] for c in part if c.key in known], tag, recurrent)
+            tagged += _tag(
+                connection, [known[c.key] for c in part if c.key in known], tag, recurrent
+            )
     return Stored(added, tagged, missing, tuple(all_ids))
 
 
@@ -77,7 +81,13 @@ def _tag(connection: sa.Connection, ids: Sequence[int], tag: str, recurrent: boo
         ).scalars()
     )
     rows = [{"tag": tag, "config_id": config_id, "recurrent": recurrent} for config_id in ids]
-    upsert(connection, ConfigTag, rows, key=("tag", "config_id"), update=("recurrent",) if recurrent else ())
+    upsert(
+        connection,
+        ConfigTag,
+        rows,
+        key=("tag", "config_id"),
+        update=("recurrent",) if recurrent else (),
+    )
     return len(set(ids) - has)
 
 
@@ -86,10 +96,13 @@ def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
     return {row.key: row.id for row in connection.execute(statement)} if keys else {}
 
 
-def _insert(connection: sa.Connection, configs: Sequence[Config], bodies: Mapping[str, bytes]) -> None:
+def _insert(
+    connection: sa.Connection, configs: Sequence[Config], bodies: Mapping[str, bytes]
+) -> None:
     _keep_bodies(connection, {config.body_digest for config in configs} - {None}, bodies)  # type: ignore[arg-type]
     rows = [_row(config) for config in configs]
-    upsert(connection, models.Config, rows, key=("key",))  # another import may be storing the same ones
+    # another import may be storing the same ones
+    upsert(connection, models.Config, rows, key=("key",))
     _write_typed(connection, rows)
 
 
@@ -115,7 +128,8 @@ def _row(config: Config) -> dict[str, object]:
 
 
 def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]) -> None:
-    """The fields of stored configs in the table of their kind, where it has one with a column for each of their fields."""
+    """The fields of stored configs in the table of their kind, where it has one with a column for
+    each of their fields."""
     ids = _ids(connection, [str(row["key"]) for row in rows])
     for kind, table in _TYPED_TABLES.items():
         typed = []
@@ -129,26 +143,40 @@ def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]
 
 
 def _keep_bodies(connection: sa.Connection, digests: set[str], bodies: Mapping[str, bytes]) -> None:
-    missing = digests - set(connection.execute(sa.select(Kernel.digest).where(Kernel.digest.in_(digests))).scalars())
+    missing = digests - set(
+        connection.execute(sa.select(Kernel.digest).where(Kernel.digest.in_(digests))).scalars()
+    )
     for digest in sorted(missing):
         if digest not in bodies:
-            raise BadInput(f"a config needs the body {digest}, which is neither given nor in the database")
+            raise BadInput(
+                f"a config needs the body {digest}, which is neither given nor in the database"
+            )
         blob = bodies[digest]
         if hashlib.sha256(blob).hexdigest() != digest:
             raise BadInput(f"the body {digest} has another SHA-256")
-        upsert(connection, Kernel, [{"digest": digest, "blob": blob, "size_bytes": len(blob)}], key=("digest",))
+        upsert(
+            connection,
+            Kernel,
+            [{"digest": digest, "blob": blob, "size_bytes": len(blob)}],
+            key=("digest",),
+        )
 
 
 def body(connection: sa.Connection, digest: str) -> bytes:
     """The body with this SHA-256; raises NotFound."""
-    blob = connection.execute(sa.select(Kernel.blob).where(Kernel.digest == digest)).scalar_one_or_none()
+    blob = connection.execute(
+        sa.select(Kernel.blob).where(Kernel.digest == digest)
+    ).scalar_one_or_none()
     if blob is None:
-        raise NotFound(f"The database has no body {digest}.", hint="import the layer with its body first")
+        raise NotFound(
+            f"The database has no body {digest}.", hint="import the layer with its body first"
+        )
     return blob
 
 
 def tagged(connection: sa.Connection, tag: str) -> Iterator[Config]:
-    """The configs that carry `tag`, in the order they were stored; raises NotFound for a tag that nothing carries."""
+    """The configs that carry `tag`, in the order they were stored; raises NotFound for a tag that
+    nothing carries."""
     require_tag(connection, tag)
     statement = (
         sa.select(models.Config.json)
@@ -159,18 +187,25 @@ def tagged(connection: sa.Connection, tag: str) -> Iterator[Config]:
     return (from_json_text(text) for text in connection.execute(statement).scalars())
 
 
-def with_ids(connection: sa.Connection, kinds: Iterable[str], tag: str | None) -> list[tuple[int, Config]]:
+def with_ids(
+    connection: sa.Connection, kinds: Iterable[str], tag: str | None
+) -> list[tuple[int, Config]]:
     """The id and config of every config of these kinds, or of those that carry `tag`."""
-    statement = sa.select(models.Config.id, models.Config.json).where(models.Config.kind.in_(list(kinds)))
+    statement = sa.select(models.Config.id, models.Config.json).where(
+        models.Config.kind.in_(list(kinds))
+    )
     if tag is not None:
         require_tag(connection, tag)
-        statement = statement.join(ConfigTag, ConfigTag.config_id == models.Config.id).where(ConfigTag.tag == tag)
+        statement = statement.join(ConfigTag, ConfigTag.config_id == models.Config.id).where(
+            ConfigTag.tag == tag
+        )
     rows = connection.execute(statement.order_by(models.Config.id))
     return [(row.id, from_json_text(row.json)) for row in rows]
 
 
 def kinds_beside(connection: sa.Connection, kinds: Iterable[str], tag: str) -> dict[int, str]:
-    """Return the kind of each config that carries `tag` and is of none of these kinds, by its id."""
+    """Return the kind of each config that carries `tag` and is of none of these kinds, by its
+    id."""
     statement = (
         sa.select(models.Config.id, models.Config.kind)
         .join(ConfigTag, ConfigTag.config_id == models.Config.id)
@@ -181,6 +216,9 @@ def kinds_beside(connection: sa.Connection, kinds: Iterable[str], tag: str) -> d
 
 def require_tag(connection: sa.Connection, tag: str) -> None:
     """Raise NotFound with the tags there are unless something carries `tag`."""
-    if connection.execute(sa.select(ConfigTag.tag).where(ConfigTag.tag == tag).limit(1)).first() is None:
+    if (
+        connection.execute(sa.select(ConfigTag.tag).where(ConfigTag.tag == tag).limit(1)).first()
+        is None
+    ):
         there = connection.execute(sa.select(ConfigTag.tag).distinct().limit(1000)).scalars().all()
         raise NotFound(f"No config has the tag {tag!r}.", hint=choices(tag, there, "tags"))

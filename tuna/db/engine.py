@@ -16,19 +16,22 @@ from tuna.errors import BadInput, DatabaseError, StorageFull
 
 _WRITE = "tuna_write"
 _MIN_FREE_BYTES = 1 << 17
-#: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back and can be retried.
+#: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back and can be
+#: retried.
 _RETRY_CODES = frozenset({1205, 1213})
 #: MySQL's 'disk full' and 'the table is full'.
 _FULL_CODES = frozenset({1021, 1114})
-#: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away', 'lost connection during query',
-#: 'too many connections' (of all, of this user, of its share), 'node not ready' (Galera), and 'read only' (twice).
+#: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away', 'lost
+#: connection during query', 'too many connections' (of all, of this user, of its share), 'node not
+#: ready' (Galera), and 'read only' (twice).
 _OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047, 1290, 1836})
 #: What SQLite says when others write for longer than its timeout.
 _LOCKED = "database is locked"
 
 
 def make_engine(url: str | sa.URL) -> sa.Engine:
-    """An engine for `url`; raises BadInput for a URL that SQLAlchemy cannot use, without repeating its password."""
+    """An engine for `url`; raises BadInput for a URL that SQLAlchemy cannot use, without repeating
+    its password."""
     try:
         parsed = sa.make_url(url)
         if "@" in (parsed.host or ""):
@@ -40,12 +43,14 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError):
         raise BadInput("TUNA_DB_URL is not a usable database URL.", hint=_URL_HINT) from None
     raise BadInput(
-        f"Tuna stores its data in SQLite or MySQL/MariaDB, not in {parsed.get_backend_name()}.", hint=_URL_HINT
+        f"Tuna stores its data in SQLite or MySQL/MariaDB, not in {parsed.get_backend_name()}.",
+        hint=_URL_HINT,
     )
 
 
 _URL_HINT = (
-    "examples: sqlite:////data/tuna.sqlite, mysql+pymysql://user:password@host/tuna (with @ in a password as %40)"
+    "examples: sqlite:////data/tuna.sqlite, mysql+pymysql://user:password@host/tuna (with @ in a"
+    " password as %40)"
 )
 
 
@@ -58,13 +63,19 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # sqlite3 delays BEGIN; `_begin` emits it instead
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            "foreign_keys=ON",
+            "busy_timeout=60000",
+        ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # Upgrading a read transaction to a write fails with SQLITE_BUSY without waiting; BEGIN IMMEDIATE waits.
+        # Upgrading a read transaction to a write fails with SQLITE_BUSY without waiting; BEGIN
+        # IMMEDIATE waits.
         write = connection.get_execution_options().get(_WRITE)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -93,22 +104,31 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextlib.contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction: committed at the end, rolled back by an exception. Raises DatabaseError or StorageFull for faults
-    of the server or the disk."""
-    with _translated(engine), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
+    """A transaction: committed at the end, rolled back by an exception. Raises DatabaseError or
+    StorageFull for faults of the server or the disk."""
+    with (
+        _translated(engine),
+        engine.connect().execution_options(**{_WRITE: True}) as connection,
+        connection.begin(),
+    ):
         yield connection
 
 
 def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """Retry after a MySQL deadlock: `for attempt in retrying(): with attempt, writing(engine) as connection: ...`."""
+    """Retry after a MySQL deadlock: `for attempt in retrying(): with attempt, writing(engine) as
+    connection: ...`."""
     import stamina  # half as long to import as SQLAlchemy, and commands that only read need it not
 
-    return iter(stamina.retry_context(on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0))
+    return iter(
+        stamina.retry_context(
+            on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0
+        )
+    )
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """True if the connection was lost or refused, or others held the locks for long: the transaction was rolled back and
-    can be retried later."""
+    """True if the connection was lost or refused, or others held the locks for long: the
+    transaction was rolled back and can be retried later."""
     error = error.__cause__ if isinstance(error, DatabaseError) else error
     if not isinstance(error, DBAPIError):
         return False
@@ -126,7 +146,8 @@ def _is_deadlock(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _translated(engine: sa.Engine) -> Iterator[None]:
-    """Translate errors that a user can act on (no file, no server, disk full) into one sentence; others pass through."""
+    """Translate errors that a user can act on (no file, no server, disk full) into one sentence;
+    others pass through."""
     try:
         yield
     except DBAPIError as error:
@@ -146,14 +167,24 @@ def _is_full(error: DBAPIError, text: str) -> bool:
 
 
 def _disk_is_full(engine: sa.Engine) -> bool:
-    """True if the disk is full; SQLite reports that as an I/O error when it cannot even extend its shared-memory file."""
+    """True if the disk is full; SQLite reports that as an I/O error when it cannot even extend its
+    shared-memory file."""
     folder = Path(engine.url.database or ".").parent
     return folder.is_dir() and shutil.disk_usage(folder).free < _MIN_FREE_BYTES
 
 
 def _is_unusable(error: DBAPIError, text: str) -> bool:
-    signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write", _LOCKED)
-    codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}  # access denied (twice), unknown database, unknown host
+    signs = (
+        "not a database",
+        "malformed",
+        "unable to open",
+        "readonly",
+        "disk I/O error",
+        "attempt to write",
+        _LOCKED,
+    )
+    # access denied (twice), unknown database, unknown host
+    codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}
     return any(sign in text for sign in signs) or _code(error) in codes
 
 

@@ -29,11 +29,13 @@ class JobRequest:
     algorithm: str | None = None  #: only solvers of this family, such as GEMM
     only_dynamic: bool = False
     only_tunable: bool = False
-    only_recurrent: bool = False  #: only configs that are marked to be tuned again with each release
+    #: only configs that are marked to be tuned again with each release
+    only_recurrent: bool = False
     command: str | None = None  #: only convolutions of this precision: conv, convfp16, ...
     config_ids: Sequence[int] = ()  #: only these; none: all
     options: Mapping[str, Any] | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)  #: of `job`, that a user sets and that have no field here
+    #: of `job`, that a user sets and that have no field here
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(connection: sa.Connection, request: JobRequest) -> int:
@@ -50,17 +52,25 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
 
 
 def _mark_loaded(connection: sa.Connection, request: JobRequest) -> None:
-    """Mark the configs without a solver that jobs are asked for: reports of the session name them."""
+    """Mark the configs without a solver that jobs are asked for: reports of the session name
+    them."""
     row = NoSolver
     asked = [row.session_id == request.session_id]
     if request.tag is not None:
-        asked.append(row.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == request.tag)))
+        asked.append(
+            row.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == request.tag))
+        )
     if request.config_ids:
         asked.append(row.config_id.in_(list(request.config_ids)))
     connection.execute(sa.update(row).where(*asked).values(loaded=True))
 
 
-def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], which: sa.ColumnElement[bool]) -> int:
+def _load(
+    connection: sa.Connection,
+    request: JobRequest,
+    order: Sequence[str],
+    which: sa.ColumnElement[bool],
+) -> int:
     from tuna.configs.conv import COMMANDS
     from tuna.db import configs, solvers
 
@@ -92,7 +102,8 @@ def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], 
         Job.solver_id == pair.solver_id,
         Job.steps == steps,
     )
-    # Primary key of solver_applicability (session_id, ...) gives the range; uq_job answers the NOT EXISTS.
+    # Primary key of solver_applicability (session_id, ...) gives the range; uq_job answers the NOT
+    # EXISTS.
     select = (
         sa.select(pair.session_id, pair.config_id, pair.solver_id, *literals)
         .join(Solver, Solver.id == pair.solver_id)
@@ -106,7 +117,9 @@ def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], 
         .order_by(pair.config_id, pair.solver_id)
     )
     if request.tag is not None:
-        select = select.join(ConfigTag, ConfigTag.config_id == pair.config_id).where(ConfigTag.tag == request.tag)
+        select = select.join(ConfigTag, ConfigTag.config_id == pair.config_id).where(
+            ConfigTag.tag == request.tag
+        )
     if request.config_ids:
         select = select.where(pair.config_id.in_(list(request.config_ids)))
     if request.solvers:
@@ -117,7 +130,9 @@ def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], 
         select = select.where(Solver.dynamic.is_(True))
     if request.only_recurrent:
         mark = [ConfigTag.config_id == pair.config_id, ConfigTag.recurrent.is_(True)]
-        select = select.where(sa.exists().where(*mark, *([ConfigTag.tag == request.tag] if request.tag else [])))
+        select = select.where(
+            sa.exists().where(*mark, *([ConfigTag.tag == request.tag] if request.tag else []))
+        )
     if request.only_tunable:
         select = select.where(Solver.tunable.is_(True))
     if request.command is not None:
@@ -127,7 +142,9 @@ def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], 
         )
     names = ["session_id", "config_id", "solver_id", *values]
     # Of the other columns the server knows the defaults; a literal in each row would cost time.
-    return connection.execute(sa.insert(Job).from_select(names, select, include_defaults=False)).rowcount
+    return connection.execute(
+        sa.insert(Job).from_select(names, select, include_defaults=False)
+    ).rowcount
 
 
 def step_names(steps: str) -> tuple[str, ...]:
@@ -138,12 +155,14 @@ def step_names(steps: str) -> tuple[str, ...]:
 def pairs(connection: sa.Connection, session_id: int, tag: str | None) -> int:
     """How many (config, solver) pairs of the session apply, within `tag`."""
     statement = (
-        sa.select(sa.func.count()).select_from(SolverApplicability).where(SolverApplicability.session_id == session_id)
+        sa.select(sa.func.count())
+        .select_from(SolverApplicability)
+        .where(SolverApplicability.session_id == session_id)
     )
     if tag is not None:
-        statement = statement.join(ConfigTag, ConfigTag.config_id == SolverApplicability.config_id).where(
-            ConfigTag.tag == tag
-        )
+        statement = statement.join(
+            ConfigTag, ConfigTag.config_id == SolverApplicability.config_id
+        ).where(ConfigTag.tag == tag)
     return connection.execute(statement).scalar_one()
 
 
@@ -157,22 +176,34 @@ def by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str]
     return {(state, step): count for state, step, count in connection.execute(statement)}
 
 
-def by_steps(connection: sa.Connection, session_id: int, tag: str | None = None) -> dict[tuple[str, str, str], int]:
+def by_steps(
+    connection: sa.Connection, session_id: int, tag: str | None = None
+) -> dict[tuple[str, str, str], int]:
     """Numbers of jobs by (all their steps, state, step); with `tag` of those whose layers carry it.
 
-    Two look-ups in ix_job_search tell whether all jobs have the same steps, as most sessions' have; then ix_job_claim alone
-    answers for the whole session.
+    Two look-ups in ix_job_search tell whether all jobs have the same steps, as most sessions' have;
+    then ix_job_claim alone answers for the whole session.
     """
     if tag is None:
-        ends = (sa.select(end(Job.steps)).where(Job.session_id == session_id) for end in (sa.func.min, sa.func.max))
+        ends = (
+            sa.select(end(Job.steps)).where(Job.session_id == session_id)
+            for end in (sa.func.min, sa.func.max)
+        )
         first, last = connection.execute(sa.select(*(end.scalar_subquery() for end in ends))).one()
         if first == last:
-            return {(first, state, step): count for (state, step), count in by_state(connection, session_id).items()}
+            return {
+                (first, state, step): count
+                for (state, step), count in by_state(connection, session_id).items()
+            }
     statement = (
         sa.select(Job.steps, Job.state, Job.step, sa.func.count())
         .where(Job.session_id == session_id)
         .group_by(Job.steps, Job.step, Job.state)
     )
     if tag is not None:
-        statement = statement.join(ConfigTag, sa.and_(ConfigTag.config_id == Job.config_id, ConfigTag.tag == tag))
-    return {(steps, state, step): count for steps, state, step, count in connection.execute(statement)}
+        statement = statement.join(
+            ConfigTag, sa.and_(ConfigTag.config_id == Job.config_id, ConfigTag.tag == tag)
+        )
+    return {
+        (steps, state, step): count for steps, state, step, count in connection.execute(statement)
+    }

@@ -41,7 +41,9 @@ def _add(connection: sa.Connection, table: type[Model] | type[Framework], item: 
             raise BadInput(f"A {what} has 1 to {limit} characters, not {len(value)}.")
     if _id(connection, table, item) is not None:
         return False
-    upsert(connection, table, [{"name": item.name, "version": item.version}], key=("name", "version"))
+    upsert(
+        connection, table, [{"name": item.name, "version": item.version}], key=("name", "version")
+    )
     return True
 
 
@@ -51,7 +53,9 @@ def _id(connection: sa.Connection, table: type[Model] | type[Framework], item: N
     ).scalar_one_or_none()
 
 
-def _require(connection: sa.Connection, table: type[Model] | type[Framework], item: Named, flags: str) -> int:
+def _require(
+    connection: sa.Connection, table: type[Model] | type[Framework], item: Named, flags: str
+) -> int:
     found = _id(connection, table, item)
     if found is None:
         what = table.__tablename__
@@ -62,7 +66,9 @@ def _require(connection: sa.Connection, table: type[Model] | type[Framework], it
 
 def _all(connection: sa.Connection, table: type[Base]) -> list[Named]:
     columns = table.__table__.c
-    rows = connection.execute(sa.select(columns.name, columns.version).order_by(columns.name, columns.version))
+    rows = connection.execute(
+        sa.select(columns.name, columns.version).order_by(columns.name, columns.version)
+    )
     return [Named(row.name, row.version) for row in rows]
 
 
@@ -75,13 +81,16 @@ def ids(connection: sa.Connection, model: Named, framework: Named) -> tuple[int,
 
 
 def find(connection: sa.Connection, text: str) -> tuple[int, Named]:
-    """The id and name of the model `NAME`, the latest of that name, or `NAME@VERSION`; raises NotFound."""
+    """The id and name of the model `NAME`, the latest of that name, or `NAME@VERSION`; raises
+    NotFound."""
     name, _, version = text.partition("@")
     query = sa.select(Model.id, Model.name, Model.version).order_by(Model.id.desc())
     for row in connection.execute(query.where(Model.name == name)):
         if row.version.startswith(version):
             return row.id, Named(row.name, row.version)
-    there = ", ".join(sorted(set(connection.execute(query.limit(20).with_only_columns(Model.name)).scalars())))
+    there = ", ".join(
+        sorted(set(connection.execute(query.limit(20).with_only_columns(Model.name)).scalars()))
+    )
     raise NotFound(f"There is no model {text!r}.", hint=f"models: {there or 'none yet'}")
 
 
@@ -94,14 +103,21 @@ def ids_of(connection: sa.Connection, text: str) -> list[int]:
 
 
 def weights(connection: sa.Connection, model_id: int) -> dict[int, int]:
-    """How often each config occurs in the model; of several frameworks or numbers of GPUs the largest counts."""
-    query = sa.select(ModelConfig.config_id, sa.func.max(ModelConfig.weight)).group_by(ModelConfig.config_id)
+    """How often each config occurs in the model; of several frameworks or numbers of GPUs the
+    largest counts."""
+    query = sa.select(ModelConfig.config_id, sa.func.max(ModelConfig.weight)).group_by(
+        ModelConfig.config_id
+    )
     rows = connection.execute(query.where(ModelConfig.model_id == model_id))
     return {config_id: int(weight) for config_id, weight in rows}
 
 
 def set_weights(
-    connection: sa.Connection, model_id: int, framework_id: int, gpu_count: int, weights: Mapping[int, int]
+    connection: sa.Connection,
+    model_id: int,
+    framework_id: int,
+    gpu_count: int,
+    weights: Mapping[int, int],
 ) -> None:
     """Set how often each config occurs in the model (`weights`: config id -> count); idempotent."""
     rows = [
@@ -115,7 +131,11 @@ def set_weights(
         for config_id, weight in weights.items()
     ]
     upsert(
-        connection, ModelConfig, rows, key=("model_id", "framework_id", "config_id", "gpu_count"), update=("weight",)
+        connection,
+        ModelConfig,
+        rows,
+        key=("model_id", "framework_id", "config_id", "gpu_count"),
+        update=("weight",),
     )
 
 
@@ -133,7 +153,8 @@ def models(connection: sa.Connection) -> list[tuple[Named, int]]:
 def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
     """How often each config occurs in each model (`NAME VERSION`).
 
-    A model that was imported for several frameworks or numbers of GPUs counts once, with the largest weight.
+    A model that was imported for several frameworks or numbers of GPUs counts once, with the
+    largest weight.
     """
     query = (
         sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.max(ModelConfig.weight))
@@ -147,7 +168,8 @@ def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
 
 
 def files(connection: sa.Connection) -> set[str]:
-    """The artifacts that the manifests of imported models name: their files, and the texts of their modules."""
+    """The artifacts that the manifests of imported models name: their files, and the texts of their
+    modules."""
     query = sa.select(Kernel.blob).join(Model, Model.version == Kernel.digest).distinct()
     manifests = [json.loads(blob) for blob in connection.execute(query).scalars()]
     return {manifest[name] for manifest in manifests for name in ("file", "text")}

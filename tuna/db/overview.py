@@ -1,4 +1,5 @@
-"""Job and failure counts of all sessions for `tuna status`. Imports little: the command has to answer within a second."""
+"""Job and failure counts of all sessions for `tuna status`. Imports little: the command has to
+answer within a second."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
 _no_solver = _table("no_solver", "session_id", "loaded")
 _session = _table("session", "id", "reason", "environment_id", "priority", "deadline", "fault")
-_environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
+# reserved in MySQL 9
+_environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,12 @@ class Overview:
 
 
 _GROUP = (_job.c.session_id, _job.c.step, _job.c.state)
-#: Grouped in the order of ix_job_claim (session_id, step, state, id): one pass over that covering index, no sort.
+#: Grouped in the order of ix_job_claim (session_id, step, state, id): one pass over that covering
+#: index, no sort.
 _COUNTS = sa.select(*_GROUP, sa.func.count().label("number")).group_by(*_GROUP)
 _groups = sa.select(*_GROUP).group_by(*_GROUP).subquery("groups_found")
-#: The same for MariaDB in half the time: a loose index scan finds the groups, then each is counted as an index range.
+#: The same for MariaDB in half the time: a loose index scan finds the groups, then each is counted
+#: as an index range.
 _COUNTS_MYSQL = sa.select(
     *_groups.c,
     sa.select(sa.func.count())
@@ -81,8 +85,8 @@ _COUNTS_MYSQL = sa.select(
     .scalar_subquery()
     .label("number"),
 )
-#: Index (cause, job_id) of step_result covers all but the session, which is looked up by the job's primary key;
-#: successful attempts, by far the most, have no cause and are not read.
+#: Index (cause, job_id) of step_result covers all but the session, which is looked up by the job's
+#: primary key; successful attempts, by far the most, have no cause and are not read.
 FAILURES = (
     sa.select(
         _job.c.session_id,
@@ -99,9 +103,9 @@ FAILURES = (
     )
     .group_by(_job.c.session_id, _attempt.c.cause)
 )
-_EXAMPLES = sa.select(_attempt.c.id, _attempt.c.output_tail, _attempt.c.job_id, _attempt.c.step).where(
-    _attempt.c.id.in_(sa.bindparam("ids", expanding=True))
-)
+_EXAMPLES = sa.select(
+    _attempt.c.id, _attempt.c.output_tail, _attempt.c.job_id, _attempt.c.step
+).where(_attempt.c.id.in_(sa.bindparam("ids", expanding=True)))
 _SESSIONS = (
     sa.select(
         _session.c.id,
@@ -145,7 +149,8 @@ UNDRAINED = (
 
 
 def undrained(engine: sa.Engine) -> int:
-    """The number of reports that cannot be drained at all: malformed, or refused by the database."""
+    """The number of reports that cannot be drained at all: malformed, or refused by the
+    database."""
     with reading(engine) as connection:
         query = sa.select(sa.func.count()).select_from(_letter).where(_letter.c.library == "")
         return connection.execute(query).scalar_one()
@@ -157,7 +162,8 @@ def counts_statement(dialect: str) -> sa.Executable:
 
 
 def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
-    """Every session, or just `session_id`; empty if there is none. Jobs, searches and failures are read concurrently."""
+    """Every session, or just `session_id`; empty if there is none. Jobs, searches and failures are
+    read concurrently."""
     with ThreadPoolExecutor(2) as pool, reading(engine) as connection:
         pending = pool.submit(_failures, engine)
         sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
@@ -201,10 +207,15 @@ def _searches(engine: sa.Engine, session_ids: Collection[int]) -> dict[int, Sear
 def _failures(engine: sa.Engine) -> dict[int, list[Failure]]:
     with reading(engine) as connection:
         rows = connection.execute(FAILURES).all()
-        latest = {row.id: row for row in connection.execute(_EXAMPLES, {"ids": [row.latest for row in rows]})}
+        latest = {
+            row.id: row
+            for row in connection.execute(_EXAMPLES, {"ids": [row.latest for row in rows]})
+        }
     found: dict[int, list[Failure]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (-row.attempts, row.cause)):
         example = latest[row.latest]
-        failure = Failure(row.cause, row.attempts, example.output_tail, example.job_id, example.step)
+        failure = Failure(
+            row.cause, row.attempts, example.output_tail, example.job_id, example.step
+        )
         found[row.session_id].append(failure)
     return found

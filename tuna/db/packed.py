@@ -1,5 +1,6 @@
-"""Rows as JSON text, which C code reads and writes: PyMySQL converts each value of each row in Python, and that was half
-of a coordinator's CPU time. For numbers and text: JSON has neither dates nor bytes, and servers round its floats."""
+"""Rows as JSON text, which C code reads and writes: PyMySQL converts each value of each row in
+Python, and that was half of a coordinator's CPU time. For numbers and text: JSON has neither dates
+nor bytes, and servers round its floats."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from tuna.db.types import naive_utc
 
 
 def packed(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:
-    """A JSON array of `columns`, to be selected alone and read by `unpacked`; a JSON column is text in it."""
-    texts = (sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column for column in columns)
+    """A JSON array of `columns`, to be selected alone and read by `unpacked`; a JSON column is text
+    in it."""
+    texts = (
+        sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
+        for column in columns
+    )
     return sa.func.json_array(*texts, type_=sa.Text)
 
 
@@ -24,7 +29,9 @@ def unpacked(
     connection: sa.Connection, query: sa.Select[Any], values: Mapping[str, Any] | None = None
 ) -> list[list[Any]]:
     """The rows of a query of one `packed` column."""
-    rows: list[list[Any]] = json.loads(f"[{','.join(connection.execute(query, values or {}).scalars().all())}]")
+    rows: list[list[Any]] = json.loads(
+        f"[{','.join(connection.execute(query, values or {}).scalars().all())}]"
+    )
     return rows
 
 
@@ -33,8 +40,12 @@ def insert(connection: sa.Connection, model: type[Any], rows: Sequence[Mapping[s
     if not rows:
         return
     table = sa.inspect(model).local_table
-    text = json.dumps([[*row.values()] for row in rows], default=_date, ensure_ascii=False, allow_nan=False)
-    connection.execute(_insert(table, tuple(rows[0]), connection.dialect.name), {"packed_rows": text})
+    text = json.dumps(
+        [[*row.values()] for row in rows], default=_date, ensure_ascii=False, allow_nan=False
+    )
+    connection.execute(
+        _insert(table, tuple(rows[0]), connection.dialect.name), {"packed_rows": text}
+    )
 
 
 @functools.lru_cache(maxsize=256)  # to build it costs more than to run it
@@ -50,14 +61,21 @@ _ROWS: sa.BindParameter[str] = sa.bindparam("packed_rows", type_=sa.Text)
 
 def _each(columns: Sequence[sa.Column[Any]]) -> sa.Select[Any]:
     value = sa.func.json_each(_ROWS).table_valued("value").c.value
-    return sa.select(*(sa.func.json_extract(value, f"$[{number}]") for number in range(len(columns))))
+    return sa.select(
+        *(sa.func.json_extract(value, f"$[{number}]") for number in range(len(columns)))
+    )
 
 
 def _table(columns: Sequence[sa.Column[Any]]) -> sa.Select[Any]:
-    # JSON_TABLE gives NULL for what does not fit its types; the widest leave that to the INSERT, which refuses it.
-    paths = ", ".join(f"c{number} {_type(column)} PATH '$[{number}]'" for number, column in enumerate(columns))
+    # JSON_TABLE gives NULL for what does not fit its types; the widest leave that to the INSERT,
+    # which refuses it.
+    paths = ", ".join(
+        f"c{number} {_type(column)} PATH '$[{number}]'" for number, column in enumerate(columns)
+    )
     shape: sa.ColumnElement[Any] = sa.literal_column(f"'$[*]' COLUMNS ({paths})")
-    found = sa.func.json_table(_ROWS, shape).table_valued(*(f"c{number}" for number in range(len(columns))))
+    found = sa.func.json_table(_ROWS, shape).table_valued(
+        *(f"c{number}" for number in range(len(columns)))
+    )
     return sa.select(*found.c)
 
 

@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from tuna.db.engine import reading
 from tuna.errors import DatabaseError, SchemaError
 
-#: The newest revision in tuna/db/migrations/versions. Repeated here because importing alembic takes 0.2 s; a test compares.
+#: The newest revision in tuna/db/migrations/versions. Repeated here because importing alembic takes
+#: 0.2 s; a test compares.
 HEAD = "0031"
 #: Revisions that `upgrade` can start from, oldest first.
 KNOWN = tuple(f"{number:04}" for number in range(1, int(HEAD) + 1))
@@ -26,14 +27,17 @@ def migrations_dir() -> Path:
 
 
 def revision(engine: sa.Engine) -> str | None:
-    """Return the schema revision of the database; None if it is empty, or its first upgrade was cut off.
+    """Return the schema revision of the database; None if it is empty, or its first upgrade was cut
+    off.
 
     Raises SchemaError for tables that are not Tuna's.
     """
     with reading(engine) as connection:
         tables = set(sa.inspect(connection).get_table_names())
         if "alembic_version" in tables:
-            found: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+            found: str | None = connection.execute(
+                sa.text("SELECT version_num FROM alembic_version")
+            ).scalar()
             if found is not None:
                 return found
             tables.remove("alembic_version")
@@ -51,7 +55,8 @@ def revision(engine: sa.Engine) -> str | None:
 
 
 def require(engine: sa.Engine, *, embedded: bool) -> None:
-    """Make sure that the schema is current: upgrade an embedded database, raise SchemaError for any other."""
+    """Make sure that the schema is current: upgrade an embedded database, raise SchemaError for any
+    other."""
     found = _quick_revision(engine)
     if found == HEAD:
         return
@@ -62,7 +67,8 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
         return
     state = "is empty" if found is None else f"has schema {found}, this version needs {HEAD}"
     raise SchemaError(
-        f"The database {engine.url.render_as_string(hide_password=True)} {state}.", hint="run: `tuna db upgrade`"
+        f"The database {engine.url.render_as_string(hide_password=True)} {state}.",
+        hint="run: `tuna db upgrade`",
     )
 
 
@@ -88,7 +94,8 @@ def upgrade(engine: sa.Engine) -> None:
 
 @contextlib.contextmanager
 def _tables_may_be_copied(connection: sa.Connection) -> Iterator[None]:
-    """SQLite changes a table by copying it; with foreign keys on, dropping the old one deletes all that refers to it."""
+    """SQLite changes a table by copying it; with foreign keys on, dropping the old one deletes all
+    that refers to it."""
     if connection.dialect.name != "sqlite":
         yield
         return
@@ -123,8 +130,9 @@ def _refuse_newer(engine: sa.Engine, found: str | None) -> None:
 def _upgrade_lock(connection: sa.Connection) -> Iterator[None]:
     """Mutual exclusion of concurrent upgrades of the same database.
 
-    A MySQL server ends the statement of a client that was killed before it drops the client's locks, so the lock is one of the
-    connection that upgrades: otherwise the next upgrade could begin beside that statement.
+    A MySQL server ends the statement of a client that was killed before it drops the client's
+    locks, so the lock is one of the connection that upgrades: otherwise the next upgrade could
+    begin beside that statement.
     """
     if connection.dialect.name == "sqlite":
         database = connection.engine.url.database

@@ -1,4 +1,5 @@
-"""Searches of sessions, counted: jobs that go on in rounds, each a row of `job` or several. Imports little, for `tuna status`."""
+"""Searches of sessions, counted: jobs that go on in rounds, each a row of `job` or several. Imports
+little, for `tuna status`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import sqlalchemy as sa
 from tuna.db.batches import parts
 from tuna.vocabulary import SEARCH, State
 
-#: How `job.stopped` begins where a result was known that met the target, and what such jobs are counted as.
+#: How `job.stopped` begins where a result was known that met the target, and what such jobs are
+#: counted as.
 MET = "target met by "
 _MET_SHORT = "target met by a known result"
 
@@ -23,8 +25,10 @@ class Searches:
 
     going_on: int = 0
     ended: Mapping[str, int] = field(default_factory=dict)  #: by why
-    rounds: Mapping[str, int] = field(default_factory=dict)  #: by the state of the part that is furthest back
-    parts: Mapping[str, int] = field(default_factory=dict)  #: of these, by state; a round that is not divided has one
+    #: by the state of the part that is furthest back
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    #: of these, by state; a round that is not divided has one
+    parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -51,9 +55,11 @@ def _job(name: str) -> Any:
 
 
 _DONE = State.EVALUATED.value
-#: States from furthest back to done. Of a round that has ended, a part that failed is furthest back.
+#: States from furthest back to done. Of a round that has ended, a part that failed is furthest
+#: back.
 _ORDER = {
-    state.value: number for number, state in enumerate([*(s for s in State if s != State.EVALUATED), State.EVALUATED])
+    state.value: number
+    for number, state in enumerate([*(s for s in State if s != State.EVALUATED), State.EVALUATED])
 }
 
 
@@ -65,21 +71,35 @@ def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, S
     # Index ix_job_search (session_id, steps, round, part, stopped) covers the first two.
     job = _job("each")
     of_sessions = (job.c.session_id.in_(sorted(session_ids)), are_rounds(job.c.steps))
-    wholes = (sa.func.sum(sa.case((job.c.part == 0, 1), else_=0)).label("rounds"), sa.func.count().label("parts"))
+    wholes = (
+        sa.func.sum(sa.case((job.c.part == 0, 1), else_=0)).label("rounds"),
+        sa.func.count().label("parts"),
+    )
     query = sa.select(job.c.session_id, *wholes).where(*of_sessions).group_by(job.c.session_id)
-    found = {row.session_id: _Counts(int(row.rounds), row.parts) for row in connection.execute(query)}
+    found = {
+        row.session_id: _Counts(int(row.rounds), row.parts) for row in connection.execute(query)
+    }
     if not found:
         return {}
     steps: set[str] = set()
     firsts = (job.c.session_id, job.c.steps, job.c.stopped)
-    query = sa.select(*firsts, sa.func.count().label("number")).where(*of_sessions, job.c.round == 0, job.c.part == 0)
+    query = sa.select(*firsts, sa.func.count().label("number")).where(
+        *of_sessions, job.c.round == 0, job.c.part == 0
+    )
     for row in connection.execute(query.group_by(*firsts)):
         steps.update(row.steps.split(","))
         found[row.session_id].add_searches(row.stopped, row.number)
-    # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the range of `steps` in another.
-    undone = (job.c.session_id.in_(sorted(found)), job.c.step.in_(sorted(steps)), job.c.state.in_(list(_ORDER)[:-1]))
+    # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the range of
+    # `steps` in another.
+    undone = (
+        job.c.session_id.in_(sorted(found)),
+        job.c.step.in_(sorted(steps)),
+        job.c.state.in_(list(_ORDER)[:-1]),
+    )
     query = sa.select(*(job.c[name] for name in (*_SAME, "round")), job.c.state).where(*undone)
-    for session_id, *key, state in connection.execute(query.where(are_rounds(sa.func.coalesce(job.c.steps, "")))):
+    for session_id, *key, state in connection.execute(
+        query.where(are_rounds(sa.func.coalesce(job.c.steps, "")))
+    ):
         found[session_id].add_undone(tuple(key), state)
     return {session_id: counts.searches() for session_id, counts in found.items()}
 
@@ -92,7 +112,8 @@ class _Counts:
         self._going_on = 0
         self._ended: Counter[str] = Counter()
         self._parts_undone: Counter[str] = Counter()
-        self._rounds_undone: dict[tuple[Any, ...], str] = {}  #: with the state of the part that is furthest back
+        #: with the state of the part that is furthest back
+        self._rounds_undone: dict[tuple[Any, ...], str] = {}
 
     def add_searches(self, stopped: str | None, number: int) -> None:
         if stopped is None:
@@ -102,11 +123,18 @@ class _Counts:
 
     def add_undone(self, round_: tuple[Any, ...], state: str) -> None:
         self._parts_undone[state] += 1
-        self._rounds_undone[round_] = min(self._rounds_undone.get(round_, state), state, key=_ORDER.__getitem__)
+        self._rounds_undone[round_] = min(
+            self._rounds_undone.get(round_, state), state, key=_ORDER.__getitem__
+        )
 
     def searches(self) -> Searches:
         rounds = _with_done(Counter(self._rounds_undone.values()), self._rounds)
-        return Searches(self._going_on, _sorted(self._ended), rounds, _with_done(self._parts_undone, self._parts))
+        return Searches(
+            self._going_on,
+            _sorted(self._ended),
+            rounds,
+            _with_done(self._parts_undone, self._parts),
+        )
 
 
 def _with_done(undone: Counter[str], whole: int) -> dict[str, int]:
@@ -125,13 +153,20 @@ def rounds_of(job_id: int) -> sa.Select[Any]:
 
 
 def why_ended(connection: sa.Connection, job_ids: Collection[int]) -> dict[int, str]:
-    """Why the searches ended that these jobs are rounds of; those of other jobs, and of searches that go on, are left out."""
+    """Why the searches ended that these jobs are rounds of; those of other jobs, and of searches
+    that go on, are left out."""
     one, first = _job("one"), _job("first_one")
-    same = sa.and_(*(one.c[name] == first.c[name] for name in _SAME), first.c.round == 0, first.c.part == 0)
-    query = sa.select(one.c.id, first.c.stopped).join(first, same).where(first.c.stopped.is_not(None))
+    same = sa.and_(
+        *(one.c[name] == first.c[name] for name in _SAME), first.c.round == 0, first.c.part == 0
+    )
+    query = (
+        sa.select(one.c.id, first.c.stopped).join(first, same).where(first.c.stopped.is_not(None))
+    )
     found: dict[int, str] = {}
     for part in parts(sorted(job_ids)):
-        found |= {row.id: row.stopped for row in connection.execute(query.where(one.c.id.in_(part)))}
+        found |= {
+            row.id: row.stopped for row in connection.execute(query.where(one.c.id.in_(part)))
+        }
     return found
 
 

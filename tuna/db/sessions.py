@@ -35,11 +35,14 @@ class SessionInfo:
 def set_deadline(connection: sa.Connection, session_id: int, deadline: datetime | None) -> None:
     """Set when a session should have ended, None for no deadline; raises NotFound."""
     get(connection, session_id)
-    connection.execute(sa.update(models.Session).where(models.Session.id == session_id).values(deadline=deadline))
+    connection.execute(
+        sa.update(models.Session).where(models.Session.id == session_id).values(deadline=deadline)
+    )
 
 
 def set_priority(connection: sa.Connection, session_id: int, priority: int) -> None:
-    """Set the priority of a session; raises NotFound, and BadInput for one that is not from 0 to 9."""
+    """Set the priority of a session; raises NotFound, and BadInput for one that is not from 0 to
+    9."""
     if not 0 <= priority <= 9:
         raise BadInput(f"A priority is a number from 0 to 9, and {priority} is not.")
     get(connection, session_id)
@@ -65,7 +68,9 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
     for name in names:
         limit = getattr(models.Environment.__table__.c[name].type, "length", None)
         if limit and len(row[name]) > limit:
-            raise BadInput(f"The environment's {name.replace('_', ' ')} has more than {limit} characters.")
+            raise BadInput(
+                f"The environment's {name.replace('_', ' ')} has more than {limit} characters."
+            )
     upsert(connection, models.Environment, [row], key=("key",))
     environment_id = connection.execute(
         sa.select(models.Environment.id).where(models.Environment.key == environment.key)
@@ -82,7 +87,12 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
 def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     """The session; raises NotFound, whose hint lists the existing ids."""
     row = connection.execute(
-        sa.select(models.Session.reason, models.Session.priority, models.Session.deadline, models.Environment)
+        sa.select(
+            models.Session.reason,
+            models.Session.priority,
+            models.Session.deadline,
+            models.Environment,
+        )
         .join(models.Environment, models.Environment.id == models.Session.environment_id)
         .where(models.Session.id == session_id)
     ).first()
@@ -106,13 +116,25 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
 
 def require(connection: sa.Connection, session_id: int) -> None:
     """Raise NotFound, whose hint lists the existing ids, unless the session is there."""
-    if connection.execute(sa.select(models.Session.id).where(models.Session.id == session_id)).scalar() is None:
+    if (
+        connection.execute(
+            sa.select(models.Session.id).where(models.Session.id == session_id)
+        ).scalar()
+        is None
+    ):
         raise _missing(connection, session_id)
 
 
 def _missing(connection: sa.Connection, session_id: int) -> NotFound:
-    there = connection.execute(sa.select(models.Session.id).order_by(models.Session.id).limit(20)).scalars().all()
-    return NotFound(f"There is no session {session_id}.", hint=f"sessions: {', '.join(map(str, there)) or 'none yet'}")
+    there = (
+        connection.execute(sa.select(models.Session.id).order_by(models.Session.id).limit(20))
+        .scalars()
+        .all()
+    )
+    return NotFound(
+        f"There is no session {session_id}.",
+        hint=f"sessions: {', '.join(map(str, there)) or 'none yet'}",
+    )
 
 
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:
@@ -131,11 +153,14 @@ def namespace(connection: sa.Connection) -> str:
 
 
 def artifact_keys(connection: sa.Connection, settings: Settings) -> Keys:
-    """The keys that sign and verify artifacts: that of TUNA_ARTIFACTS_KEY, else this installation's with its former ones."""
+    """The keys that sign and verify artifacts: that of TUNA_ARTIFACTS_KEY, else this installation's
+    with its former ones."""
     from tuna.signatures import Keys
 
     if settings.artifacts_key is not None:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
-    former = sa.select(models.FormerKey.public).order_by(models.FormerKey.superseded_at.desc(), models.FormerKey.public)
+    former = sa.select(models.FormerKey.public).order_by(
+        models.FormerKey.superseded_at.desc(), models.FormerKey.public
+    )
     secret = connection.execute(sa.select(Installation.secret)).scalar_one()
     return Keys.of_secret(secret, connection.execute(former).scalars())

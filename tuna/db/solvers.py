@@ -26,7 +26,8 @@ _REASON_CHARS = 255
 
 
 def update_solvers(connection: sa.Connection, library: Library) -> int:
-    """Store the library's solvers; mark those that it no longer has as invalid. Returns the number of solvers."""
+    """Store the library's solvers; mark those that it no longer has as invalid. Returns the number
+    of solvers."""
     found = list(library.solvers())
     rows = [
         {
@@ -72,7 +73,8 @@ class StoredSolver:
 
 
 def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
-    """The library's valid solvers, ordered by the library's own ids, then by name; raises BadInput if there are none."""
+    """The library's valid solvers, ordered by the library's own ids, then by name; raises BadInput
+    if there are none."""
     row = models.Solver
     statement = (
         sa.select(row.id, row.name, row.kinds, row.tunable, row.dynamic, row.number)
@@ -84,12 +86,18 @@ def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
         for r in connection.execute(statement)
     ]
     if not found:
-        raise BadInput(f"The solvers of {library} are not known yet.", hint=f"run: `tuna update-solvers {library}`")
+        raise BadInput(
+            f"The solvers of {library} are not known yet.",
+            hint=f"run: `tuna update-solvers {library}`",
+        )
     return found
 
 
-def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = ()) -> dict[str, int]:
-    """Ids of the library's valid solvers by name, or only of `names` (which may be the library's own ids).
+def solver_ids(
+    connection: sa.Connection, library: str, names: Sequence[str] = ()
+) -> dict[str, int]:
+    """Ids of the library's valid solvers by name, or only of `names` (which may be the library's
+    own ids).
 
     Raises NotFound for an unknown one.
     """
@@ -102,7 +110,9 @@ def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = (
     for given in names:
         name = by_number.get(given, canonical_name(given))
         if name not in known:
-            raise NotFound(f"{library} has no solver {given!r}.", hint=choices(given, known, "solvers"))
+            raise NotFound(
+                f"{library} has no solver {given!r}.", hint=choices(given, known, "solvers")
+            )
         chosen[name] = known[name]
     return chosen
 
@@ -113,17 +123,23 @@ class Applicability:
 
     configs: int
     pairs: int
-    unknown: Mapping[str, int] = field(default_factory=dict)  #: count by name of solvers that are not in the database
+    #: count by name of solvers that are not in the database
+    unknown: Mapping[str, int] = field(default_factory=dict)
     unanswered: tuple[
         str, ...
     ] = ()  #: labels of configs for which the library failed to answer; they keep what they had
-    without: Mapping[str, int] = field(default_factory=dict)  #: number of configs that no solver takes, by reason
+    #: number of configs that no solver takes, by reason
+    without: Mapping[str, int] = field(default_factory=dict)
 
 
-def update_applicability(engine: sa.Engine, library: Library, session_id: int, tag: str | None = None) -> Applicability:
-    """Ask the library which solvers can run which configs; computed outside of transactions, stored in batches.
+def update_applicability(
+    engine: sa.Engine, library: Library, session_id: int, tag: str | None = None
+) -> Applicability:
+    """Ask the library which solvers can run which configs; computed outside of transactions, stored
+    in batches.
 
-    With a tag, its configs of kinds that the library does not have are stored as configs without a solver.
+    With a tag, its configs of kinds that the library does not have are stored as configs without a
+    solver.
     """
     from tuna.db import configs
 
@@ -161,7 +177,9 @@ def update_applicability(engine: sa.Engine, library: Library, session_id: int, t
             count += _replace(engine, session_id, config_ids, rows, without)
             rows, config_ids, without = [], [], {}
     count += _replace(engine, session_id, config_ids, rows, without)
-    return Applicability(len(pairs) + len(others), count, dict(unknown), tuple(unanswered), dict(reasons))
+    return Applicability(
+        len(pairs) + len(others), count, dict(unknown), tuple(unanswered), dict(reasons)
+    )
 
 
 def _no_solver(what: str) -> str:
@@ -177,19 +195,25 @@ def _replace(
 ) -> int:
     mine = (NoSolver.session_id == session_id, NoSolver.config_id.in_(config_ids))
     lacking = [
-        {"session_id": session_id, "config_id": key, "reason": text, "loaded": False} for key, text in without.items()
+        {"session_id": session_id, "config_id": key, "reason": text, "loaded": False}
+        for key, text in without.items()
     ]
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             connection.execute(
                 sa.delete(SolverApplicability).where(
-                    SolverApplicability.session_id == session_id, SolverApplicability.config_id.in_(config_ids)
+                    SolverApplicability.session_id == session_id,
+                    SolverApplicability.config_id.in_(config_ids),
                 )
             )
             if rows:
                 connection.execute(sa.insert(SolverApplicability), list(rows))
-            connection.execute(sa.delete(NoSolver).where(*mine, NoSolver.config_id.not_in(list(without))))
-            upsert(connection, NoSolver, lacking, key=("session_id", "config_id"), update=("reason",))
+            connection.execute(
+                sa.delete(NoSolver).where(*mine, NoSolver.config_id.not_in(list(without)))
+            )
+            upsert(
+                connection, NoSolver, lacking, key=("session_id", "config_id"), update=("reason",)
+            )
     return len(rows)
 
 
@@ -204,8 +228,11 @@ class LayerWithoutSolver:
     reason: str
 
 
-def without_solver(connection: sa.Connection, session_id: int, tag: str | None = None) -> list[LayerWithoutSolver]:
-    """Return the layers of the session, with this tag if given, that no solver takes, in the order of their import."""
+def without_solver(
+    connection: sa.Connection, session_id: int, tag: str | None = None
+) -> list[LayerWithoutSolver]:
+    """Return the layers of the session, with this tag if given, that no solver takes, in the order
+    of their import."""
     query = (
         sa.select(NoSolver.config_id, Config.label, Config.driver, Config.kind, NoSolver.reason)
         .join(Config, Config.id == NoSolver.config_id)
@@ -213,5 +240,7 @@ def without_solver(connection: sa.Connection, session_id: int, tag: str | None =
         .order_by(NoSolver.config_id)
     )
     if tag is not None:
-        query = query.where(NoSolver.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag)))
+        query = query.where(
+            NoSolver.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
+        )
     return [LayerWithoutSolver(*row) for row in connection.execute(query)]

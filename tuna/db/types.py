@@ -12,7 +12,8 @@ from tuna.libraries.results import LONGEST_MS, SHORTEST_MS
 
 
 def timed(time_ms: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
-    """Return the condition that a column holds a time which a run can have taken, as `libraries.results.is_time` has it."""
+    """Return the condition that a column holds a time which a run can have taken, as
+    `libraries.results.is_time` has it."""
     return time_ms.between(SHORTEST_MS, LONGEST_MS)
 
 
@@ -22,7 +23,8 @@ def utc_now() -> datetime:
 
 
 def naive_utc(value: datetime) -> datetime:
-    """`value` in UTC, as both databases store it. Naive datetimes raise ValueError: their zone is unknown."""
+    """`value` in UTC, as both databases store it. Naive datetimes raise ValueError: their zone is
+    unknown."""
     if value.tzinfo is None:
         raise ValueError("a datetime without a time zone")
     return value.astimezone(timezone.utc).replace(tzinfo=None)
@@ -34,7 +36,8 @@ def from_epoch(seconds: float) -> datetime | None:
 
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
-    """A timestamp in UTC with microseconds. Naive datetimes raise ValueError: their zone is unknown."""
+    """A timestamp in UTC with microseconds. Naive datetimes raise ValueError: their zone is
+    unknown."""
 
     impl = sa.DateTime
     cache_ok = True

@@ -28,11 +28,16 @@ from tuna.version import DISTRIBUTION, __version__
 
 _MIN_FREE_BYTES = 1 << 30
 #: Extras that are no library's own: a package that comes with each, and what it is for.
-EXTRAS = {"onnx": ("onnx", "ONNX models"), "rpc": ("tornado", "boards"), "torch": ("torch", "PyTorch models")}
+EXTRAS = {
+    "onnx": ("onnx", "ONNX models"),
+    "rpc": ("tornado", "boards"),
+    "torch": ("torch", "PyTorch models"),
+}
 
 
 def check(library: str | None = None) -> list[Finding]:
-    """Check disk, database, Redis, broker, artifact store, cores, extras and libraries (or only `library`).
+    """Check disk, database, Redis, broker, artifact store, cores, extras and libraries (or only
+    `library`).
 
     An unreachable service is a finding too. Embedded services are started.
     """
@@ -48,7 +53,9 @@ def check(library: str | None = None) -> list[Finding]:
         "cores": of_cores,
         "sandbox": lambda: of_sandbox(settings),
         "extras": of_extras,
-        "plug-ins": lambda: (_broken(*one) for one in (*KINDS.broken().items(), *LINE_FORMS.broken().items())),
+        "plug-ins": lambda: (
+            _broken(*one) for one in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
+        ),
     }
     with ThreadPoolExecutor() as pool:  # a library's first answer on a machine comes from a child
         libraries = pool.map(of_library, [library] if library else names())
@@ -57,7 +64,8 @@ def check(library: str | None = None) -> list[Finding]:
 
 
 def _once(found: Sequence[Finding]) -> list[Finding]:
-    """Without findings that repeat the fault of an earlier one: a setting that is wrong fails several checks."""
+    """Without findings that repeat the fault of an earlier one: a setting that is wrong fails
+    several checks."""
     kept: list[Finding] = []
     for finding in found:
         if not any(fault.text in finding.text for fault in kept if not fault.ok):
@@ -69,18 +77,28 @@ def _answered(what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]
     try:
         return list(look())
     except (TunaError, redis.RedisError, DBAPIError) as error:
-        hint = "start it, or correct its URL" if isinstance(error, ServiceError) else getattr(error, "hint", "")
+        hint = (
+            "start it, or correct its URL"
+            if isinstance(error, ServiceError)
+            else getattr(error, "hint", "")
+        )
         return [Finding(what, False, str(error).splitlines()[0], hint)]
 
 
 def of_installation() -> Iterator[Finding]:
-    """Which distributions bring a package `tuna`: on PyPI three other projects do, and the last one installed wins."""
+    """Which distributions bring a package `tuna`: on PyPI three other projects do, and the last one
+    installed wins."""
     found = set(
         packages_distributions().get("tuna", ())
     )  # of which Tuna's own, even under a former name, have libraries
-    others = sorted(name for name in found if not distribution(name).entry_points.select(group=GROUP))
+    others = sorted(
+        name for name in found if not distribution(name).entry_points.select(group=GROUP)
+    )
     text = f"{DISTRIBUTION} {__version__}" + (f" beside {', '.join(others)}" if others else "")
-    hint = f"both write the package tuna; pip uninstall {' '.join(others)}, then install {DISTRIBUTION} again"
+    hint = (
+        f"both write the package tuna; pip uninstall {' '.join(others)}, then install"
+        f" {DISTRIBUTION} again"
+    )
     yield judge("installation", bool(others), text, hint)
 
 
@@ -88,7 +106,9 @@ def of_settings() -> Iterator[Finding]:
     """Variables whose names look like a setting's, and are none."""
     wrong = [f"{name} is no setting" for name in misspelt()]
     hint = f"did you mean {', '.join(misspelt().values())}?"
-    yield judge("settings", bool(wrong), ", ".join(wrong) or "all names are known", hint, warning=True)
+    yield judge(
+        "settings", bool(wrong), ", ".join(wrong) or "all names are known", hint, warning=True
+    )
 
 
 def of_disk(settings: Settings) -> Iterator[Finding]:
@@ -96,15 +116,24 @@ def of_disk(settings: Settings) -> Iterator[Finding]:
     place = next(folder for folder in (settings.home, *settings.home.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     text = f"{settings.home}: {free / 1e9:.1f} GB free"
-    yield Finding("disk", free >= _MIN_FREE_BYTES, text, "free some space, or set TUNA_HOME to another disk")
+    yield Finding(
+        "disk", free >= _MIN_FREE_BYTES, text, "free some space, or set TUNA_HOME to another disk"
+    )
 
 
 def of_cores() -> Iterator[Finding]:
     """Which cores measure and which compile, and whether both happen at the same time."""
     measuring, compiling = eval_cpus(), compile_cpus()
-    text = f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"
+    text = (
+        f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"
+    )
     shared = bool(set(measuring) & set(compiling))
-    yield Finding("cores", not shared, text, "compiling disturbs measuring here: use a machine with two cores or more")
+    yield Finding(
+        "cores",
+        not shared,
+        text,
+        "compiling disturbs measuring here: use a machine with two cores or more",
+    )
     quiet = quiet_needed(get_settings())
     text = f"builds {'stop' if quiet.needed else 'go on'} while cores are measured: {quiet.reason}"
     yield Finding("quiet", True, text)
@@ -118,7 +147,11 @@ def of_sandbox(settings: Settings) -> Iterator[Finding]:
         return
     open_here = box.lacking()
     version = landlock.version()
-    text = f"open: {'; '.join(open_here)}" if open_here else f"closed: files by Landlock {version}, the rest by seccomp"
+    text = (
+        f"open: {'; '.join(open_here)}"
+        if open_here
+        else f"closed: files by Landlock {version}, the rest by seccomp"
+    )
     yield judge("sandbox", bool(open_here), text, hint, warning=settings.sandbox != "require")
     text = "limited" if os.getuid() else "not limited, because this user is root"
     hint = "run workers as another user, or in a container with a limit of processes"
@@ -142,7 +175,9 @@ def of_library(name: str) -> Finding:
     try:
         return Finding(f"library {name}", True, str(found.environment()))
     except TunaError as error:
-        return Finding(f"library {name}", True, f"not usable here: {error}", error.hint, absent=True)
+        return Finding(
+            f"library {name}", True, f"not usable here: {error}", error.hint, absent=True
+        )
 
 
 def _broken(name: str, text: str) -> Finding:

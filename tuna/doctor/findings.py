@@ -11,14 +11,16 @@ _CLOCK_S = 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check. Not `ok`: something fails or would lose data; `warning`: it works, but see the hint."""
+    """Result of one check. Not `ok`: something fails or would lose data; `warning`: it works, but
+    see the hint."""
 
     what: str
     ok: bool
     text: str
     hint: str = ""
     warning: bool = False
-    absent: bool = False  #: a library or an extra that cannot be used on this machine, which is no fault
+    #: a library or an extra that cannot be used on this machine, which is no fault
+    absent: bool = False
 
 
 def judge(what: str, bad: bool, text: str, hint: str, *, warning: bool = False) -> Finding:

@@ -45,7 +45,8 @@ def _of_sqlite(connection: sa.Connection) -> Iterator[Finding]:
     version = connection.dialect.server_version_info or ()
     yield judge_version("database version", "SQLite", version, _SQLITE)
     mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
-    # Without WAL (a network folder) readers and the drain block each other, and locks may not hold at all.
+    # Without WAL (a network folder) readers and the drain block each other, and locks may not hold
+    # at all.
     hint = "keep the file on a disk of this machine, not in a network folder"
     yield judge("database durability", mode not in ("wal", "memory"), f"journal_mode {mode}", hint)
 
@@ -58,28 +59,42 @@ def _of_mysql(connection: sa.Connection) -> Iterator[Finding]:
     yield judge_version("database version", name, version, _MARIADB if maria else _MYSQL)
     known = {row[0].lower(): row[1] for row in connection.exec_driver_sql("SHOW VARIABLES")}
     flush = str(known.get("innodb_flush_log_at_trx_commit"))
-    hint = "set innodb_flush_log_at_trx_commit = 1: a power cut loses results that Redis no longer has"
-    yield judge("database durability", flush != "1", f"innodb_flush_log_at_trx_commit {flush}", hint)
+    hint = (
+        "set innodb_flush_log_at_trx_commit = 1: a power cut loses results that Redis no longer has"
+    )
+    yield judge(
+        "database durability", flush != "1", f"innodb_flush_log_at_trx_commit {flush}", hint
+    )
     double = str(known.get("innodb_doublewrite", "ON"))
     hint = "set innodb_doublewrite = ON: a power cut may tear pages"
-    yield judge("database pages", double.upper() in ("OFF", "0"), f"innodb_doublewrite {double}", hint)
+    yield judge(
+        "database pages", double.upper() in ("OFF", "0"), f"innodb_doublewrite {double}", hint
+    )
     if str(known.get("log_bin")).upper() in ("ON", "1"):
         sync = str(known.get("sync_binlog"))
-        hint = "set sync_binlog = 1: after a power cut the binary log, and what is restored from it, may lack commits"
+        hint = (
+            "set sync_binlog = 1: after a power cut the binary log, and what is restored from it,"
+            " may lack commits"
+        )
         yield judge("database binary log", sync != "1", f"sync_binlog {sync}", hint, warning=True)
     isolation = str(known.get("transaction_isolation") or known.get("tx_isolation"))
     hint = "READ COMMITTED was requested and not granted: claims would block each other"
     yield judge("database isolation", isolation != "READ-COMMITTED", isolation, hint, warning=True)
     yield _collation(connection)
     packet = int(known.get("max_allowed_packet") or 0)
-    hint = f"set max_allowed_packet = 256M: a kernel of more than {packet >> 21} MiB is not stored, and its job fails"
+    hint = (
+        f"set max_allowed_packet = 256M: a kernel of more than {packet >> 21} MiB is not stored,"
+        " and its job fails"
+    )
     text = f"max_allowed_packet {packet >> 20} MiB"
     yield judge("database packet", packet < _PACKET_BYTES, text, hint, warning=True)
     before = time.time()
     now = float(connection.exec_driver_sql("SELECT UNIX_TIMESTAMP(NOW(6))").scalar_one())
     yield judge_clock("database clock", now, before)
     grants = [str(row[0]) for row in connection.exec_driver_sql("SHOW GRANTS")]
-    whole = [grant for grant in grants if " ON *.* " in grant and not grant.startswith("GRANT USAGE ")]
+    whole = [
+        grant for grant in grants if " ON *.* " in grant and not grant.startswith("GRANT USAGE ")
+    ]
     hint = "give Tuna a user that has rights on its own database only"
     text = "more than Tuna needs" if whole else "on Tuna's database only"
     yield judge("database rights", bool(whole), text, hint, warning=True)
@@ -87,24 +102,36 @@ def _of_mysql(connection: sa.Connection) -> Iterator[Finding]:
 
 def _collation(connection: sa.Connection) -> Finding:
     rows = connection.exec_driver_sql(
-        "SELECT table_name, table_collation FROM information_schema.tables WHERE table_schema = DATABASE()"
+        "SELECT table_name, table_collation FROM information_schema.tables WHERE table_schema ="
+        " DATABASE()"
     )
-    other = sorted(str(name) for name, collation in rows if collation != _COLLATION and name != "alembic_version")
-    change = "; ".join(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {_COLLATION}" for name in other)
+    other = sorted(
+        str(name)
+        for name, collation in rows
+        if collation != _COLLATION and name != "alembic_version"
+    )
+    change = "; ".join(
+        f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {_COLLATION}"
+        for name in other
+    )
     hint = f"names A and a would be the same: SET foreign_key_checks = 0; {change}"
     text = f"{', '.join(other)} differ" if other else _COLLATION
     return judge("database collation", bool(other), text, hint)
 
 
 def _table_rights(engine: sa.Engine) -> Finding:
-    table = sa.Table(f"tuna_doctor_{uuid.uuid4().hex[:8]}", sa.MetaData(), sa.Column("id", sa.Integer))
+    table = sa.Table(
+        f"tuna_doctor_{uuid.uuid4().hex[:8]}", sa.MetaData(), sa.Column("id", sa.Integer)
+    )
     try:
         with engine.begin() as connection:
             table.create(connection)
             table.drop(connection)
     except DBAPIError as error:
         text = f"cannot create a table: {str(error.orig).splitlines()[0]}"
-        return Finding("database tables", True, text, "`tuna db upgrade` needs a user who can", warning=True)
+        return Finding(
+            "database tables", True, text, "`tuna db upgrade` needs a user who can", warning=True
+        )
     return Finding("database tables", True, "can be created")
 
 
@@ -134,7 +161,10 @@ def _holes(info: dict[str, Any], embedded: bool) -> Finding:
     name, version = redis_versions.version_of(info)
     fixed = redis_versions.first_safe(name, version)
     wanted = ".".join(map(str, fixed or version))
-    hint = f"scripts can run code in this version (CVE-2025-49844 and later): use {name} {wanted} or newer"
+    hint = (
+        f"scripts can run code in this version (CVE-2025-49844 and later): use {name} {wanted} or"
+        " newer"
+    )
     newest = "; install it, or a newer valkey-server: the newest in PATH is taken"
     hint += newest if embedded else ", or look whether your distribution has mended it"
     state = f"vulnerabilities fixed in {wanted}" if fixed else "no known vulnerabilities"
@@ -143,7 +173,10 @@ def _holes(info: dict[str, Any], embedded: bool) -> Finding:
 
 
 def _append_only(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
-    hint = "set appendonly yes, appendfsync everysec: else queued and undrained work is done again after a crash"
+    hint = (
+        "set appendonly yes, appendfsync everysec: else queued and undrained work is done again"
+        " after a crash"
+    )
     if not int(info.get("aof_enabled", 0)):
         yield judge("redis durability", True, "appendonly no", hint, warning=True)
         return
@@ -154,20 +187,27 @@ def _append_only(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _replay(client: Any) -> Iterator[Finding]:
-    """Whether transactions and scripts in the append-only file come back after a crash: redis/redis#14541."""
+    """Whether transactions and scripts in the append-only file come back after a crash:
+    redis/redis#14541."""
     try:
         said = client.acl_dryrun("default", "XADD", "tuna", "*", "r", "doctor")
-    except redis.ResponseError:  # no right to run ACL, or Redis < 7, which checks no rights on replay
+    except (
+        redis.ResponseError
+    ):  # no right to run ACL, or Redis < 7, which checks no rights on replay
         return
     hint = (
-        "in Redis' access list, write: user default off resetpass ~* &* +@all. It stays off, but some versions replay the "
-        "append-only file with its rights, and drop each transaction that it may not run"
+        "in Redis' access list, write: user default off resetpass ~* &* +@all. It stays off, but"
+        " some versions replay the append-only file with its rights, and drop each transaction that"
+        " it may not run"
     )
-    yield judge("redis replay", said != b"OK", "of transactions, as the user default", hint, warning=True)
+    yield judge(
+        "redis replay", said != b"OK", "of transactions, as the user default", hint, warning=True
+    )
 
 
 def _configured(client: Any, name: str) -> str | None:
-    """A setting of the server; None when this user may not read it, which is the recommended setup."""
+    """A setting of the server; None when this user may not read it, which is the recommended
+    setup."""
     try:
         return str(client.config_get(name).get(name))
     except redis.ResponseError:
@@ -178,7 +218,13 @@ def _guard(client: Any, url: str) -> Finding:
     """Whether there is a password, and whether the user has more rights than Tuna needs."""
     parts = urlsplit(url)
     if parts.scheme != "unix" and not parts.password:
-        return judge("redis rights", True, "no password", "set one: docker/redis-start shows how", warning=True)
+        return judge(
+            "redis rights",
+            True,
+            "no password",
+            "set one: docker/redis-start shows how",
+            warning=True,
+        )
     administers = _configured(client, "maxmemory") is not None
     hint = "docker/redis-start has a user with no more rights than Tuna needs"
     text = "may administer the server" if administers else "no right to administer"
@@ -194,12 +240,16 @@ def _redis_rights(client: Any) -> Finding:
         client.pexpire(key, 60_000)
         client.delete(key)
     except redis.ResponseError as error:
-        return Finding("redis stream", False, str(error), "docker/redis-start has the rights that Tuna needs")
+        return Finding(
+            "redis stream", False, str(error), "docker/redis-start has the rights that Tuna needs"
+        )
     return Finding("redis stream", True, "can be written, scripts run")
 
 
 def broker_is_apart(settings: Settings) -> bool:
-    return settings.broker_url is not None and services.broker_url(settings) != services.redis_url(settings)
+    return settings.broker_url is not None and services.broker_url(settings) != services.redis_url(
+        settings
+    )
 
 
 def of_broker(settings: Settings) -> Iterator[Finding]:
@@ -210,10 +260,15 @@ def of_broker(settings: Settings) -> Iterator[Finding]:
     name, version = str(said.get("product", parts.scheme)), str(said.get("version", ""))
     if name == "RabbitMQ":
         yield judge_version(
-            "broker", name, tuple(int(part) for part in version.split("-")[0].split(".")[:3]), _RABBITMQ
+            "broker",
+            name,
+            tuple(int(part) for part in version.split("-")[0].split(".")[:3]),
+            _RABBITMQ,
         )
     else:
-        yield Finding("broker", True, f"{parts.scheme} at {parts.hostname or 'localhost'} {version}".strip())
+        yield Finding(
+            "broker", True, f"{parts.scheme} at {parts.hostname or 'localhost'} {version}".strip()
+        )
 
 
 def _with_store(settings: Settings) -> Settings:
@@ -232,7 +287,8 @@ def of_artifacts(settings: Settings) -> Iterator[Finding]:
 
     settings = _with_store(settings)
     store = Artifacts.from_settings(settings)
-    data = f"tuna doctor {uuid.getnode()}\n".encode()  # the same bytes each time, so that a store does not fill up
+    # the same bytes each time, so that a store does not fill up
+    data = f"tuna doctor {uuid.getnode()}\n".encode()
     started = time.monotonic()
     ok = store.try_out(data)
     text = f"can be written and read, {1000 * (time.monotonic() - started):.0f} ms"

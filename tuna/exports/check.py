@@ -16,15 +16,20 @@ __all__ = ["Fault", "Findings", "KernelsByResult", "Known", "check"]
 
 
 def check(directory: Path, known: Known) -> Findings:
-    """Check all databases in a folder: by the format's own rules, else that they are readable and have no duplicates.
+    """Check all databases in a folder: by the format's own rules, else that they are readable and
+    have no duplicates.
 
-    MIOpen's rules are at `libraries.miopen.formats.check`. Raises BadInput if the folder has no database.
+    MIOpen's rules are at `libraries.miopen.formats.check`. Raises BadInput if the folder has no
+    database.
     """
     endings = sorted({ending for exporter in registry.exporters() for ending in exporter.endings})
-    files = sorted(path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings)))
+    files = sorted(
+        path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings))
+    )
     if not files:
         raise BadInput(
-            f"{directory} holds no database.", hint=f"their names end in {', '.join(endings)}, or so and .bz2"
+            f"{directory} holds no database.",
+            hint=f"their names end in {', '.join(endings)}, or so and .bz2",
         )
     findings = Findings(files)
     together: dict[Check, dict[str, list[Path]]] = {}

@@ -1,4 +1,5 @@
-"""A table of the best results of each layer, to which sessions commit: a file in the form `json`, shared by many masters."""
+"""A table of the best results of each layer, to which sessions commit: a file in the form `json`,
+shared by many masters."""
 
 from __future__ import annotations
 
@@ -34,16 +35,23 @@ class Commit:
 def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) -> Commit:
     """Add a session's results to a table, which keeps the `n_best` of each layer and environment.
 
-    The fastest ones are kept; of equally fast ones those that come first by solver and params. Of a candidate that the
-    table has already the better time stays: one from a quiet device, then the shorter. Commits wait for each other.
-    Raises BadInput for times of an emulated board, and for a file that is no such table; NotFound without any result.
+    The fastest ones are kept; of equally fast ones those that come first by solver and params. Of a
+    candidate that the table has already the better time stays: one from a quiet device, then the
+    shorter. Commits wait for each other. Raises BadInput for times of an emulated board, and for a
+    file that is no such table; NotFound without any result.
     """
     if emulator := sessions.get(connection, session_id).environment.flags.get("emulator"):
-        raise BadInput(f"Session {session_id} was measured on a board that {emulator} emulates: nothing is committed.")
+        raise BadInput(
+            f"Session {session_id} was measured on a board that {emulator} emulates: nothing is"
+            " committed."
+        )
     source = SqlSource(connection, select.of_session(connection, session_id, None))
     new = [record for record in source.records(n_best) if is_time(record.time_ms)]
     if not new:
-        raise NotFound(f"Session {session_id} has no result to commit.", hint="`tuna status` shows which jobs failed")
+        raise NotFound(
+            f"Session {session_id} has no result to commit.",
+            hint="`tuna status` shows which jobs failed",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.parent / f".{path.name}.lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -63,7 +71,9 @@ def _best(records: list[ResultRecord], n_best: int) -> Iterator[ResultRecord]:
         there = candidates.setdefault(_candidate(record), record)
         if _rank(record) < _rank(there):
             candidates[_candidate(record)] = record
-    ordered = sorted(candidates.values(), key=lambda one: (*_layer(one), one.time_ms, one.solver, one.params))
+    ordered = sorted(
+        candidates.values(), key=lambda one: (*_layer(one), one.time_ms, one.solver, one.params)
+    )
     for _, group in groupby(ordered, key=_layer):
         yield from list(group)[:n_best]
 

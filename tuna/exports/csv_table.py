@@ -1,9 +1,11 @@
-"""Whole results as CSV (RFC 4180: commas, CRLF, quotes doubled) in UTF-8; docs/formats.md describes each column.
+"""Whole results as CSV (RFC 4180: commas, CRLF, quotes doubled) in UTF-8; docs/formats.md describes
+each column.
 
-Text that a spreadsheet would take for a formula is written after an apostrophe, which the reader takes off again: what
-begins with one of `= + - @`, their full-width forms, tab, LF, or with an apostrophe itself. Text with characters that a
-terminal obeys, such as ESC, is written after an apostrophe as a JSON string. A cell that may have no value is empty then;
-an empty text in it is a lone apostrophe.
+Text that a spreadsheet would take for a formula is written after an apostrophe, which the reader
+takes off again: what begins with one of `= + - @`, their full-width forms, tab, LF, or with an
+apostrophe itself. Text with characters that a terminal obeys, such as ESC, is written after an
+apostrophe as a JSON string. A cell that may have no value is empty then; an empty text in it is a
+lone apostrophe.
 """
 
 from __future__ import annotations
@@ -150,12 +152,15 @@ class CsvExporter(GenericExporter):
 
     def read(self, path: Path) -> Iterator[ResultRecord]:
         """Row by row."""
-        csv.field_size_limit(max(csv.field_size_limit(), _CELL_LIMIT))  # global to the process; there is no other way
+        # global to the process; there is no other way
+        csv.field_size_limit(max(csv.field_size_limit(), _CELL_LIMIT))
         try:
             with compressed.open_text(path) as stream:
                 table = csv.reader(stream, strict=True)
                 if next(table, None) != _HEADER:
-                    raise BadInput(f"{path} is no {self.title} of version {VERSION}: its columns are others.")
+                    raise BadInput(
+                        f"{path} is no {self.title} of version {VERSION}: its columns are others."
+                    )
                 for row in table:
                     where = f"{path}:{table.line_num}"
                     yield from_json(_value(row, where), where)
@@ -178,7 +183,9 @@ def _row(value: Mapping[str, Any]) -> list[str]:
 def _value(row: list[str], where: str) -> dict[str, Any]:
     """The JSON form of a row."""
     if len(row) != len(_HEADER) or row[0] != str(VERSION):
-        raise BadInput(f"{where}: a row has {len(_HEADER)} cells and begins with the version {VERSION}")
+        raise BadInput(
+            f"{where}: a row has {len(_HEADER)} cells and begins with the version {VERSION}"
+        )
     value: dict[str, Any] = {}
     for (column, (place, (_, read))), cell in zip(_COLUMNS.items(), row[1:], strict=True):
         try:

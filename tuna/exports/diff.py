@@ -21,7 +21,8 @@ class Diff:
     a: Path
     b: Path
     exporter: AnyExporter  #: of both files
-    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)  #: by what, solver and type
+    #: by what, solver and type
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     faster: int = 0  #: of those changed: the time is less
     slower: int = 0
 
@@ -36,8 +37,13 @@ class Diff:
 
     def rows(self) -> list[tuple[str | int, ...]]:
         """(solver, type, added, removed, changed), sorted, where anything differs."""
-        names = sorted({key[1:] for key, count in self.counts.items() if key[0] != "same" and count})
-        return [(name, kind, *(self.counts[what, name, kind] for what in _WHAT[:3])) for name, kind in names]
+        names = sorted(
+            {key[1:] for key, count in self.counts.items() if key[0] != "same" and count}
+        )
+        return [
+            (name, kind, *(self.counts[what, name, kind] for what in _WHAT[:3]))
+            for name, kind in names
+        ]
 
     def summary(self) -> str:
         """All entries in one line."""
@@ -60,17 +66,23 @@ class Diff:
 
 
 def diff(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
-    """Compare two databases of one form, packed or not; a perf db in SQLite and one in text have the same entries.
+    """Compare two databases of one form, packed or not; a perf db in SQLite and one in text have
+    the same entries.
 
-    A solver counts as changed for a key if any value of its entry differs (time, workspace, algorithm; params; code). `each` is
-    called with every entry that differs, in the order of keys and solvers. Memory does not grow with the files, but for 12 bytes
-    a key. Raises BadInput if a file is damaged or of another kind.
+    A solver counts as changed for a key if any value of its entry differs (time, workspace,
+    algorithm; params; code). `each` is called with every entry that differs, in the order of keys
+    and solvers. Memory does not grow with the files, but for 12 bytes a key. Raises BadInput if a
+    file is damaged or of another kind.
     """
     exporter = same_form(a, b)
     counts: Counter[tuple[str, str, str]] = Counter()
     faster = slower = 0
     for pair in pairs(entries(a, exporter), entries(b, exporter)):
-        counts[_what(pair), pair.key if exporter.entry_is_key else pair.solver, exporter.type_of(pair.key)] += 1
+        counts[
+            _what(pair),
+            pair.key if exporter.entry_is_key else pair.solver,
+            exporter.type_of(pair.key),
+        ] += 1
         if pair.a != pair.b:
             each(pair)
         if exporter.timed and pair.a and pair.b:
@@ -90,5 +102,7 @@ def _what(pair: Pair) -> str:
 def line(pair: Pair) -> str:
     """An entry that differs, such as `~ KEY SOLVER: 0.5,0,algorithm -> 0.4,0,algorithm`."""
     mark = {"added": "+", "removed": "-", "changed": "~", "same": "="}[_what(pair)]
-    values = " -> ".join(",".join(map(str, value)) for value in (pair.a, pair.b) if value is not None)
+    values = " -> ".join(
+        ",".join(map(str, value)) for value in (pair.a, pair.b) if value is not None
+    )
     return f"{mark} {pair.key} {pair.solver}: {values}"

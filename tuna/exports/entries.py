@@ -1,4 +1,5 @@
-"""The entries of a database file in one order, whatever its form and size, so that two files can be merge-joined."""
+"""The entries of a database file in one order, whatever its form and size, so that two files can be
+merge-joined."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def same_form(a: Path, b: Path) -> AnyExporter:
 
 
 def entries(path: Path, exporter: AnyExporter) -> Iterator[Entry]:
-    """The entries sorted by key and solver; of several with both the same the first, which MIOpen takes too."""
+    """The entries sorted by key and solver; of several with both the same the first, which MIOpen
+    takes too."""
     before = None
     rows = spool.sort_rows(_numbered(exporter.entries(path)), width=3 + VALUES, by=3)
     for key, solver, _, *value in rows:

@@ -1,4 +1,5 @@
-"""What the generic exports, JSON and CSV, share: whole results of every library and kind, one row per config and solver."""
+"""What the generic exports, JSON and CSV, share: whole results of every library and kind, one row
+per config and solver."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ VERSION = 1
 class GenericOptions(FileOptions):
     """How to write whole results."""
 
-    top: int | None = Field(None, ge=1, description="solvers kept for a config and environment; default: all")
+    top: int | None = Field(
+        None, ge=1, description="solvers kept for a config and environment; default: all"
+    )
     n_best: int = Field(1, ge=1, description="trials kept for a config, solver and environment")
 
 
@@ -38,7 +41,8 @@ class GenericExporter(Exporter[GenericOptions]):
 
     @abstractmethod
     def read(self, path: Path) -> Iterator[ResultRecord]:
-        """The records of a file, packed or not, one at a time; raises BadInput with the line of one that is none."""
+        """The records of a file, packed or not, one at a time; raises BadInput with the line of one
+        that is none."""
 
     def ending(self, source: ResultSource, options: GenericOptions) -> str:
         """After the library, so that the files of two libraries do not replace each other."""
@@ -49,7 +53,8 @@ class GenericExporter(Exporter[GenericOptions]):
         return self.write_records(path, _kept(source.records(options.n_best), options.top, tally))
 
     def entries(self, path: Path) -> Iterator[Entry]:
-        """Time, workspace and params by config on a device and solver; without a time it is infinite."""
+        """Time, workspace and params by config on a device and solver; without a time it is
+        infinite."""
         for record in self.read(path):
             where = record.environment
             key = f"{record.config} on {where.arch} with {where.num_cu} CUs"

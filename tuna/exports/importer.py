@@ -40,20 +40,30 @@ _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 def import_db(
     engine: sa.Engine, path: Path, session_id: int | Callable[[sa.Connection], tuple[int, bool]]
 ) -> ImportReport:
-    """Read a find db (text) or perf db (SQLite or text) of MIOpen's, or any other form that can be imported.
+    """Read a find db (text) or perf db (SQLite or text) of MIOpen's, or any other form that can be
+    imported.
 
-    The file may be packed with bzip2. What was measured here is never replaced; what was imported is. A find db and a
-    perf db of the same session complete each other, whichever comes first. Importing a file again changes nothing.
-    `session_id`: or what makes a session, called when the file has been found to be good. Raises BadInput before anything
-    is stored if the file is damaged, and NotFound if there is no such session.
+    The file may be packed with bzip2. What was measured here is never replaced; what was imported
+    is. A find db and a perf db of the same session complete each other, whichever comes first.
+    Importing a file again changes nothing. `session_id`: or what makes a session, called when the
+    file has been found to be good. Raises BadInput before anything is stored if the file is
+    damaged, and NotFound if there is no such session.
     """
     source = _source(path)
     exporter = registry.exporter_of(path)
     # A key of MIOpen's stands for several layers; a row of another form is one layer.
-    readers: dict[str, _Reading] = {"find": (find_db.read, _import_find), "perf": (read_perf, _import_perf)}
+    readers: dict[str, _Reading] = {
+        "find": (find_db.read, _import_find),
+        "perf": (read_perf, _import_perf),
+    }
     if exporter.form not in readers and not exporter.importable:
-        able = sorted({*readers, *(other.form for other in registry.exporters() if other.importable)})
-        raise BadInput(f"{path} is a {exporter.title}, which cannot be imported.", hint=f"these can: {', '.join(able)}")
+        able = sorted(
+            {*readers, *(other.form for other in registry.exporters() if other.importable)}
+        )
+        raise BadInput(
+            f"{path} is a {exporter.title}, which cannot be imported.",
+            hint=f"these can: {', '.join(able)}",
+        )
     reader, store = readers.get(exporter.form, (exporter.imported, _import_results))
     read: Callable[[], Iterator[Any]] = partial(reader, path)
     wanted = _survey(read())
@@ -88,7 +98,8 @@ class _Wanted:
 
 
 def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict[str, _Wanted]:
-    """The solvers of a file; reads all of it, so that a damaged one is refused before anything is stored."""
+    """The solvers of a file; reads all of it, so that a damaged one is refused before anything is
+    stored."""
     found: dict[str, _Wanted] = {}
     for record in records:
         if isinstance(record, PerfRecord):
@@ -96,7 +107,10 @@ def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict
             continue
         if isinstance(record, ImportedResult):
             wanted = found.setdefault(canonical_name(record.solver), _Wanted())
-            wanted.family, wanted.tunable = wanted.family or record.family, wanted.tunable or bool(record.params)
+            wanted.family, wanted.tunable = (
+                wanted.family or record.family,
+                wanted.tunable or bool(record.params),
+            )
             wanted.kinds.add(record.kind)
             continue
         for item in record.items:
@@ -113,10 +127,21 @@ def _add_solvers(
 
     A solver that is known only from files, and so has no number, is completed.
     """
-    columns = (Solver.name, Solver.id, Solver.algorithm, Solver.tunable, Solver.valid, Solver.number)
+    columns = (
+        Solver.name,
+        Solver.id,
+        Solver.algorithm,
+        Solver.tunable,
+        Solver.valid,
+        Solver.number,
+    )
     query = sa.select(*columns).where(Solver.library == library)
     known = {row.name: row for row in connection.execute(query)}
-    new = {name: facts for name, facts in wanted.items() if name not in known and len(name) <= _MAX_SOLVER}
+    new = {
+        name: facts
+        for name, facts in wanted.items()
+        if name not in known and len(name) <= _MAX_SOLVER
+    }
     rows = [
         {
             "library": library,
@@ -133,7 +158,10 @@ def _add_solvers(
     upsert(connection, Solver, rows, key=("library", "name"))
     for name in wanted.keys() & known.keys():
         row, facts = known[name], wanted[name]
-        values = {"algorithm": row.algorithm or facts.family, "tunable": row.tunable or facts.tunable}
+        values = {
+            "algorithm": row.algorithm or facts.family,
+            "tunable": row.tunable or facts.tunable,
+        }
         if row.number is None and values != {"algorithm": row.algorithm, "tunable": row.tunable}:
             connection.execute(sa.update(Solver).where(Solver.id == row.id).values(values))
     ids = {row.name: row.id if row.valid else None for row in connection.execute(query)}
@@ -164,9 +192,14 @@ def _import_find(task: Task, records: Iterator[FindRecord]) -> None:
 
 
 def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
-    """The configs of find-db keys, made if they are new; a key and its config are each other's only one."""
-    query = sa.select(Config.problem_key, Config.id).where(Config.problem_key.in_([record.key for record in part]))
-    ids = {row[0] or "": row[1] for row in batch.connection.execute(query.order_by(Config.id.desc()))}
+    """The configs of find-db keys, made if they are new; a key and its config are each other's only
+    one."""
+    query = sa.select(Config.problem_key, Config.id).where(
+        Config.problem_key.in_([record.key for record in part])
+    )
+    ids = {
+        row[0] or "": row[1] for row in batch.connection.execute(query.order_by(Config.id.desc()))
+    }
     made = {}
     for record in part:
         if record.key not in ids:
@@ -185,7 +218,9 @@ def _layer_or_problem(key: ProblemKey) -> Layer:
         return ProblemConfig(key.text())
 
 
-def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping[tuple[PerfKey, int], str]) -> None:
+def _put_items(
+    batch: Batch, record: FindRecord, config_id: int, params: Mapping[tuple[PerfKey, int], str]
+) -> None:
     perf_key = problem_key.parse(record.key).perf() if params else None
     seen: set[int] = set()
     for item in record.items:
@@ -194,13 +229,19 @@ def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping
             continue
         if solver_id in seen:
             batch.skipped["its line names the solver before"] += 1
-        elif not (item.time_ms == 0 or is_time(item.time_ms)) or not 0 <= item.workspace_bytes <= _MAX_BYTES:
+        elif (
+            not (item.time_ms == 0 or is_time(item.time_ms))
+            or not 0 <= item.workspace_bytes <= _MAX_BYTES
+        ):
             batch.skipped["its time or workspace is not a valid number"] += 1
         elif len(item.algorithm) > _MAX_ALGORITHM:
             batch.skipped["its algorithm's name is too long"] += 1
         else:
             seen.add(solver_id)
-            values: dict[str, Any] = {"time_ms": item.time_ms, "workspace_bytes": item.workspace_bytes}
+            values: dict[str, Any] = {
+                "time_ms": item.time_ms,
+                "workspace_bytes": item.workspace_bytes,
+            }
             values |= {"algorithm": item.algorithm, "problem_key": None}
             before = batch.before.get((config_id, solver_id))
             if perf_key and not (before and before.params) and (perf_key, solver_id) in params:
@@ -213,16 +254,22 @@ def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping
 
 
 def _params_without_times(task: Task) -> dict[tuple[PerfKey, int], str]:
-    """What an earlier import of a perf db stored: it may have named another layer of those that share a perf-db row."""
+    """What an earlier import of a perf db stored: it may have named another layer of those that
+    share a perf-db row."""
     query = (
         sa.select(Config.problem_key, FindDb.solver_id, FindDb.params)
         .join(Config, Config.id == FindDb.config_id)
-        .where(FindDb.session_id == task.session_id, FindDb.time_ms.is_(None), FindDb.job_id.is_(None))
+        .where(
+            FindDb.session_id == task.session_id, FindDb.time_ms.is_(None), FindDb.job_id.is_(None)
+        )
         .where(Config.problem_key.is_not(None), FindDb.params != "")
     )
     with reading(task.engine) as connection:
         rows = connection.execute(query, execution_options={"yield_per": 5000})
-        return {(problem_key.parse(key or "").perf(), solver_id): params for key, solver_id, params in rows}
+        return {
+            (problem_key.parse(key or "").perf(), solver_id): params
+            for key, solver_id, params in rows
+        }
 
 
 def _import_perf(task: Task, records: Iterator[PerfRecord]) -> None:
@@ -248,11 +295,14 @@ def _import_perf(task: Task, records: Iterator[PerfRecord]) -> None:
 
 
 def _put_params(batch: Batch, ids: Sequence[int], preferred: int, solver: str, params: str) -> None:
-    """Params go to every layer that the row stands for and that the session has with the solver, else to one."""
+    """Params go to every layer that the row stands for and that the session has with the solver,
+    else to one."""
     solver_id = batch.solver(solver)
     if solver_id is None:
         return
-    targets = [config_id for config_id in ids if (config_id, solver_id) in batch.before] or [preferred]
+    targets = [config_id for config_id in ids if (config_id, solver_id) in batch.before] or [
+        preferred
+    ]
     put = [batch.put(config_id, solver_id, {"params": params}) for config_id in targets]
     if any(put):
         batch.counts["rows"] += 1
@@ -261,9 +311,14 @@ def _put_params(batch: Batch, ids: Sequence[int], preferred: int, solver: str, p
 
 
 def _layers_of(task: Task, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]]:
-    """The configs that are there already and share these perf-db rows, in the order of their keys."""
+    """The configs that are there already and share these perf-db rows, in the order of their
+    keys."""
     found: dict[PerfKey, list[int]] = {key: [] for key in wanted}
-    query = sa.select(Config.id, Config.problem_key).where(Config.problem_key.is_not(None)).order_by(Config.problem_key)
+    query = (
+        sa.select(Config.id, Config.problem_key)
+        .where(Config.problem_key.is_not(None))
+        .order_by(Config.problem_key)
+    )
     with reading(task.engine) as connection:
         for config_id, text in connection.execute(query, execution_options={"yield_per": 5000}):
             key = problem_key.parse(text or "").perf()
@@ -272,7 +327,9 @@ def _layers_of(task: Task, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]
     return found
 
 
-def _make(batch: Batch, part: Sequence[PerfKey], wanted: Mapping[PerfKey, Mapping[str, str]]) -> dict[PerfKey, int]:
+def _make(
+    batch: Batch, part: Sequence[PerfKey], wanted: Mapping[PerfKey, Mapping[str, str]]
+) -> dict[PerfKey, int]:
     """Layers for perf-db rows that none has yet."""
     made = {}
     for key in part:

@@ -1,4 +1,5 @@
-"""An import in progress: problems of a file, some hundreds at a time, one transaction for each batch."""
+"""An import in progress: problems of a file, some hundreds at a time, one transaction for each
+batch."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ class Task:
         names = ("rows", "changed", "configs", "new_configs", "zero_times")
         counts = {name: self.counts[name] for name in names}
         return ImportReport(
-            self.session_id, **counts, new_solvers=self.new_solvers, skipped=dict(sorted(self.skipped.items()))
+            self.session_id,
+            **counts,
+            new_solvers=self.new_solvers,
+            skipped=dict(sorted(self.skipped.items())),
         )
 
     def run(self, store: Callable[[Batch, Sequence[Any]], None], problems: Iterable[Any]) -> None:
@@ -75,7 +79,8 @@ class Task:
 
 @dataclass
 class Batch:
-    """Some problems of the file, in one transaction; its counts are discarded when it has to be retried."""
+    """Some problems of the file, in one transaction; its counts are discarded when it has to be
+    retried."""
 
     task: Task
     connection: sa.Connection
@@ -86,11 +91,17 @@ class Batch:
 
     def read(self, config_ids: Iterable[int]) -> None:
         """Look up what the session has for these configs."""
-        columns = [FindDb.config_id, FindDb.solver_id, *(getattr(FindDb, name) for name in _COLUMNS)]
+        columns = [
+            FindDb.config_id,
+            FindDb.solver_id,
+            *(getattr(FindDb, name) for name in _COLUMNS),
+        ]
         query = sa.select(*columns).where(
             FindDb.session_id == self.task.session_id, FindDb.config_id.in_(list(config_ids))
         )
-        self.before = {(row.config_id, row.solver_id): row for row in self.connection.execute(query)}
+        self.before = {
+            (row.config_id, row.solver_id): row for row in self.connection.execute(query)
+        }
 
     def store_configs(self, made: Mapping[Any, Config]) -> dict[Any, int]:
         """The ids of the configs, stored if they are new."""
@@ -108,10 +119,13 @@ class Batch:
         return found
 
     def has_faster(self, config_id: int, solver_id: int, time_ms: float | None) -> bool:
-        """Whether an earlier entry of this file for the same result has a time as short or shorter."""
+        """Whether an earlier entry of this file for the same result has a time as short or
+        shorter."""
         name = (config_id, solver_id)
         row = self.before.get(name)
-        earlier = self.changed.get(name) or (row._asdict() if row is not None and row.job_id is None else None)
+        earlier = self.changed.get(name) or (
+            row._asdict() if row is not None and row.job_id is None else None
+        )
         if earlier is None or self.task.source not in (earlier["source"] or ""):
             return False
         return earlier["time_ms"] is not None and (time_ms is None or earlier["time_ms"] <= time_ms)
@@ -131,13 +145,31 @@ class Batch:
 
     def write(self) -> None:
         """Store what changed."""
-        rest = {"job_id": None, "trial_number": None, "final_job_id": None, "workload": None, "updated_at": utc_now()}
+        rest = {
+            "job_id": None,
+            "trial_number": None,
+            "final_job_id": None,
+            "workload": None,
+            "updated_at": utc_now(),
+        }
         rows = [
-            {"session_id": self.task.session_id, "config_id": config_id, "solver_id": solver_id, **values, **rest}
+            {
+                "session_id": self.task.session_id,
+                "config_id": config_id,
+                "solver_id": solver_id,
+                **values,
+                **rest,
+            }
             for (config_id, solver_id), values in self.changed.items()
         ]
         if rows:
-            upsert(self.connection, FindDb, rows, key=_KEY, update=[name for name in rows[0] if name not in _KEY])
+            upsert(
+                self.connection,
+                FindDb,
+                rows,
+                key=_KEY,
+                update=[name for name in rows[0] if name not in _KEY],
+            )
         self.counts["changed"] += len(rows)
 
 

@@ -1,8 +1,8 @@
 """Whole results as JSON lines; docs/formats.md describes each field.
 
-The first line is `{"format":"tuna-results","version":1}`, each line after it one result. Keys stand in one order, numbers
-as Python's repr writes them (the shortest text that reads back), text in ASCII with escapes: equal results give equal
-bytes, and a reader needs memory for one line.
+The first line is `{"format":"tuna-results","version":1}`, each line after it one result. Keys stand
+in one order, numbers as Python's repr writes them (the shortest text that reads back), text in
+ASCII with escapes: equal results give equal bytes, and a reader needs memory for one line.
 """
 
 from __future__ import annotations
@@ -128,7 +128,12 @@ class JsonExporter(GenericExporter):
 def to_json(record: ResultRecord) -> dict[str, Any]:
     """A record as the JSON line has it."""
     return {
-        "config": {"key": record.config_key, "kind": record.kind, "text": record.config, "label": record.label},
+        "config": {
+            "key": record.config_key,
+            "kind": record.kind,
+            "text": record.config,
+            "label": record.label,
+        },
         "solver": record.solver,
         "algorithm": record.algorithm,
         "family": record.family,
@@ -164,11 +169,17 @@ def from_json(value: Mapping[str, Any], where: str) -> ResultRecord:
 
 def _validated(model: type[_Model], value: str | Mapping[str, Any], where: str) -> _Model:
     try:
-        return model.model_validate_json(value) if isinstance(value, str) else model.model_validate(value)
+        return (
+            model.model_validate_json(value)
+            if isinstance(value, str)
+            else model.model_validate(value)
+        )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"]))
-        raise BadInput(f"{where}: {f'{name}: ' if name else ''}{first['msg'][:_MAX_SHOWN].lower()}") from None
+        raise BadInput(
+            f"{where}: {f'{name}: ' if name else ''}{first['msg'][:_MAX_SHOWN].lower()}"
+        ) from None
 
 
 def _record(line: _Line, where: str) -> ResultRecord:

@@ -30,9 +30,10 @@ class MergeReport:
 def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> MergeReport:
     """Write the master's entries and the target's, which win, to `out`, whose name says its form.
 
-    In a find db a problem that the target knows has the target's solvers only, as MIOpen reads user files, unless
-    `keep_keys`: then those of both. In perf dbs and kernel dbs the entries always are merged one by one, as MIOpen does.
-    Equal files give equal bytes. Raises BadInput if a file is damaged, or of a form that cannot be merged.
+    In a find db a problem that the target knows has the target's solvers only, as MIOpen reads user
+    files, unless `keep_keys`: then those of both. In perf dbs and kernel dbs the entries always are
+    merged one by one, as MIOpen does. Equal files give equal bytes. Raises BadInput if a file is
+    damaged, or of a form that cannot be merged.
     """
     exporter = same_form(master, target)
     if not exporter.mergeable:
@@ -40,15 +41,24 @@ def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> 
         raise BadInput(f"A {exporter.title} cannot be merged.", hint=f"these can: {able}")
     name = compressed.plain_name(out)
     if not name.endswith(exporter.endings):
-        raise BadInput(f"{out.name} is no name of a {exporter.title}: they end in {', '.join(exporter.endings)}.")
+        raise BadInput(
+            f"{out.name} is no name of a {exporter.title}: they end in"
+            f" {', '.join(exporter.endings)}."
+        )
     counts: Counter[str] = Counter()
-    both = _chosen(pairs(entries(master, exporter), entries(target, exporter)), exporter, keep_keys, counts)
+    both = _chosen(
+        pairs(entries(master, exporter), entries(target, exporter)), exporter, keep_keys, counts
+    )
     with exporter.replacing(out) as path:
         exporter.write_merged(path, both, master, target, name)
-    return MergeReport(counts["kept"], counts["replaced"], counts["added"], counts["dropped"], counts["unusable"])
+    return MergeReport(
+        counts["kept"], counts["replaced"], counts["added"], counts["dropped"], counts["unusable"]
+    )
 
 
-def _chosen(both: Iterable[Pair], exporter: AnyExporter, keep_keys: bool, counts: Counter[str]) -> Iterator[Pair]:
+def _chosen(
+    both: Iterable[Pair], exporter: AnyExporter, keep_keys: bool, counts: Counter[str]
+) -> Iterator[Pair]:
     """The pairs that go into the result."""
     for _, group in groupby(both, key=attrgetter("key")):
         found = list(group)

@@ -20,7 +20,8 @@ _GENERIC: tuple[AnyExporter, ...] = (JsonExporter(), CsvExporter())
 
 @functools.cache
 def _found() -> tuple[tuple[AnyExporter, ...], str]:
-    """All exporters, and which libraries could not be loaded; a broken plug-in must not hide the others."""
+    """All exporters, and which libraries could not be loaded; a broken plug-in must not hide the
+    others."""
     found, broken = list(_GENERIC), []
     for name in registry.names():
         try:
@@ -41,7 +42,8 @@ def forms() -> list[str]:
 
 
 def exporter(form: str) -> AnyExporter:
-    """The exporter of a form; raises BadInput with the forms there are, or where two libraries claim it."""
+    """The exporter of a form; raises BadInput with the forms there are, or where two libraries
+    claim it."""
     found = [exporter for exporter in exporters() if exporter.form == form]
     if not found:
         broken = _found()[1]
@@ -51,12 +53,15 @@ def exporter(form: str) -> AnyExporter:
         )
     if len(found) > 1:
         claimed = " and ".join(f"{type(one).__module__}.{type(one).__qualname__}" for one in found)
-        raise BadInput(f"Several libraries bring a form {form!r}: {claimed}.", hint="uninstall one of them")
+        raise BadInput(
+            f"Several libraries bring a form {form!r}: {claimed}.", hint="uninstall one of them"
+        )
     return found[0]
 
 
 def exporter_of(path: Path) -> AnyExporter:
-    """The exporter of a file's format, by its contents; raises BadInput if there is none, or the file cannot be read."""
+    """The exporter of a file's format, by its contents; raises BadInput if there is none, or the
+    file cannot be read."""
     head = b"" if path.is_dir() else compressed.head(path)
     for found in exporters():
         if path.is_dir() == found.is_directory and found.recognises(path, head):

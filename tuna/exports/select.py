@@ -51,7 +51,8 @@ class Selection:
 
     @property
     def key(self) -> sa.ColumnElement[Any]:
-        """MIOpen's key of a result's config; where Tuna computes none, the one that a worker reported to an older version."""
+        """MIOpen's key of a result's config; where Tuna computes none, the one that a worker
+        reported to an older version."""
         return sa.func.coalesce(Config.problem_key, self.column("problem_key"))
 
     @property
@@ -75,9 +76,15 @@ class Selection:
 
         Served by the unique index that begins with (session_id, config_id) or (golden_id, arch).
         """
-        query = query.select_from(self.rows).join(Config, Config.id == self.column("config_id")).where(*self.where)
+        query = (
+            query.select_from(self.rows)
+            .join(Config, Config.id == self.column("config_id"))
+            .where(*self.where)
+        )
         if self.tag is not None:
-            query = query.join(ConfigTag, sa.and_(ConfigTag.config_id == Config.id, ConfigTag.tag == self.tag))
+            query = query.join(
+                ConfigTag, sa.and_(ConfigTag.config_id == Config.id, ConfigTag.tag == self.tag)
+            )
         return query
 
 
@@ -92,7 +99,11 @@ def count_noisy(connection: sa.Connection, selection: Selection) -> int:
 
 
 def _count(connection: sa.Connection, selection: Selection, mark: Any) -> int:
-    return int(connection.execute(selection.chosen(sa.select(sa.func.count()).where(mark == sa.true()))).scalar_one())
+    return int(
+        connection.execute(
+            selection.chosen(sa.select(sa.func.count()).where(mark == sa.true()))
+        ).scalar_one()
+    )
 
 
 def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> Selection:
@@ -127,12 +138,19 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
 
 
 def of_golden(
-    connection: sa.Connection, library: str, version: int, arch: str, num_cu: int | None, tag: str | None
+    connection: sa.Connection,
+    library: str,
+    version: int,
+    arch: str,
+    num_cu: int | None,
+    tag: str | None,
 ) -> Selection:
-    """A golden version's results for an architecture, for one CU count or for all; raises NotFound or BadInput."""
+    """A golden version's results for an architecture, for one CU count or for all; raises NotFound
+    or BadInput."""
     if not arch:
         raise BadInput(
-            "The export of a golden version needs an architecture.", hint="give it with --arch, such as gfx90a"
+            "The export of a golden version needs an architecture.",
+            hint="give it with --arch, such as gfx90a",
         )
     if num_cu is not None and num_cu < 1:
         raise BadInput(f"A device has at least one compute unit, not {num_cu}.")
@@ -141,41 +159,76 @@ def of_golden(
     if golden_id is None:
         query = sa.select(Golden.version).where(Golden.library == library).order_by(Golden.version)
         there = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
-        raise NotFound(f"There is no golden version {version} of {library}.", hint=f"versions: {there}")
+        raise NotFound(
+            f"There is no golden version {version} of {library}.", hint=f"versions: {there}"
+        )
     where = [GoldenEntry.golden_id == golden_id, GoldenEntry.arch == arch]
     if num_cu is not None:
         where.append(GoldenEntry.num_cu == num_cu)
-    title = f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
-    return Selection(title, library, arch, num_cu or 0, "", "", "", GoldenEntry, tuple(where), tag, num_cu is None)
+    title = (
+        f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
+    )
+    return Selection(
+        title,
+        library,
+        arch,
+        num_cu or 0,
+        "",
+        "",
+        "",
+        GoldenEntry,
+        tuple(where),
+        tag,
+        num_cu is None,
+    )
 
 
 def check_tag(connection: sa.Connection, tag: str) -> None:
     """Raise NotFound unless some config has the tag."""
-    if connection.execute(sa.select(ConfigTag.tag).where(ConfigTag.tag == tag).limit(1)).first() is None:
+    if (
+        connection.execute(sa.select(ConfigTag.tag).where(ConfigTag.tag == tag).limit(1)).first()
+        is None
+    ):
         raise NotFound(f"There is no config with the tag {tag!r}.")
 
 
 def solvers(connection: sa.Connection, library: str) -> dict[int, SolverFacts]:
     """The library's solvers by id."""
-    query = sa.select(Solver.id, Solver.name, Solver.algorithm, Solver.tunable).where(Solver.library == library)
+    query = sa.select(Solver.id, Solver.name, Solver.algorithm, Solver.tunable).where(
+        Solver.library == library
+    )
     return {row[0]: SolverFacts(*row[1:]) for row in connection.execute(query)}
 
 
 def kinds_without_key(connection: sa.Connection, selection: Selection) -> dict[str, int]:
     """How many results have no key, by their config's kind."""
     counts: tuple[Any, ...] = (Config.kind, sa.func.count())
-    query = selection.chosen(sa.select(*counts).where(selection.key.is_(None)).group_by(Config.kind))
+    query = selection.chosen(
+        sa.select(*counts).where(selection.key.is_(None)).group_by(Config.kind)
+    )
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def kernels(connection: sa.Connection, source: Selection, ids: Sequence[int]) -> list[KernelOf]:
-    """The code objects of these results, in the order of the ids; one without a digest for a result without any."""
+    """The code objects of these results, in the order of the ids; one without a digest for a result
+    without any."""
     row: Any = source.rows
     kernel: Any = FindDbKernel if source.rows is FindDb else GoldenKernel
     owner = FindDbKernel.find_db_id if source.rows is FindDb else GoldenKernel.golden_entry_id
-    environment: Any = sa.literal(source.environment_key) if source.environment_key else Environment.key
+    environment: Any = (
+        sa.literal(source.environment_key) if source.environment_key else Environment.key
+    )
     query = (
-        sa.select(row.id, Solver.name, Config.key, Config.driver, environment, kernel.kernel, kernel.name, kernel.args)
+        sa.select(
+            row.id,
+            Solver.name,
+            Config.key,
+            Config.driver,
+            environment,
+            kernel.kernel,
+            kernel.name,
+            kernel.args,
+        )
         .join(Config, Config.id == row.config_id)
         .join(Solver, Solver.id == row.solver_id)
         .outerjoin(kernel, owner == row.id)
@@ -195,17 +248,24 @@ def blob(connection: sa.Connection, digest: str) -> bytes:
     return connection.execute(sa.select(Kernel.blob).where(Kernel.digest == digest)).scalar_one()
 
 
-def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
-    """(number, time in ms, params) of the fastest good trials of a job, or of all rounds of its search, that took `at_least_ms`
-    or longer."""
+def good_trials(
+    connection: sa.Connection, job_id: int, at_least_ms: float, limit: int
+) -> list[tuple[int, float, str]]:
+    """(number, time in ms, params) of the fastest good trials of a job, or of all rounds of its
+    search, that took `at_least_ms` or longer."""
     query = (
         sa.select(Trial.number, Trial.time_ms, Trial.params)
-        .where(Trial.job_id.in_(rounds_of(job_id)), timed(Trial.time_ms), Trial.time_ms >= at_least_ms)
+        .where(
+            Trial.job_id.in_(rounds_of(job_id)), timed(Trial.time_ms), Trial.time_ms >= at_least_ms
+        )
         .where(Trial.cause.is_(None), Trial.params.is_not(None), Trial.ended_early.is_(False))
         .order_by(Trial.time_ms, Trial.job_id, Trial.number)
         .limit(limit)
     )
-    return [(number, time_ms or 0.0, params or "") for number, time_ms, params in connection.execute(query)]
+    return [
+        (number, time_ms or 0.0, params or "")
+        for number, time_ms, params in connection.execute(query)
+    ]
 
 
 def kernels_of(
@@ -214,7 +274,15 @@ def kernels_of(
     """By key and solver, for each session that measured it on this device: its kernels."""
     key = sa.func.coalesce(Config.problem_key, FindDb.problem_key)
     kernel = (FindDbKernel.kernel, FindDbKernel.name, FindDbKernel.args)
-    columns: tuple[Any, ...] = (key, FindDb.id, Solver.name, Config.key, Config.driver, Environment.key, *kernel)
+    columns: tuple[Any, ...] = (
+        key,
+        FindDb.id,
+        Solver.name,
+        Config.key,
+        Config.driver,
+        Environment.key,
+        *kernel,
+    )
     query = (
         sa.select(*columns)
         .join(Config, Config.id == FindDb.config_id)

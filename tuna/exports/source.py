@@ -1,4 +1,5 @@
-"""The results of a session or golden version as exporters are given them: `results.ResultSource` over SQL."""
+"""The results of a session or golden version as exporters are given them: `results.ResultSource`
+over SQL."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class SqlSource:
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """The fields that `row` names.
 
-        Where rows are ordered, the database sorts them, in a file when it must, by bytes: text columns have binary
-        collations.
+        Where rows are ordered, the database sorts them, in a file when it must, by bytes: text
+        columns have binary collations.
         """
         fields = self._selection.fields
         names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]  # of a NamedTuple
@@ -63,6 +64,8 @@ class SqlSource:
         """One row of `kernel`."""
         return select.blob(self._connection, digest)
 
-    def good_trials(self, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
+    def good_trials(
+        self, job_id: int, at_least_ms: float, limit: int
+    ) -> list[tuple[int, float, str]]:
         """Served by the unique index (job_id, number)."""
         return select.good_trials(self._connection, job_id, at_least_ms, limit)

@@ -1,4 +1,5 @@
-"""Logs of all trials: of each job a file `<config key>-<solver>.jsonl.gz` in a folder of its target, at any fsspec URL."""
+"""Logs of all trials: of each job a file `<config key>-<solver>.jsonl.gz` in a folder of its
+target, at any fsspec URL."""
 
 from __future__ import annotations
 
@@ -28,7 +29,18 @@ _NAME_CHARS = 200
 _AGAIN_S = 10.0
 #: Columns of a trial that a line has.
 _FIELDS = (
-    *("number", "params", "step", "cause", "output_tail", "time_ms", "low_ms", "high_ms", "clock", "times_ms"),
+    *(
+        "number",
+        "params",
+        "step",
+        "cause",
+        "output_tail",
+        "time_ms",
+        "low_ms",
+        "high_ms",
+        "clock",
+        "times_ms",
+    ),
     "ended_early",
     *("max_error", "build_s", "measured_at"),
 )
@@ -36,10 +48,12 @@ _ENDED = (State.EVALUATED.value, State.ERRORED.value)
 
 
 class TrialLogs:
-    """Writes the logs of jobs that have ended; what fails is tried again, at the latest by `finish`."""
+    """Writes the logs of jobs that have ended; what fails is tried again, at the latest by
+    `finish`."""
 
     def __init__(self, engine: sa.Engine, session_id: int, url: str, target: str) -> None:
-        """`target`: its name, of which the folder's is made. Raises BadInput for a URL that fsspec does not know."""
+        """`target`: its name, of which the folder's is made. Raises BadInput for a URL that fsspec
+        does not know."""
         self._engine, self._session_id = engine, session_id
         try:
             self._files, root = fsspec.core.url_to_fs(url)
@@ -59,20 +73,29 @@ class TrialLogs:
         if not ended:
             return
         try:
-            there = {str(name).rpartition("/")[2] for name in self._files.ls(self._folder, detail=False)}
+            there = {
+                str(name).rpartition("/")[2] for name in self._files.ls(self._folder, detail=False)
+            }
         except FileNotFoundError:
             there = set()
         except Exception as error:  # each fsspec implementation raises its own classes
             raise ServiceError(f"The logs at {self.url} cannot be listed: {error}.") from None
-        self._waiting |= {job_id for job_id, key, solver in ended if _name(key, solver) not in there}
+        self._waiting |= {
+            job_id for job_id, key, solver in ended if _name(key, solver) not in there
+        }
 
     def write(self, job_ids: Iterable[int]) -> None:
-        """Write the logs of jobs that have just ended; for finals again those of their layers, whose times they changed."""
+        """Write the logs of jobs that have just ended; for finals again those of their layers,
+        whose times they changed."""
         with reading(self._engine) as connection:
             for part in parts(sorted(job_ids)):
                 configs = sa.select(Job.config_id).where(Job.id.in_(part), Job.steps == FINALS)
                 wanted = sa.or_(Job.id.in_(part), Job.config_id.in_(configs))
-                query = _jobs(self._session_id).with_only_columns(Job.id).where(Job.state.in_(_ENDED), wanted)
+                query = (
+                    _jobs(self._session_id)
+                    .with_only_columns(Job.id)
+                    .where(Job.state.in_(_ENDED), wanted)
+                )
                 self._waiting |= set(connection.execute(query).scalars())
         self.flush()
 
@@ -96,16 +119,25 @@ class TrialLogs:
                 name, data = _file(connection, self._session_id, job_id)
             try:
                 self._files.makedirs(self._folder, exist_ok=True)
-                with self._files.transaction, self._files.open(f"{self._folder}/{name}", "wb") as file:
+                with (
+                    self._files.transaction,
+                    self._files.open(f"{self._folder}/{name}", "wb") as file,
+                ):
                     file.write(data)
             except Exception as error:  # each fsspec implementation raises its own classes
                 hint = "nothing else is lost: the same command with its trace file writes them"
-                raise ServiceError(f"A log cannot be written to {self.url}: {error}.", hint=hint) from None
+                raise ServiceError(
+                    f"A log cannot be written to {self.url}: {error}.", hint=hint
+                ) from None
             self._waiting.discard(job_id)
 
 
 def _jobs(session_id: int) -> sa.Select[Any]:
-    query = sa.select(Job.id).join(Config, Config.id == Job.config_id).join(Solver, Solver.id == Job.solver_id)
+    query = (
+        sa.select(Job.id)
+        .join(Config, Config.id == Job.config_id)
+        .join(Solver, Solver.id == Job.solver_id)
+    )
     return query.where(Job.session_id == session_id, Job.steps != FINALS)
 
 
@@ -114,17 +146,28 @@ def _name(key: str, solver: str) -> str:
 
 
 def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str, bytes]:
-    """Name and contents of a job's log: a line for each trial, by number; equal trials give equal bytes.
+    """Name and contents of a job's log: a line for each trial, by number; equal trials give equal
+    bytes.
 
-    Another job of the same layer and solver, such as one with another search, has the same file: its trials come first or
-    last, by the jobs' ids.
+    Another job of the same layer and solver, such as one with another search, has the same file:
+    its trials come first or last, by the jobs' ids.
     """
     columns = (Config.key, Config.json, Config.label, Solver.name, Job.config_id, Job.solver_id)
-    job = connection.execute(_jobs(session_id).with_only_columns(*columns).where(Job.id == job_id)).one()
+    job = connection.execute(
+        _jobs(session_id).with_only_columns(*columns).where(Job.id == job_id)
+    ).one()
     about = {"config": json.loads(job.json), "label": job.label, "solver": job.name}
-    same = (Job.session_id == session_id, Job.config_id == job.config_id, Job.solver_id == job.solver_id)
-    query = sa.select(Job.options, *(getattr(Trial, name) for name in _FIELDS)).join(Job, Job.id == Trial.job_id)
-    rows = connection.execute(query.where(*same, Job.steps != FINALS).order_by(Trial.job_id, Trial.number)).mappings()
+    same = (
+        Job.session_id == session_id,
+        Job.config_id == job.config_id,
+        Job.solver_id == job.solver_id,
+    )
+    query = sa.select(Job.options, *(getattr(Trial, name) for name in _FIELDS)).join(
+        Job, Job.id == Trial.job_id
+    )
+    rows = connection.execute(
+        query.where(*same, Job.steps != FINALS).order_by(Trial.job_id, Trial.number)
+    ).mappings()
     lines = (json.dumps({**about, **row, **_as_json(row)}) + "\n" for row in rows)
     return _name(job.key, job.name), gzip.compress("".join(lines).encode(), mtime=0)
 
@@ -132,7 +175,10 @@ def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str,
 def _as_json(row: Any) -> dict[str, Any]:
     """The columns that JSON has in another form."""
     moment = row["measured_at"]
-    return {"times_ms": json.loads(row["times_ms"]), "measured_at": moment.isoformat() if moment else None}
+    return {
+        "times_ms": json.loads(row["times_ms"]),
+        "measured_at": moment.isoformat() if moment else None,
+    }
 
 
 def _without_secrets(url: str) -> str:

@@ -1,4 +1,5 @@
-"""Write the results of a session or of a golden version as a database file, by the exporter of its form."""
+"""Write the results of a session or of a golden version as a database file, by the exporter of its
+form."""
 
 from __future__ import annotations
 
@@ -29,21 +30,26 @@ def export(
 ) -> ExportReport:
     """Write the session's results into `directory`, which is made if it is missing.
 
-    `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the configs with this tag;
-    the rest are the form's own options. Equal results give equal bytes; an older file is replaced at once or not at
-    all. Raises NotFound if there is no such session or tag, or nothing to export (then nothing is written),
-    BadInput, also for results of an emulated board, or StorageFull.
+    `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the
+    configs with this tag; the rest are the form's own options. Equal results give equal bytes; an
+    older file is replaced at once or not at all. Raises NotFound if there is no such session or
+    tag, or nothing to export (then nothing is written), BadInput, also for results of an emulated
+    board, or StorageFull.
     """
     writer = exporter(form)
     given = writer.options_of(options)
     selection = select.of_session(connection, session_id, config_tag)
     if emulator := sessions.get(connection, session_id).environment.flags.get("emulator"):
         raise BadInput(
-            f"Session {session_id} was measured on a board that {emulator} emulates: its times are no device's.",
+            f"Session {session_id} was measured on a board that {emulator} emulates: its times are"
+            " no device's.",
             hint="see them with `tuna report`; what is exported is measured on a real board",
         )
     report = writer.export(_source(connection, selection), directory, given, filename)
-    simulated, noisy = select.count_simulated(connection, selection), select.count_noisy(connection, selection)
+    simulated, noisy = (
+        select.count_simulated(connection, selection),
+        select.count_noisy(connection, selection),
+    )
     return replace(report, simulated=simulated, noisy=noisy)
 
 
@@ -62,9 +68,10 @@ def export_golden(
 ) -> ExportReport:
     """Write what a golden version holds for a device, as `export` does for a session.
 
-    Without `num_cu` the file is named after the architecture alone and holds the results of all CU counts: MIOpen's
-    formats of each key and solver what was measured last, of equally late ones that of fewer CUs; a kernel db the code
-    of the winners of each CU count; the generic forms all of them. There is no TVM database of a golden version.
+    Without `num_cu` the file is named after the architecture alone and holds the results of all CU
+    counts: MIOpen's formats of each key and solver what was measured last, of equally late ones
+    that of fewer CUs; a kernel db the code of the winners of each CU count; the generic forms all
+    of them. There is no TVM database of a golden version.
     """
     writer = exporter(form)
     given = writer.options_of(options)

@@ -2,7 +2,14 @@
 
 from tuna.golden.build import BuildReport, build
 from tuna.golden.compare import PromotionReport, check_gate, report, report_session
-from tuna.golden.errors import GateViolated, GoldenExists, GoldenFrozen, NotReleasable, ResultsChanged, SessionChanged
+from tuna.golden.errors import (
+    GateViolated,
+    GoldenExists,
+    GoldenFrozen,
+    NotReleasable,
+    ResultsChanged,
+    SessionChanged,
+)
 from tuna.golden.explain import Explanation, explain
 from tuna.golden.release import promote, rollback
 from tuna.golden.versions import Version, versions

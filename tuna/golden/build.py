@@ -21,7 +21,9 @@ from tuna.golden.versions import MAX_VERSION, Version, find, missing, of_library
 from tuna.sentences import counted
 from tuna.vocabulary import GoldenState
 
-_COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")]
+_COPIED = [
+    column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")
+]
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,16 @@ class BuildReport:
     left_out: int = 0  #: results of the session whose time no run can have taken
 
     def __str__(self) -> str:
-        parts = [f"{self.from_session} from session {self.session_id}"] if self.session_id is not None else []
+        parts = (
+            [f"{self.from_session} from session {self.session_id}"]
+            if self.session_id is not None
+            else []
+        )
         parts += [f"{self.from_base} from version {self.base_version}"] if self.from_base else []
         made = "built" if self.new else "overwritten"
         left_out = (
-            f"; {counted(self.left_out, 'result')} left out, for no run can have taken less than 1 ns or more than a day"
+            f"; {counted(self.left_out, 'result')} left out, for no run can have taken less than 1"
+            " ns or more than a day"
             if self.left_out
             else ""
         )
@@ -78,18 +85,23 @@ def build(
     kind: str | None = None,
     library: str | None = None,
 ) -> BuildReport:
-    """Build version `version` of the session's library (or the base's): a new one, or with `overwrite` into a draft.
+    """Build version `version` of the session's library (or the base's): a new one, or with
+    `overwrite` into a draft.
 
-    Takes all of the base, then the session's results (only configs of `kind`, if given), which replace entries with the
-    same architecture, number of compute units, config and solver, whether faster or slower. A draft keeps entries that
-    neither of them replaces. Raises NotFound, GoldenExists, GoldenFrozen, NotReleasable, SessionChanged, BadInput; then
-    nothing was written.
+    Takes all of the base, then the session's results (only configs of `kind`, if given), which
+    replace entries with the same architecture, number of compute units, config and solver, whether
+    faster or slower. A draft keeps entries that neither of them replaces. Raises NotFound,
+    GoldenExists, GoldenFrozen, NotReleasable, SessionChanged, BadInput; then nothing was written.
     """
     if not 0 <= version <= MAX_VERSION:
         raise BadInput(f"A golden version is a number from 0 to {MAX_VERSION}, not {version}.")
     if session_id is None and base_version is None:
         raise BadInput("A golden version needs a session, a base version, or both.")
-    wanted = None if session_id is None else ResultSelection(session_id, kind, allow_imported, allow_noisy)
+    wanted = (
+        None
+        if session_id is None
+        else ResultSelection(session_id, kind, allow_imported, allow_noisy)
+    )
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
@@ -133,7 +145,10 @@ def _plan(
 
 
 def _library(
-    connection: sa.Connection, wanted: ResultSelection | None, base_version: int | None, library: str | None
+    connection: sa.Connection,
+    wanted: ResultSelection | None,
+    base_version: int | None,
+    library: str | None,
 ) -> str:
     if wanted is None:
         assert base_version is not None
@@ -141,13 +156,18 @@ def _library(
     return results.session(connection, wanted.session_id, library).environment.library
 
 
-def _no_base(connection: sa.Connection, version: int, library: str, there: list[Version]) -> BadInput:
+def _no_base(
+    connection: sa.Connection, version: int, library: str, there: list[Version]
+) -> BadInput:
     others = connection.execute(
         sa.select(Golden.library).where(Golden.version == version).order_by(Golden.library)
     ).scalars()
     other = ", ".join(others)
     if other:
-        return BadInput(f"Golden version {version} is one of {other}: libraries do not mix, and this one is {library}.")
+        return BadInput(
+            f"Golden version {version} is one of {other}: libraries do not mix, and this one is"
+            f" {library}."
+        )
     return missing(version, library, there)
 
 
@@ -172,7 +192,9 @@ def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
         from_base=from_base,
         from_session=from_session,
         replaced=replaced,
-        imported=_count(connection, GoldenEntry.golden_id == golden_id, GoldenEntry.source.is_not(None)),
+        imported=_count(
+            connection, GoldenEntry.golden_id == golden_id, GoldenEntry.source.is_not(None)
+        ),
         kernels=_kernels(connection, golden_id),
         left_out=results.impossible(connection, plan.wanted) if plan.wanted else 0,
     )
@@ -182,7 +204,11 @@ def _version_row(connection: sa.Connection, plan: _Plan) -> int:
     base_version = plan.base.version if plan.base else None
     if plan.draft is not None:
         if base_version is not None:
-            connection.execute(sa.update(Golden).where(Golden.id == plan.draft.id).values(base_version=base_version))
+            connection.execute(
+                sa.update(Golden)
+                .where(Golden.id == plan.draft.id)
+                .values(base_version=base_version)
+            )
         return plan.draft.id
     row = {"library": plan.library, "version": plan.version, "state": GoldenState.DRAFT.value}
     row |= {"base_version": base_version, "created_at": utc_now(), "promoted_at": None}
@@ -190,7 +216,8 @@ def _version_row(connection: sa.Connection, plan: _Plan) -> int:
         key = connection.execute(sa.insert(Golden).values(**row)).inserted_primary_key
     except IntegrityError as error:  # lost a race: it did not exist when the plan was made
         raise GoldenExists(
-            f"The golden version {plan.version} of {plan.library} has just been built by another process."
+            f"The golden version {plan.version} of {plan.library} has just been built by another"
+            " process."
         ) from error
     assert key is not None
     return int(key[0])
@@ -206,19 +233,29 @@ def _replaced(connection: sa.Connection, versions: set[int], newer: sa.Subquery)
 
 
 def _clear(connection: sa.Connection, golden_id: int, newer: sa.Subquery) -> int:
-    """Delete the version's entries that `newer` also has, with their kernels; returns the number of entries."""
+    """Delete the version's entries that `newer` also has, with their kernels; returns the number of
+    entries."""
     entry = aliased(GoldenEntry)
-    same = sa.select(entry.id).join(newer, _same(entry, newer.c)).where(entry.golden_id == golden_id).distinct()
-    # MySQL cannot delete from a table that the same statement selects from, except through a derived table.
+    same = (
+        sa.select(entry.id)
+        .join(newer, _same(entry, newer.c))
+        .where(entry.golden_id == golden_id)
+        .distinct()
+    )
+    # MySQL cannot delete from a table that the same statement selects from, except through a
+    # derived table.
     gone = sa.select(same.subquery("gone").c.id)
     connection.execute(sa.delete(GoldenKernel).where(GoldenKernel.golden_entry_id.in_(gone)))
     return connection.execute(sa.delete(GoldenEntry).where(GoldenEntry.id.in_(gone))).rowcount
 
 
 def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery) -> int:
-    """Add the session's results with their kernels; raises SessionChanged if the two reads are not consistent."""
+    """Add the session's results with their kernels; raises SessionChanged if the two reads are not
+    consistent."""
     before = _last_id(connection)
-    rows = _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.find_db_id)
+    rows = (
+        _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.find_db_id)
+    )
     try:
         count = _insert_entries(connection, rows)
     except IntegrityError as error:  # a result was added after `_clear`
@@ -232,14 +269,24 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
     connection.execute(
         sa.insert(GoldenKernel).from_select(
             ["golden_entry_id", "number", "kernel", "name", "args"],
-            sa.select(GoldenEntry.id, FindDbKernel.number, FindDbKernel.kernel, FindDbKernel.name, FindDbKernel.args)
+            sa.select(
+                GoldenEntry.id,
+                FindDbKernel.number,
+                FindDbKernel.kernel,
+                FindDbKernel.name,
+                FindDbKernel.args,
+            )
             .join(FindDb, same)
             .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id)
             .where(added),
         )
     )
-    # READ COMMITTED on MySQL: each statement sees the latest commits, so a drain may have happened in between.
-    differs = [FindDb.__table__.c[name] != GoldenEntry.__table__.c[name] for name in ("time_ms", "params", "workload")]
+    # READ COMMITTED on MySQL: each statement sees the latest commits, so a drain may have happened
+    # in between.
+    differs = [
+        FindDb.__table__.c[name] != GoldenEntry.__table__.c[name]
+        for name in ("time_ms", "params", "workload")
+    ]
     changed = connection.execute(
         sa.select(sa.func.count())
         .select_from(GoldenEntry)
@@ -256,11 +303,19 @@ def _add_base(connection: sa.Connection, golden_id: int, base: sa.Subquery) -> i
     before = _last_id(connection)
     entry = aliased(GoldenEntry)
     there = sa.exists().where(entry.golden_id == golden_id, _same(entry, base.c))
-    count = _insert_entries(connection, _as_entries(golden_id, base).where(sa.not_(there)).order_by(base.c.id))
+    count = _insert_entries(
+        connection, _as_entries(golden_id, base).where(sa.not_(there)).order_by(base.c.id)
+    )
     connection.execute(
         sa.insert(GoldenKernel).from_select(
             ["golden_entry_id", "number", "kernel", "name", "args"],
-            sa.select(entry.id, GoldenKernel.number, GoldenKernel.kernel, GoldenKernel.name, GoldenKernel.args)
+            sa.select(
+                entry.id,
+                GoldenKernel.number,
+                GoldenKernel.kernel,
+                GoldenKernel.name,
+                GoldenKernel.args,
+            )
             .join(base, _same(entry, base.c))
             .join(GoldenKernel, GoldenKernel.golden_entry_id == base.c.id)
             .where(entry.golden_id == golden_id, entry.id > before),
@@ -284,11 +339,15 @@ def _insert_entries(connection: sa.Connection, rows: sa.Select[Any]) -> int:
 
 def _last_id(connection: sa.Connection) -> int:
     """The largest id; entries that this transaction inserts afterwards have larger ones."""
-    return connection.execute(sa.select(sa.func.coalesce(sa.func.max(GoldenEntry.id), 0))).scalar_one()
+    return connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(GoldenEntry.id), 0))
+    ).scalar_one()
 
 
 def _count(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> int:
-    return connection.execute(sa.select(sa.func.count()).select_from(GoldenEntry).where(*conditions)).scalar_one()
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(GoldenEntry).where(*conditions)
+    ).scalar_one()
 
 
 def _kernels(connection: sa.Connection, golden_id: int) -> int:

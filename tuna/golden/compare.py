@@ -1,7 +1,8 @@
-"""Compares a golden version or a session with a version, and checks the result against the promotion gate's limits.
+"""Compares a golden version or a session with a version, and checks the result against the
+promotion gate's limits.
 
-A layer here is a config on a device model (architecture and number of compute units); its time is that of its fastest
-solver.
+A layer here is a config on a device model (architecture and number of compute units); its time is
+that of its fastest solver.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Tally:
-    """A model's layers counted by outcome. Times are sums over layers that both sides have, each times its weight."""
+    """A model's layers counted by outcome. Times are sums over layers that both sides have, each
+    times its weight."""
 
     name: str
     faster: int = 0
@@ -49,7 +51,9 @@ class Tally:
 
     def as_json(self) -> dict[str, Any]:
         """All fields, JSON-serialisable."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"ratio": self.ratio}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
+            "ratio": self.ratio
+        }
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,14 @@ class Change:
         """Three lines of text."""
         a, b = self.after, self.before
         device = f"{a.arch} x {a.num_cu}"
-        head = f"{(self.ratio - 1) * 100:+8.2f} %  {a.layer}  {device}  {b.time_ms:.6g} -> {a.time_ms:.6g} ms"
-        return [head, *(f"      {name} {_short(entry)}" for name, entry in (("before", b), ("after ", a)))]
+        head = (
+            f"{(self.ratio - 1) * 100:+8.2f} %  {a.layer}  {device}  {b.time_ms:.6g} ->"
+            f" {a.time_ms:.6g} ms"
+        )
+        return [
+            head,
+            *(f"      {name} {_short(entry)}" for name, entry in (("before", b), ("after ", a))),
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """All fields, JSON-serialisable."""
@@ -88,29 +98,47 @@ class PromotionReport:
     models: tuple[Tally, ...]
     regressions: tuple[Change, ...]  #: the worst, worst first
     gains: tuple[Change, ...]  #: the best, best first
-    solver_changes: tuple[tuple[str, str, int], ...]  #: fastest solver before, after, for how many layers
-    missing_layers: tuple[Entry, ...]  #: the first few of the layers that only the other version has
-    slower_ratios: tuple[float, ...] = field(default=(), repr=False)  #: of every slower layer, largest first
+    #: fastest solver before, after, for how many layers
+    solver_changes: tuple[tuple[str, str, int], ...]
+    #: the first few of the layers that only the other version has
+    missing_layers: tuple[Entry, ...]
+    #: of every slower layer, largest first
+    slower_ratios: tuple[float, ...] = field(default=(), repr=False)
     left_out: int = 0  #: results of the session that are not releasable and therefore not compared
 
     def lines(self) -> list[str]:
         """The report as lines of text."""
         other = f"version {self.against}" if self.against is not None else "nothing: it has no base"
-        subject = f"session {self.session_id}" if self.version is None else f"golden version {self.version}"
+        subject = (
+            f"session {self.session_id}"
+            if self.version is None
+            else f"golden version {self.version}"
+        )
         found = [f"{subject} of {self.library} against {other}", ""]
         if self.left_out:
-            found[1:1] = [f"left out: {counted(self.left_out, 'result')} of the session that cannot become golden"]
-        found.append(f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7}  weighted time")
+            found[1:1] = [
+                f"left out: {counted(self.left_out, 'result')} of the session that cannot become"
+                " golden"
+            ]
+        found.append(
+            f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7} "
+            " weighted time"
+        )
         found += [_tally_line(tally) for tally in (*self.models, self.total)]
         for title, changes in (("worst regressions", self.regressions), ("best gains", self.gains)):
             if changes:
                 found += ["", f"{title}:", *(line for change in changes for line in change.lines())]
         if self.solver_changes:
             found += ["", "changed fastest solvers:"]
-            found += [f"{count:7}  {before} -> {after}" for before, after, count in self.solver_changes]
+            found += [
+                f"{count:7}  {before} -> {after}" for before, after, count in self.solver_changes
+            ]
         if self.missing_layers:
             found += ["", f"missing layers ({len(self.missing_layers)} of {self.total.missing}):"]
-            found += [f"      {entry.layer}  {entry.arch} x {entry.num_cu}" for entry in self.missing_layers]
+            found += [
+                f"      {entry.layer}  {entry.arch} x {entry.num_cu}"
+                for entry in self.missing_layers
+            ]
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -124,7 +152,9 @@ class PromotionReport:
             "models": [tally.as_json() for tally in self.models],
             "regressions": [change.as_json() for change in self.regressions],
             "gains": [change.as_json() for change in self.gains],
-            "solver_changes": [{"before": b, "after": a, "layers": count} for b, a, count in self.solver_changes],
+            "solver_changes": [
+                {"before": b, "after": a, "layers": count} for b, a, count in self.solver_changes
+            ],
             "missing_layers": [entry.as_json() for entry in self.missing_layers],
             "left_out": self.left_out,
         }
@@ -180,24 +210,38 @@ def report_session(
 
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
     """Compare a version with another one, or with nothing."""
-    sides = [_Side(one.library, entries.of_version(one), one.version) for one in (subject, other) if one is not None]
+    sides = [
+        _Side(one.library, entries.of_version(one), one.version)
+        for one in (subject, other)
+        if one is not None
+    ]
     return _compare(connection, *sides)
 
 
-def _compare(connection: sa.Connection, subject: _Side, other: _Side | None = None) -> PromotionReport:
+def _compare(
+    connection: sa.Connection, subject: _Side, other: _Side | None = None
+) -> PromotionReport:
     after = _fastest(connection, subject.rows)
     before = _fastest(connection, other.rows) if other is not None else {}
     both = sorted(before.keys() & after.keys())
     lost = sorted(before.keys() - after.keys())
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
-    slower = sorted((layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer])
+    slower = sorted(
+        (layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer]
+    )
     faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
     shown = [*slower[:_MAX_ITEMS], *faster[:_MAX_ITEMS]]
     new = entries.read(connection, subject.rows, [after[layer].id for layer in shown])
     gone = [*shown, *lost[:_MAX_ITEMS]]
-    old = entries.read(connection, other.rows, [before[layer].id for layer in gone]) if other is not None else {}
+    old = (
+        entries.read(connection, other.rows, [before[layer].id for layer in gone])
+        if other is not None
+        else {}
+    )
     changes = {layer: Change(old[before[layer].id], new[after[layer].id]) for layer in shown}
-    pairs = Counter((before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver)
+    pairs = Counter(
+        (before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver
+    )
     total, models = _tallies(connection, before, after)
     return PromotionReport(
         library=subject.library,
@@ -208,17 +252,22 @@ def _compare(connection: sa.Connection, subject: _Side, other: _Side | None = No
         models=models,
         regressions=tuple(changes[layer] for layer in slower[:_MAX_ITEMS]),
         gains=tuple(changes[layer] for layer in faster[:_MAX_ITEMS]),
-        solver_changes=tuple((*pair, count) for pair, count in sorted(pairs.items(), key=lambda x: (-x[1], x[0]))),
+        solver_changes=tuple(
+            (*pair, count) for pair, count in sorted(pairs.items(), key=lambda x: (-x[1], x[0]))
+        ),
         missing_layers=tuple(old[before[layer].id] for layer in lost[:_MAX_ITEMS]),
         slower_ratios=tuple(ratios[layer] for layer in slower),
     )
 
 
-def check_gate(report: PromotionReport, max_regression: float | None, min_gain: float | None) -> list[str]:
-    """Violations of the promotion gate, one clause each; both limits are fractions (0.05 is 5 %), None: no limit.
+def check_gate(
+    report: PromotionReport, max_regression: float | None, min_gain: float | None
+) -> list[str]:
+    """Violations of the promotion gate, one clause each; both limits are fractions (0.05 is 5 %),
+    None: no limit.
 
-    `max_regression`: no layer may be slower by more than this, and none may be missing. `min_gain`: the total weighted
-    time must shrink by at least this.
+    `max_regression`: no layer may be slower by more than this, and none may be missing. `min_gain`:
+    the total weighted time must shrink by at least this.
     """
     violations: list[str] = []
     if max_regression is not None:
@@ -226,22 +275,32 @@ def check_gate(report: PromotionReport, max_regression: float | None, min_gain: 
         if count:
             worst = report.regressions[0]
             violations.append(
-                f"{_layers(count)} more than {_percent(max_regression)} slower, the worst by {_percent(worst.ratio - 1)}:"
-                f" {worst.after.layer} on {worst.after.arch} x {worst.after.num_cu}"
+                f"{_layers(count)} more than {_percent(max_regression)} slower, the worst by"
+                f" {_percent(worst.ratio - 1)}: {worst.after.layer} on {worst.after.arch} x"
+                f" {worst.after.num_cu}"
             )
         if report.total.missing:
             entry = report.missing_layers[0]
             violations.append(
-                f"{_layers(report.total.missing)} missing that version {report.against} has, such as {entry.layer}"
-                f" on {entry.arch} x {entry.num_cu}"
+                f"{_layers(report.total.missing)} missing that version {report.against} has, such"
+                f" as {entry.layer} on {entry.arch} x {entry.num_cu}"
             )
     if min_gain is not None:
         ratio = report.total.ratio
         if ratio is None:
-            violations.append("there is no layer to measure a gain on: no version to compare with has one of these")
+            violations.append(
+                "there is no layer to measure a gain on: no version to compare with has one of"
+                " these"
+            )
         elif 1 - ratio < min_gain - _TOLERANCE:
-            shrinks = f"shrinks by {_percent(1 - ratio)}" if ratio <= 1 else f"grows by {_percent(ratio - 1)}"
-            violations.append(f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}")
+            shrinks = (
+                f"shrinks by {_percent(1 - ratio)}"
+                if ratio <= 1
+                else f"grows by {_percent(ratio - 1)}"
+            )
+            violations.append(
+                f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}"
+            )
     return violations
 
 
@@ -250,7 +309,9 @@ def _fastest(connection: sa.Connection, rows: sa.Subquery) -> dict[_Layer, _Fast
     layer = (rows.c.arch, rows.c.num_cu, rows.c.config_id)
     rank = sa.func.row_number().over(partition_by=layer, order_by=(rows.c.time_ms, Solver.name))
     ranked = (
-        sa.select(*layer, rows.c.id, rows.c.time_ms, Solver.name.label("solver"), rank.label("place"))
+        sa.select(
+            *layer, rows.c.id, rows.c.time_ms, Solver.name.label("solver"), rank.label("place")
+        )
         .join(Solver, Solver.id == rows.c.solver_id)
         .subquery()
     )
@@ -282,17 +343,25 @@ def _tallies(
         for name, outcomes in counts.items()
     }
     total = tallies.pop(TOTAL, Tally(TOTAL))
-    return total, tuple(sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name)))
+    return total, tuple(
+        sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name))
+    )
 
 
 def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
     if old is None or new is None:
         return "new" if old is None else "missing"
-    return "equal" if new.time_ms == old.time_ms else ("faster" if new.time_ms < old.time_ms else "slower")
+    return (
+        "equal"
+        if new.time_ms == old.time_ms
+        else ("faster" if new.time_ms < old.time_ms else "slower")
+    )
 
 
 def _tally_line(tally: Tally) -> str:
-    numbers = " ".join(f"{n:7}" for n in (tally.faster, tally.slower, tally.equal, tally.new, tally.missing))
+    numbers = " ".join(
+        f"{n:7}" for n in (tally.faster, tally.slower, tally.equal, tally.new, tally.missing)
+    )
     times = f"{tally.before_ms:.6g} -> {tally.after_ms:.6g} ms"
     change = "" if tally.ratio is None else f"{times} ({(tally.ratio - 1) * 100:+.2f} %)"
     return f"{tally.name:40} {numbers}  {change}".rstrip()
@@ -307,6 +376,10 @@ def _percent(fraction: float) -> str:
 
 
 def _short(entry: Entry) -> str:
-    params = entry.params if len(entry.params) <= _MAX_PARAMS_CHARS else entry.params[:_MAX_PARAMS_CHARS] + "..."
+    params = (
+        entry.params
+        if len(entry.params) <= _MAX_PARAMS_CHARS
+        else entry.params[:_MAX_PARAMS_CHARS] + "..."
+    )
     number = f"#{entry.id} " if entry.version is not None else ""
     return f"{number}{entry.solver} [{params}]; {entry.origin}"

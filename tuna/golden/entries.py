@@ -50,21 +50,34 @@ class Entry:
     @property
     def origin(self) -> str:
         """Provenance in one line."""
-        built = f"session {self.session_id} ({self.reason}), library {self.library_version}, {self.toolchain}"
+        built = (
+            f"session {self.session_id} ({self.reason}), library {self.library_version},"
+            f" {self.toolchain}"
+        )
         if self.source:
             return f"{built}, imported from {self.source}"
-        when = f"{self.measured_at:%Y-%m-%d %H:%M:%S} UTC" if self.measured_at else "at an unknown time"
+        when = (
+            f"{self.measured_at:%Y-%m-%d %H:%M:%S} UTC"
+            if self.measured_at
+            else "at an unknown time"
+        )
         noisy = ", noisy" if self.noisy else ""
-        return f"{built}, measured {when} by {self.worker or '?'} on {self.device or 'its device'}{noisy}"
+        return (
+            f"{built}, measured {when} by {self.worker or '?'} on"
+            f" {self.device or 'its device'}{noisy}"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """All fields, JSON-serialisable."""
         document = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return document | {"measured_at": self.measured_at.isoformat() if self.measured_at else None}
+        return document | {
+            "measured_at": self.measured_at.isoformat() if self.measured_at else None
+        }
 
 
 def of_version(version: Version, arch: str | None = None, num_cu: int | None = None) -> sa.Subquery:
-    """The version's entries with golden_entry's column names; only those of one device model, if one is given."""
+    """The version's entries with golden_entry's column names; only those of one device model, if
+    one is given."""
     query = sa.select(GoldenEntry.__table__, sa.literal(version.version).label("version"))
     query = query.where(GoldenEntry.golden_id == version.id)
     if arch is not None:
@@ -81,12 +94,16 @@ def of_session(wanted: ResultSelection) -> sa.Subquery:
 
 
 def read(connection: sa.Connection, rows: sa.Subquery, ids: Iterable[int]) -> dict[int, Entry]:
-    """The entries with these ids in `rows` (from `of_version` or `of_session`); raises ResultsChanged if one is gone."""
+    """The entries with these ids in `rows` (from `of_version` or `of_session`); raises
+    ResultsChanged if one is gone."""
     wanted = sorted(set(ids))
     found: dict[int, Entry] = {}
     query = _query(rows)
     for some in _slices(wanted):
-        found |= {row.id: Entry(**row._mapping) for row in connection.execute(query.where(rows.c.id.in_(some)))}
+        found |= {
+            row.id: Entry(**row._mapping)
+            for row in connection.execute(query.where(rows.c.id.in_(some)))
+        }
     if len(found) < len(wanted):
         raise ResultsChanged
     return found

@@ -18,7 +18,8 @@ class GoldenFrozen(BadInput):
 
 
 class NotReleasable(BadInput):
-    """Results cannot become golden: they were not measured, or not on a quiet device, or their origin is unknown."""
+    """Results cannot become golden: they were not measured, or not on a quiet device, or their
+    origin is unknown."""
 
 
 class SessionChanged(TunaError):

@@ -19,26 +19,39 @@ from tuna.golden import entries
 from tuna.golden.entries import Entry
 from tuna.golden.versions import Version, find, of_library
 
-_COMPARED = ("time_ms", "solver", "workspace_bytes", "params", "algorithm", "problem_key", "session_id", "source")
+_COMPARED = (
+    "time_ms",
+    "solver",
+    "workspace_bytes",
+    "params",
+    "algorithm",
+    "problem_key",
+    "session_id",
+    "source",
+)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """An entry, its code objects, and the same entry (device, config, solver) of the base version."""
+    """An entry, its code objects, and the same entry (device, config, solver) of the base
+    version."""
 
     entry: Entry
     kernels: tuple[str, ...]  #: SHA-256 of each
     base_version: int | None
     base: Entry | None
     base_kernels: tuple[str, ...]
-    search_ended: str = ""  #: why the search that found it ended; "": none did, or its session has another result now
+    #: why the search that found it ended; "": none did, or its session has another result now
+    search_ended: str = ""
 
     @property
     def changes(self) -> tuple[str, ...]:
         """The names of what differs from the base."""
         if self.base is None:
             return ()
-        names = [name for name in _COMPARED if getattr(self.entry, name) != getattr(self.base, name)]
+        names = [
+            name for name in _COMPARED if getattr(self.entry, name) != getattr(self.base, name)
+        ]
         return (*names, *(["kernels"] if self.kernels != self.base_kernels else []))
 
     @property
@@ -50,7 +63,10 @@ class Explanation:
             return f"new: version {self.base_version} has no such entry"
         if not self.changes:
             return f"taken over from version {self.base_version} (#{self.base.id})"
-        return f"replaced that of version {self.base_version} (#{self.base.id}): {', '.join(self.changes)}"
+        return (
+            f"replaced that of version {self.base_version} (#{self.base.id}):"
+            f" {', '.join(self.changes)}"
+        )
 
     def lines(self) -> list[str]:
         """The explanation as lines of text."""
@@ -78,9 +94,14 @@ class Explanation:
 
 
 def explain(
-    connection: sa.Connection, version: int, key: str, solver: str | None = None, library: str | None = None
+    connection: sa.Connection,
+    version: int,
+    key: str,
+    solver: str | None = None,
+    library: str | None = None,
 ) -> list[Explanation]:
-    """Every entry of the version that matches `key`: an entry's id, a layer's key, problem key, label or driver command.
+    """Every entry of the version that matches `key`: an entry's id, a layer's key, problem key,
+    label or driver command.
 
     Ordered by device, layer and time. Raises NotFound if there is none.
     """
@@ -88,7 +109,13 @@ def explain(
     query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))
     if solver is not None:
         query = query.join(Solver, Solver.id == GoldenEntry.solver_id).where(Solver.name == solver)
-    order = (GoldenEntry.arch, GoldenEntry.num_cu, GoldenEntry.config_id, GoldenEntry.time_ms, GoldenEntry.id)
+    order = (
+        GoldenEntry.arch,
+        GoldenEntry.num_cu,
+        GoldenEntry.config_id,
+        GoldenEntry.time_ms,
+        GoldenEntry.id,
+    )
     ids = list(connection.execute(query.order_by(*order)).scalars())
     if not ids:
         with_solver = f" with {solver}" if solver else ""
@@ -96,7 +123,9 @@ def explain(
     return _explanations(connection, subject, ids)
 
 
-_KEYS = "name an entry by its number, or a layer by config key, problem key, label or driver command"
+_KEYS = (
+    "name an entry by its number, or a layer by config key, problem key, label or driver command"
+)
 
 
 #: Layers whose key is the one that a worker reported to an older version.
@@ -107,7 +136,12 @@ def _named(key: str) -> sa.ColumnElement[bool]:
     number = key.removeprefix("#")
     if number.isascii() and number.isdigit() and len(number) < 19:
         return GoldenEntry.id == int(number)
-    names = [Config.key == key, Config.problem_key == key, Config.label == key, Config.driver == key]
+    names = [
+        Config.key == key,
+        Config.problem_key == key,
+        Config.label == key,
+        Config.driver == key,
+    ]
     with contextlib.suppress(BadInput):
         names += [Config.key == config.key for config in read_line(key)]
     configs = sa.select(Config.id).where(sa.or_(*names))
@@ -119,10 +153,14 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
     found = entries.read(connection, entries.of_version(subject), ids)
     before: dict[int, int] = {}
     if subject.base_version is not None:
-        older = {one.version: one for one in of_library(connection, subject.library)}[subject.base_version]
+        older = {one.version: one for one in of_library(connection, subject.library)}[
+            subject.base_version
+        ]
         entry, base = aliased(GoldenEntry), aliased(GoldenEntry)
         same = [getattr(entry, name) == getattr(base, name) for name in entries.KEY]
-        query = sa.select(entry.id, base.id.label("before")).join(base, sa.and_(base.golden_id == older.id, *same))
+        query = sa.select(entry.id, base.id.label("before")).join(
+            base, sa.and_(base.golden_id == older.id, *same)
+        )
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
         found |= entries.read(connection, entries.of_version(older), before.values())
     kernels, ended = _kernels(connection, list(found)), _searches_ended(connection, ids)
@@ -142,7 +180,9 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
 def _kernels(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, ...]]:
     query = sa.select(GoldenKernel.golden_entry_id, GoldenKernel.kernel)
     rows = connection.execute(
-        query.where(GoldenKernel.golden_entry_id.in_(ids)).order_by(GoldenKernel.golden_entry_id, GoldenKernel.number)
+        query.where(GoldenKernel.golden_entry_id.in_(ids)).order_by(
+            GoldenKernel.golden_entry_id, GoldenKernel.number
+        )
     )
     found: dict[int, tuple[str, ...]] = {}
     for number, digest in rows:
@@ -151,13 +191,25 @@ def _kernels(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, 
 
 
 def _searches_ended(connection: sa.Connection, ids: Sequence[int]) -> dict[int, str]:
-    """Why the searches ended that found these entries, where their sessions still have the same results."""
-    same = (getattr(FindDb, name) == getattr(GoldenEntry, name) for name in ("session_id", "config_id", "solver_id"))
-    unchanged = sa.and_(*same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.params == GoldenEntry.params)
-    query = sa.select(GoldenEntry.id, FindDb.job_id).join(FindDb, unchanged).where(FindDb.job_id.is_not(None))
+    """Why the searches ended that found these entries, where their sessions still have the same
+    results."""
+    same = (
+        getattr(FindDb, name) == getattr(GoldenEntry, name)
+        for name in ("session_id", "config_id", "solver_id")
+    )
+    unchanged = sa.and_(
+        *same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.params == GoldenEntry.params
+    )
+    query = (
+        sa.select(GoldenEntry.id, FindDb.job_id)
+        .join(FindDb, unchanged)
+        .where(FindDb.job_id.is_not(None))
+    )
     jobs: dict[int, int] = {}
     for some in parts(ids):
-        jobs |= {row.id: row.job_id for row in connection.execute(query.where(GoldenEntry.id.in_(some)))}
+        jobs |= {
+            row.id: row.job_id for row in connection.execute(query.where(GoldenEntry.id.in_(some)))
+        }
     ended = why_ended(connection, set(jobs.values()))
     return {number: ended[job_id] for number, job_id in jobs.items() if job_id in ended}
 

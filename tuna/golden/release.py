@@ -25,10 +25,11 @@ def promote(
     library: str | None = None,
     allow_noisy: bool = False,
 ) -> PromotionReport:
-    """Release a draft if it passes the gate against the current version, or against its base if there is none.
+    """Release a draft if it passes the gate against the current version, or against its base if
+    there is none.
 
-    Raises NotFound, GoldenFrozen for a version that was promoted before, NotReleasable for results that were simulated, or
-    noisy unless `allow_noisy`, GateViolated with the violations.
+    Raises NotFound, GoldenFrozen for a version that was promoted before, NotReleasable for results
+    that were simulated, or noisy unless `allow_noisy`, GateViolated with the violations.
     """
     for attempt in retrying():
         with attempt, writing(engine) as connection:
@@ -38,7 +39,9 @@ def promote(
             if draft.state is not GoldenState.DRAFT:
                 raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
             _check_entries(connection, draft, allow_noisy=allow_noisy)
-            other = current(there.values()) or (there[draft.base_version] if draft.base_version is not None else None)
+            other = current(there.values()) or (
+                there[draft.base_version] if draft.base_version is not None else None
+            )
             report = compare.compare(connection, draft, other)
             violations = compare.check_gate(report, max_regression, min_gain)
             if violations:
@@ -52,40 +55,62 @@ def promote(
 
 
 def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bool) -> None:
-    """Raise NotReleasable for what `build` refuses too: a draft may have been built with other wishes, or by another version."""
-    mine = sa.select(sa.func.count()).select_from(GoldenEntry).where(GoldenEntry.golden_id == draft.id)
-    same = [getattr(FindDb, name) == getattr(GoldenEntry, name) for name in ("session_id", "config_id", "solver_id")]
+    """Raise NotReleasable for what `build` refuses too: a draft may have been built with other
+    wishes, or by another version."""
+    mine = (
+        sa.select(sa.func.count()).select_from(GoldenEntry).where(GoldenEntry.golden_id == draft.id)
+    )
+    same = [
+        getattr(FindDb, name) == getattr(GoldenEntry, name)
+        for name in ("session_id", "config_id", "solver_id")
+    ]
     origin = sa.exists().where(*same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.simulated)
     simulated = connection.execute(mine.where(origin)).scalar_one()
     if simulated:
         raise NotReleasable(
-            f"The {draft} is not promoted: {simulated} of its results were timed by a stand-in, not by a device.",
-            hint="build it again from a session on a machine with the device, without TUNA_SIMULATED",
+            f"The {draft} is not promoted: {simulated} of its results were timed by a stand-in, not"
+            " by a device.",
+            hint=(
+                "build it again from a session on a machine with the device, without TUNA_SIMULATED"
+            ),
         )
     noisy = 0 if allow_noisy else connection.execute(mine.where(GoldenEntry.noisy)).scalar_one()
     if noisy:
         raise NotReleasable(
-            f"The {draft} is not promoted: {noisy} of its results were measured on a device that was not quiet.",
-            hint="measure these layers again on a quiet machine, or add --allow-noisy to release them nevertheless",
+            f"The {draft} is not promoted: {noisy} of its results were measured on a device that"
+            " was not quiet.",
+            hint=(
+                "measure these layers again on a quiet machine, or add --allow-noisy to release"
+                " them nevertheless"
+            ),
         )
 
 
 def rollback(engine: sa.Engine, library: str) -> tuple[Version, Version | None]:
-    """Withdraw the library's newest release; returns it and the one before it, which is current again, if any."""
+    """Withdraw the library's newest release; returns it and the one before it, which is current
+    again, if any."""
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             there = of_library(connection, library, lock=True)
             if not there:
-                names = connection.execute(sa.select(Golden.library).distinct().order_by(Golden.library)).scalars()
-                raise NotFound(f"{library} has no golden versions.", hint=choices(library, names, "libraries"))
+                names = connection.execute(
+                    sa.select(Golden.library).distinct().order_by(Golden.library)
+                ).scalars()
+                raise NotFound(
+                    f"{library} has no golden versions.", hint=choices(library, names, "libraries")
+                )
             newest = current(there)
             if newest is None:
-                raise BadInput(f"No golden version of {library} is promoted.", hint="see: `tuna golden list`")
+                raise BadInput(
+                    f"No golden version of {library} is promoted.", hint="see: `tuna golden list`"
+                )
             _move(connection, newest, GoldenState.WITHDRAWN)
             answer = newest, current(one for one in there if one is not newest)
     return answer
 
 
 def _move(connection: sa.Connection, version: Version, state: GoldenState) -> None:
-    values = {"state": state.value} | ({"promoted_at": utc_now()} if state is GoldenState.PROMOTED else {})
+    values = {"state": state.value} | (
+        {"promoted_at": utc_now()} if state is GoldenState.PROMOTED else {}
+    )
     connection.execute(sa.update(Golden).where(Golden.id == version.id).values(**values))

@@ -1,4 +1,5 @@
-"""A session's results as candidates for a golden version: their provenance, or why one is not releasable."""
+"""A session's results as candidates for a golden version: their provenance, or why one is not
+releasable."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tuna.golden.errors import NotReleasable
 
 #: `pipeline.states.State.EVALUATED`; a test compares.
 EVALUATED = "evaluated"
-#: Fault of a result that is left out, whatever else is in the session: an older version took in times that no run can have taken.
+#: Fault of a result that is left out, whatever else is in the session: an older version took in
+#: times that no run can have taken.
 IMPOSSIBLE = "impossible"
 #: Fault -> (predicate of the error sentence, what to do), in order of precedence.
 _FAULTS = {
@@ -27,19 +29,37 @@ _FAULTS = {
         "come from an environment without library version or toolchain",
         "tune in a session whose environment is complete",
     ),
-    "time": ("have no time, so they were not measured", "measure these layers: load jobs for them, then run"),
-    "origin": ("have neither a job nor a file they were imported from", "measure these layers in a session"),
+    "time": (
+        "have no time, so they were not measured",
+        "measure these layers: load jobs for them, then run",
+    ),
+    "origin": (
+        "have neither a job nor a file they were imported from",
+        "measure these layers in a session",
+    ),
     "simulated": (
         "were timed by a stand-in, not by a device",
         "tune on a machine with the device, without TUNA_SIMULATED",
     ),
-    "imported": ("were imported, not measured", "to release them nevertheless, add --allow-imported"),
+    "imported": (
+        "were imported, not measured",
+        "to release them nevertheless, add --allow-imported",
+    ),
     "noisy": (
         "were measured on a device that was not quiet",
-        "measure these layers again on a quiet machine, or add --allow-noisy to release them nevertheless",
+        (
+            "measure these layers again on a quiet machine, or add --allow-noisy to release them"
+            " nevertheless"
+        ),
     ),
-    "job": ("belong to jobs that are not evaluated", "finish the session first: `tuna run --session-id ID`"),
-    "trial": ("come from a candidate that failed when it was last measured", "measure these layers again"),
+    "job": (
+        "belong to jobs that are not evaluated",
+        "finish the session first: `tuna run --session-id ID`",
+    ),
+    "trial": (
+        "come from a candidate that failed when it was last measured",
+        "measure these layers again",
+    ),
     "attempt": ("have no record of the attempt that measured them", "measure these layers again"),
 }
 
@@ -58,28 +78,38 @@ def session(connection: sa.Connection, session_id: int, library: str | None = No
     """The session; raises NotFound, or BadInput when it does not belong to `library`."""
     found = sessions.get(connection, session_id)
     if library not in (None, found.environment.library):
-        raise BadInput(f"Session {session_id} belongs to {found.environment.library}, not to {library}.")
+        raise BadInput(
+            f"Session {session_id} belongs to {found.environment.library}, not to {library}."
+        )
     return found
 
 
 def select(wanted: ResultSelection) -> sa.Subquery:
-    """The results with golden_entry's column names, plus `find_db_id` and `fault` (NULL: releasable).
+    """The results with golden_entry's column names, plus `find_db_id` and `fault` (NULL:
+    releasable).
 
-    Uses find_db's unique index and, for each row, those of step_result (job, step, attempt) and trial.
+    Uses find_db's unique index and, for each row, those of step_result (job, step, attempt) and
+    trial.
     """
     attempt = aliased(StepResult)
-    # A claim increments the attempt, so the largest is the latest. An evaluated job's `step` is its last, on the device.
+    # A claim increments the attempt, so the largest is the latest. An evaluated job's `step` is its
+    # last, on the device.
     latest = (
         sa.select(sa.func.max(attempt.attempt))
         .where(attempt.job_id == Job.id, attempt.step == Job.step, attempt.ok)
-        # Right after a bulk load MariaDB 11 has no statistics for this index and would scan the whole table.
-        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")  # not rendered for SQLite
+        # Right after a bulk load MariaDB 11 has no statistics for this index and would scan the
+        # whole table.
+        # not rendered for SQLite
+        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")
         .correlate(Job)
         .scalar_subquery()
     )
-    measured = sa.and_(StepResult.job_id == Job.id, StepResult.step == Job.step, StepResult.attempt == latest)
+    measured = sa.and_(
+        StepResult.job_id == Job.id, StepResult.step == Job.step, StepResult.attempt == latest
+    )
     best = sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
-    # An imported row's only provenance is its file, even if a job produced a result for the same key before.
+    # An imported row's only provenance is its file, even if a job produced a result for the same
+    # key before.
     imported = sa.func.coalesce(FindDb.source, "") != ""
     query = (
         sa.select(
@@ -139,22 +169,32 @@ def _fault(imported: sa.ColumnElement[bool], wanted: ResultSelection) -> sa.Case
 
 
 def check(connection: sa.Connection, wanted: ResultSelection) -> None:
-    """Raise BadInput if there are no results, NotReleasable unless all of them are releasable, or left out as IMPOSSIBLE."""
+    """Raise BadInput if there are no results, NotReleasable unless all of them are releasable, or
+    left out as IMPOSSIBLE."""
     result = select(wanted)
     found = connection.execute(
-        sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.find_db_id)).group_by(result.c.fault)
+        sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.find_db_id)).group_by(
+            result.c.fault
+        )
     ).all()
     total = sum(count for fault, count, _ in found if fault != IMPOSSIBLE)
     of_kind = f" for {wanted.kind}" if wanted.kind else ""
     if not total:
-        raise BadInput(f"Session {wanted.session_id} has no results{of_kind}.", hint="see: `tuna status`")
+        raise BadInput(
+            f"Session {wanted.session_id} has no results{of_kind}.", hint="see: `tuna status`"
+        )
     _check_duplicates(connection, result)
-    faults = {fault: (count, first) for fault, count, first in found if fault not in (None, IMPOSSIBLE)}
+    faults = {
+        fault: (count, first) for fault, count, first in found if fault not in (None, IMPOSSIBLE)
+    }
     if faults:
         ordered = [(_FAULTS[fault], *faults[fault]) for fault in _FAULTS if fault in faults]
-        what = "; ".join(f"{count} {said} ({_name(connection, first)})" for (said, _), count, first in ordered)
+        what = "; ".join(
+            f"{count} {said} ({_name(connection, first)})" for (said, _), count, first in ordered
+        )
         raise NotReleasable(
-            f"Some of the {total} results of session {wanted.session_id}{of_kind} cannot become golden: {what}.",
+            f"Some of the {total} results of session {wanted.session_id}{of_kind} cannot become"
+            f" golden: {what}.",
             hint="; ".join(todo for (_, todo), _, _ in ordered),
         )
 
@@ -171,7 +211,9 @@ def impossible(connection: sa.Connection, wanted: ResultSelection) -> int:
 
 def _count(connection: sa.Connection, wanted: ResultSelection, which: Callable[[Any], Any]) -> int:
     result = select(wanted)
-    return connection.execute(sa.select(sa.func.count()).select_from(result).where(which(result.c.fault))).scalar_one()
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(result).where(which(result.c.fault))
+    ).scalar_one()
 
 
 def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
@@ -185,8 +227,12 @@ def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
     if twice is not None:
         count, first = twice
         raise NotReleasable(
-            f"The session has {count} results for one layer and solver ({_name(connection, first)}).",
-            hint="the database lacks its unique keys: compare it with a new one made by `tuna db upgrade`",
+            f"The session has {count} results for one layer and solver"
+            f" ({_name(connection, first)}).",
+            hint=(
+                "the database lacks its unique keys: compare it with a new one made by `tuna db"
+                " upgrade`"
+            ),
         )
 
 

@@ -46,38 +46,57 @@ def versions(connection: sa.Connection, library: str | None = None) -> list[Vers
 
 
 def of_library(connection: sa.Connection, library: str, *, lock: bool = False) -> list[Version]:
-    """The library's versions by number, without entry counts; `lock`: SELECT FOR UPDATE, so that no other process
-    builds, promotes or rolls back meanwhile."""
+    """The library's versions by number, without entry counts; `lock`: SELECT FOR UPDATE, so that no
+    other process builds, promotes or rolls back meanwhile."""
     query = sa.select(*_COLUMNS).where(Golden.library == library).order_by(Golden.version)
     return [_version(row) for row in connection.execute(query.with_for_update() if lock else query)]
 
 
-def of_session(connection: sa.Connection, session_id: int, state: GoldenState | None = None) -> list[Version]:
-    """Versions with results of a session, in `state` or in any, by number and without entry counts."""
-    has_entry = sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == session_id)
+def of_session(
+    connection: sa.Connection, session_id: int, state: GoldenState | None = None
+) -> list[Version]:
+    """Versions with results of a session, in `state` or in any, by number and without entry
+    counts."""
+    has_entry = sa.exists().where(
+        GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == session_id
+    )
     query = sa.select(*_COLUMNS).where(has_entry).order_by(Golden.version)
     return [
         _version(row)
-        for row in connection.execute(query if state is None else query.where(Golden.state == state.value))
+        for row in connection.execute(
+            query if state is None else query.where(Golden.state == state.value)
+        )
     ]
 
 
 def find(connection: sa.Connection, version: int, library: str | None = None) -> Version:
-    """The version with this number; raises NotFound, or BadInput if several libraries have it and none is given."""
-    there = [_version(row) for row in connection.execute(sa.select(*_COLUMNS).order_by(Golden.library, Golden.version))]
+    """The version with this number; raises NotFound, or BadInput if several libraries have it and
+    none is given."""
+    there = [
+        _version(row)
+        for row in connection.execute(sa.select(*_COLUMNS).order_by(Golden.library, Golden.version))
+    ]
     mine = [one for one in there if one.version == version and library in (None, one.library)]
     if not mine:
         raise missing(version, library, there)
     if len(mine) > 1:
         names = ", ".join(one.library for one in mine)
-        raise BadInput(f"Several libraries have a golden version {version}: {names}.", hint="choose one with --library")
+        raise BadInput(
+            f"Several libraries have a golden version {version}: {names}.",
+            hint="choose one with --library",
+        )
     return mine[0]
 
 
 def missing(version: int, library: str | None, there: Iterable[Version]) -> NotFound:
     """The error for a version that does not exist; its hint lists those that do."""
     ours = [one for one in there if library in (None, one.library)]
-    known = ", ".join(str(one.version) if library else f"{one.version} of {one.library}" for one in ours) or "none yet"
+    known = (
+        ", ".join(
+            str(one.version) if library else f"{one.version} of {one.library}" for one in ours
+        )
+        or "none yet"
+    )
     what = f"golden version {version}" + (f" of {library}" if library else "")
     return NotFound(f"There is no {what}.", hint=f"golden versions: {known}")
 
@@ -85,7 +104,9 @@ def missing(version: int, library: str | None, there: Iterable[Version]) -> NotF
 def current(there: Iterable[Version]) -> Version | None:
     """The version that was promoted last and is not withdrawn, of one library's."""
     promoted = [one for one in there if one.state is GoldenState.PROMOTED]
-    return max(promoted, key=lambda one: (one.promoted_at or one.created_at, one.version), default=None)
+    return max(
+        promoted, key=lambda one: (one.promoted_at or one.created_at, one.version), default=None
+    )
 
 
 def _version(row: Any) -> Version:

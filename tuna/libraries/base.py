@@ -1,8 +1,8 @@
 """The contract between Tuna and a library that it tunes.
 
-A library reports what is installed, its solvers and their applicability, and runs steps on work items. It has
-no access to SQL or queues. Everything it needs is in the `WorkItem`, artifacts come from the `RunContext`, and
-everything it finds is in the `StepResult`.
+A library reports what is installed, its solvers and their applicability, and runs steps on work
+items. It has no access to SQL or queues. Everything it needs is in the `WorkItem`, artifacts come
+from the `RunContext`, and everything it finds is in the `StepResult`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ FINALS = "finals"
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of a job: its name, its resource, how many items share one message, and the time limit of one item."""
+    """One stage of a job: its name, its resource, how many items share one message, and the time
+    limit of one item."""
 
     name: str
     resource: Resource
@@ -46,7 +47,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Environment:
-    """What makes two results comparable. `toolchain` alone decides who may compile, all of it who may measure."""
+    """What makes two results comparable. `toolchain` alone decides who may compile, all of it who
+    may measure."""
 
     library: str
     library_version: str
@@ -71,7 +73,11 @@ class Environment:
         return self._digest()
 
     def _digest(self, *more: Any) -> str:
-        fields = [*(getattr(self, name) for name in _ENVIRONMENT_TEXT), dict(sorted(self.flags.items())), *more]
+        fields = [
+            *(getattr(self, name) for name in _ENVIRONMENT_TEXT),
+            dict(sorted(self.flags.items())),
+            *more,
+        ]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -81,14 +87,23 @@ class Environment:
         return ", ".join(words + [f"{name} {value}" for name, value in self.conditions.items()])
 
 
-_ENVIRONMENT_TEXT = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
+_ENVIRONMENT_TEXT = (
+    "library",
+    "library_version",
+    "arch",
+    "num_cu",
+    "toolchain",
+    "device",
+    "target",
+)
 
 
 @dataclass(frozen=True)
 class Found:
     """What the complete rounds of a search found, for `Library.search_ends`."""
 
-    times_ms: Sequence[float | None]  #: of each trial, in the order of rounds and candidates; None: it failed
+    #: of each trial, in the order of rounds and candidates; None: it failed
+    times_ms: Sequence[float | None]
     rounds: int  #: that are complete
     opened: int  #: with those that are not
     proposed: int  #: candidates of these
@@ -110,16 +125,19 @@ class Solver:
 
     name: str
     kinds: tuple[str, ...]  #: config kinds, such as ("convolution",)
-    algorithm: str  #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT; or BASELINE
+    #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT; or BASELINE
+    algorithm: str
     tunable: bool = True
     dynamic: bool = False
     number: int | None = None  #: the library's own id of it
-    #: Largest error, relative to the largest magnitude of the answer, that it may have; None: the reference's tolerance.
+    #: Largest error, relative to the largest magnitude of the answer, that it may have; None: the
+    #: reference's tolerance.
     error_bound: float | None = None
 
     @property
     def baseline(self) -> bool:
-        """Whether it only shows what tuning gains: never a layer's winner where another solver has a result."""
+        """Whether it only shows what tuning gains: never a layer's winner where another solver has
+        a result."""
         return self.algorithm == BASELINE
 
 
@@ -129,21 +147,24 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
-    #: The step, called `search`, with which jobs begin that search in rounds: it proposes candidates from the trials of earlier
-    #: rounds. None: no job does.
+    #: The step, called `search`, with which jobs begin that search in rounds: it proposes
+    #: candidates from the trials of earlier rounds. None: no job does.
     search: Step | None = None
-    #: The step, called FINALS, of an additional job that measures the winners of a config's solvers again, in turn, for they were
-    #: measured at different times; None: their times are compared as they are.
+    #: The step, called FINALS, of an additional job that measures the winners of a config's solvers
+    #: again, in turn, for they were measured at different times; None: their times are compared as
+    #: they are.
     finals: Step | None = None
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
     #: What a session may choose of how its results are measured.
     conditions: Sequence[Condition] = ()
-    #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use, else its measuring cores.
+    #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use,
+    #: else its measuring cores.
     device_kind: Kind | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
     exporters: Sequence[Exporter[Any]] = ()
-    #: Whether its builds use measuring cores while nothing is measured there (`RunContext.build` with a `pid`).
+    #: Whether its builds use measuring cores while nothing is measured there (`RunContext.build`
+    #: with a `pid`).
     borrows_cores: bool = False
     #: Whether work items carry the best params that the session has for their config and solver.
     uses_known_params: bool = False
@@ -153,14 +174,19 @@ class Library(ABC):
         """What is installed here; raises LibraryMissing with the command that installs it."""
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """The environment of another machine, described by `facts`; raises BadInput where that makes no sense."""
+        """The environment of another machine, described by `facts`; raises BadInput where that
+        makes no sense."""
         self.expect_facts(facts)
         return self.environment()
 
     def expect_facts(self, facts: Mapping[str, str], *known: str) -> None:
         """Raise BadInput if there are other `facts` of an environment than these."""
         if others := sorted(facts.keys() - set(known)):
-            takes = f"it takes {', '.join(known)}" if known else "it finds out its environment by itself"
+            takes = (
+                f"it takes {', '.join(known)}"
+                if known
+                else "it finds out its environment by itself"
+            )
             raise BadInput(f"{self.name} takes no {' and no '.join(others)}.", hint=takes)
 
     def conditions_of(self, item: WorkItem) -> dict[str, str]:
@@ -173,7 +199,8 @@ class Library(ABC):
 
     @abstractmethod
     def solvers(self) -> Sequence[Solver]:
-        """Every solver of the installed version; needs neither the device nor the library itself."""
+        """Every solver of the installed version; needs neither the device nor the library
+        itself."""
 
     @abstractmethod
     def applicable(
@@ -181,39 +208,52 @@ class Library(ABC):
     ) -> Iterator[tuple[Config, Sequence[str] | None]]:
         """For each config the names of the solvers that can run it in a session's environment.
 
-        None for a config that gets no answer, such as one on which the library's program crashes; it counts as a failure.
+        None for a config that gets no answer, such as one on which the library's program crashes;
+        it counts as a failure.
         """
 
     def unsupported(self, config: Config) -> str:
-        """What a config has that no solver takes, such as "transposed convolutions"; asked of those without a solver.
+        """What a config has that no solver takes, such as "transposed convolutions"; asked of those
+        without a solver.
 
-        Empty where nothing is lacking, since the config needs no solver. By default the config's kind.
+        Empty where nothing is lacking, since the config needs no solver. By default the config's
+        kind.
         """
-        return f"this {kind_text(config.kind)}" if config.kind in self.kinds else kind_text(config.kind)
+        return (
+            f"this {kind_text(config.kind)}"
+            if config.kind in self.kinds
+            else kind_text(config.kind)
+        )
 
     @abstractmethod
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """Carry out `step` for each item, in order, yielding each result as soon as it is there.
 
-        A candidate that crashes, hangs or answers wrongly is a failed `Trial`; an item fails (`ok=False`) when none of
-        its trials is good. It raises only for faults of Tuna itself. After failures on a device a worker may close the iterator,
-        have an item repeated that succeeded there, and call this again for the rest.
+        A candidate that crashes, hangs or answers wrongly is a failed `Trial`; an item fails
+        (`ok=False`) when none of its trials is good. It raises only for faults of Tuna itself.
+        After failures on a device a worker may close the iterator, have an item repeated that
+        succeeded there, and call this again for the rest.
         """
 
     def probe(self, device: DeviceHandle) -> str:
         """Why `device` does not answer, empty when it does.
 
-        Asked before a worker's first chunk, after each failed attempt, and before a worker that was put aside comes back. Takes
-        seconds at most: use a separate child with a time limit. The default does not check, and assumes a healthy device.
+        Asked before a worker's first chunk, after each failed attempt, and before a worker that was
+        put aside comes back. Takes seconds at most: use a separate child with a time limit. The
+        default does not check, and assumes a healthy device.
         """
         return ""
 
     def own_device(self) -> DeviceHandle | None:
-        """The device that its steps on a device use, where that is none of this machine's; None, the default: it is one."""
+        """The device that its steps on a device use, where that is none of this machine's; None,
+        the default: it is one."""
         return None
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
-        """Seconds after which an attempt at `step` of `item` counts as hung; waiting for the device is no part of it."""
+        """Seconds after which an attempt at `step` of `item` counts as hung; waiting for the device
+        is no part of it."""
         return step.time_limit_s
 
     def retry(self, cause: Cause) -> Retry:
@@ -221,7 +261,8 @@ class Library(ABC):
         return DEFAULT_RETRIES[cause]
 
     def most_trials(self, options: Mapping[str, Any]) -> int:
-        """The number of trials that a step of a job with these options may report: a result with more is refused."""
+        """The number of trials that a step of a job with these options may report: a result with
+        more is refused."""
         return _MOST_TRIALS
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
@@ -229,11 +270,13 @@ class Library(ABC):
         return ()
 
     def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
-        """Why a search with these job options is over, in a few words; None: another round may be opened."""
+        """Why a search with these job options is over, in a few words; None: another round may be
+        opened."""
         return f"{found.rounds} rounds"
 
     def warm_starts(self, options: Mapping[str, Any]) -> bool:
-        """Whether a search with these job options learns from earlier searches: whether its work items carry `siblings`."""
+        """Whether a search with these job options learns from earlier searches: whether its work
+        items carry `siblings`."""
         return False
 
     def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
@@ -241,11 +284,13 @@ class Library(ABC):
         return None
 
     def gives_up_rest(self, why: str) -> bool:
-        """Whether a search that ended for this reason gives up rounds not yet begun: what it tries then depends on timing."""
+        """Whether a search that ended for this reason gives up rounds not yet begun: what it tries
+        then depends on timing."""
         return False
 
     def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """How many rounds a search with these job options has at most, so that it is known what is left; None: any number."""
+        """How many rounds a search with these job options has at most, so that it is known what is
+        left; None: any number."""
         return None
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
@@ -254,29 +299,51 @@ class Library(ABC):
         return steps[position] if position < len(steps) else None
 
     def path_to(self, step: str) -> Sequence[str]:
-        """The steps that a job must go through to get `step` done, it included: what `tuna reproduce` runs."""
+        """The steps that a job must go through to get `step` done, it included: what `tuna
+        reproduce` runs."""
         names = [known.name for known in self.steps]
         if step == FINALS:
-            raise BadInput("Finals cannot be repeated by themselves.", hint="take the command that their attempt has")
+            raise BadInput(
+                "Finals cannot be repeated by themselves.",
+                hint="take the command that their attempt has",
+            )
         return names[: names.index(step) + 1]
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """The command line that repeats the item, or one candidate of it, when pasted; not that of finals."""
+        """The command line that repeats the item, or one candidate of it, when pasted; not that of
+        finals."""
         import shlex
 
-        words = ["tuna", "reproduce", "--library", self.name, "--step", item.step, "--solver", item.solver]
+        words = [
+            "tuna",
+            "reproduce",
+            "--library",
+            self.name,
+            "--step",
+            item.step,
+            "--solver",
+            item.solver,
+        ]
         words += ["--seed", str(item.seed)]
-        words += [w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")]
-        words += [w for key, value in sorted(item.conditions.items()) for w in ("--condition", f"{key}={value}")]
+        words += [
+            w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")
+        ]
+        words += [
+            w
+            for key, value in sorted(item.conditions.items())
+            for w in ("--condition", f"{key}={value}")
+        ]
         words += [] if index is None else ["--index", str(index)]
         return shlex.join([*words, item.layer.text()])
 
     def readable_params(self, params: str) -> str:
-        """A candidate's params in one short line for people; they may come from another version. The default changes nothing."""
+        """A candidate's params in one short line for people; they may come from another version.
+        The default changes nothing."""
         return params
 
     def of_rival(self, item: WorkItem, rival: Rival) -> WorkItem:
-        """The last step of the rival's own job, for its winner alone; `item` is that of the finals."""
+        """The last step of the rival's own job, for its winner alone; `item` is that of the
+        finals."""
         facts = {"solver": rival.solver, "seed": rival.seed, "options": rival.options}
         candidates = (Candidate(index=rival.number, artifact=rival.artifact),)
         return item.model_copy(
@@ -284,16 +351,22 @@ class Library(ABC):
         )
 
     def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
-        """Whether the winner of a job with these options is measured again in the finals of its config."""
+        """Whether the winner of a job with these options is measured again in the finals of its
+        config."""
         return True
 
     @property
     def every_step(self) -> Sequence[Step]:
         """The steps of its jobs, those of searches and of finals too."""
-        return (*([self.search] if self.search else ()), *self.steps, *([self.finals] if self.finals else ()))
+        return (
+            *([self.search] if self.search else ()),
+            *self.steps,
+            *([self.finals] if self.finals else ()),
+        )
 
     def served_with(self, steps: Sequence[str]) -> Sequence[Step]:
-        """The steps with these names (all when empty), the search with any on a CPU, the finals with any on the device."""
+        """The steps with these names (all when empty), the search with any on a CPU, the finals
+        with any on the device."""
         chosen = {self.step(name) for name in steps} or set(self.every_step)
         resources = {step.resource for step in chosen}
         chosen |= {self.search} if self.search and self.search.resource in resources else set()
@@ -301,7 +374,8 @@ class Library(ABC):
         return [step for step in self.every_step if step in chosen]
 
     def warm_up(self, context: RunContext) -> None:  # noqa: B027  # most libraries start nothing
-        """Start what is slow to start, without waiting for it; called once by a worker that will run steps of this library."""
+        """Start what is slow to start, without waiting for it; called once by a worker that will
+        run steps of this library."""
 
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Release child processes; called once when the process ends."""
@@ -311,4 +385,7 @@ class Library(ABC):
         for step in self.every_step:
             if step.name == name:
                 return step
-        raise NotFound(f"{self.name} has no step {name!r}.", hint=choices(name, (s.name for s in self.steps), "steps"))
+        raise NotFound(
+            f"{self.name} has no step {name!r}.",
+            hint=choices(name, (s.name for s in self.steps), "steps"),
+        )

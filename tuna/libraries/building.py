@@ -1,4 +1,5 @@
-"""The compile child of every `CandidateLibrary`: proposes candidates and builds them with the library's `Builder`."""
+"""The compile child of every `CandidateLibrary`: proposes candidates and builds them with the
+library's `Builder`."""
 
 from __future__ import annotations
 
@@ -19,14 +20,23 @@ def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def search(
-    builder: str, job: dict[str, Any], history: str, count: int, known: Sequence[Mapping[str, Any]] = ()
+    builder: str,
+    job: dict[str, Any],
+    history: str,
+    count: int,
+    known: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The params of the candidates of another round; `history`: a file of one JSON object a line.
 
-    `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of such a file.
+    `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
+    such a file.
     """
     others = [Known(one["label"], one["same"], _past(one["path"])) for one in known]
-    return {"params": list(_builder(builder).search(KernelJob.from_json(job), _past(history), count, others))}
+    return {
+        "params": list(
+            _builder(builder).search(KernelJob.from_json(job), _past(history), count, others)
+        )
+    }
 
 
 def _past(path: str) -> list[Past]:

@@ -1,7 +1,8 @@
 """The children of a `CandidateLibrary`: one that builds, and those that measure.
 
-Candidates are foreign code, and a process in which one has run says what that candidate wants. So the candidates of an item run
-in a process that ends with the item, and what a worker believes beyond it, such as the device's peak, comes from another one.
+Candidates are foreign code, and a process in which one has run says what that candidate wants. So
+the candidates of an item run in a process that ends with the item, and what a worker believes
+beyond it, such as the device's peak, comes from another one.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class CandidateChildren(Library):
     loader: ClassVar[str]  #: the `Loader`
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
     memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
-    start_timeout_s: ClassVar[float] = 180.0  #: for a child's imports and what comes before the first candidate
-    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if the import or `peak_gflops` opens
-    #: a device.
+    #: for a child's imports and what comes before the first candidate
+    start_timeout_s: ClassVar[float] = 180.0
+    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if
+    #: the import or `peak_gflops` opens a device.
     forkable: ClassVar[bool] = False
 
     def __init__(self) -> None:
@@ -43,14 +45,16 @@ class CandidateChildren(Library):
         self._tainted = False  #: whether a candidate has run in the evaluator, or in that fork
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
-        """Environment variables of the children, besides the common ones; `threads` is how many they may use."""
+        """Environment variables of the children, besides the common ones; `threads` is how many
+        they may use."""
         return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
     def warm_up(self, context: RunContext) -> None:
-        """Start the children that measure on cores, which import while the first candidates are built.
+        """Start the children that measure on cores, which import while the first candidates are
+        built.
 
-        Those beside a device that has a driver are left to the first chunk, and so are those that build: at the start all would
-        import at once, on the cores that the first chunk needs.
+        Those beside a device that has a driver are left to the first chunk, and so are those that
+        build: at the start all would import at once, on the cores that the first chunk needs.
         """
         with contextlib.suppress(*CHILD_FAULTS):  # the first chunk that needs them reports it
             if context.device is not None and context.device.cores_only:
@@ -66,7 +70,9 @@ class CandidateChildren(Library):
         self._compiler = self._evaluator = self._clean = None
 
     def _builder_child(self, context: RunContext) -> Child:
-        self._compiler = self._compiler or self._child("tuna.libraries.building", BUILD, context, 1, self.builder)
+        self._compiler = self._compiler or self._child(
+            "tuna.libraries.building", BUILD, context, 1, self.builder
+        )
         return self._compiler
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
@@ -75,22 +81,28 @@ class CandidateChildren(Library):
         plain = self._caller(child, context, builder=self.builder, job=job)
 
         def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child.start(self.start_timeout_s, context.cancelled)  # so that its imports too can borrow a core
+            # so that its imports too can borrow a core
+            child.start(self.start_timeout_s, context.cancelled)
             with context.build(timeout_s, child.pid):
                 return plain(op, timeout_s, **arguments)
 
         return call
 
     def _clean_child(self, context: RunContext) -> Child:
-        """Has imported the loader, and no candidate runs in it: it answers probes and, if it is forkable, forks."""
+        """Has imported the loader, and no candidate runs in it: it answers probes and, if it is
+        forkable, forks."""
         threads = len(context.cpus) or 1
-        self._clean = self._clean or self._child(self.measuring, MEASURE, context, threads, self.loader)
+        self._clean = self._clean or self._child(
+            self.measuring, MEASURE, context, threads, self.loader
+        )
         return self._clean
 
     def _loader_child(self, context: RunContext) -> Child:
         """The candidates of one item run in it, where the clean child is not forkable."""
         threads = len(context.cpus) or 1
-        self._evaluator = self._evaluator or self._child(self.measuring, MEASURE, context, threads, self.loader)
+        self._evaluator = self._evaluator or self._child(
+            self.measuring, MEASURE, context, threads, self.loader
+        )
         return self._evaluator
 
     def _calls(self, context: RunContext) -> Calls:
@@ -102,12 +114,15 @@ class CandidateChildren(Library):
 
         def started(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
             self._tainted = True
-            return self._caller(self._loader_child(context), context, loader=self.loader)(op, timeout_s, **arguments)
+            return self._caller(self._loader_child(context), context, loader=self.loader)(
+                op, timeout_s, **arguments
+            )
 
         return Calls(clean, forked if self.forkable else started, self._fresh(context))
 
     def _end_tainted(self, context: RunContext) -> None:
-        """End the process in which the item's candidates ran: it could lie about those of the next item."""
+        """End the process in which the item's candidates ran: it could lie about those of the next
+        item."""
         if not self._tainted:
             return
         self._tainted = False
@@ -116,10 +131,13 @@ class CandidateChildren(Library):
         if self.forkable and self._clean is not None and self._clean.alive:
             self._fork += 1
             with contextlib.suppress(*CHILD_FAULTS):
-                self._caller(self._clean, context, loader=self.loader)("prepare", self.start_timeout_s)
+                self._caller(self._clean, context, loader=self.loader)(
+                    "prepare", self.start_timeout_s
+                )
 
     def _fresh(self, context: RunContext) -> Call:
-        """Calls of the eval child's functions, each in a process in which nothing was measured before."""
+        """Calls of the eval child's functions, each in a process in which nothing was measured
+        before."""
         threads = len(context.cpus)
 
         def fork(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -157,9 +175,13 @@ class CandidateChildren(Library):
     def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
         """`call(op, timeout_s, **arguments)`: every call of a child goes through here."""
 
-        def call(op: str, timeout_s: float, *, cpu_limit: bool = False, **arguments: Any) -> dict[str, Any]:
+        def call(
+            op: str, timeout_s: float, *, cpu_limit: bool = False, **arguments: Any
+        ) -> dict[str, Any]:
             request = {"op": op, **common, **arguments}
             check = answer_to(request)
-            return child.call(request, timeout_s, context.cancelled, cpu_limit=cpu_limit, check=check)
+            return child.call(
+                request, timeout_s, context.cancelled, cpu_limit=cpu_limit, check=check
+            )
 
         return call

@@ -1,8 +1,9 @@
-"""A base for libraries that tune a parametrised kernel: propose params, build each candidate, check and measure it.
+"""A base for libraries that tune a parametrised kernel: propose params, build each candidate, check
+and measure it.
 
-The worker process imports neither a compiler nor a kernel. The work is done by two children, one for each step, which are
-replaced when a candidate crashes or hangs them: that candidate is a failed trial, and the next one is tried. The best are measured
-again in processes of their own.
+The worker process imports neither a compiler nor a kernel. The work is done by two children, one
+for each step, which are replaced when a candidate crashes or hangs them: that candidate is a failed
+trial, and the next one is tried. The best are measured again in processes of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
-#: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh processes.
+#: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh
+#: processes.
 _ROUNDS = 2
 #: Processes of one round of finals: one for all, and after a fault one for each.
 _FINALS = PROCESSES * (FINALISTS + 1)
@@ -58,20 +60,26 @@ class CandidateOptions(JobOptions):
         20.0, gt=0, le=86_400, description="CPU seconds in which one candidate must be built"
     )
     measure_timeout_s: float = Field(
-        30.0, gt=0, le=86_400, description="seconds in which one candidate must be checked and measured"
+        30.0,
+        gt=0,
+        le=86_400,
+        description="seconds in which one candidate must be checked and measured",
     )
     finalists: int = Field(
         FINALISTS,
         ge=0,
         le=100,
-        description="of the best, how many are measured again in fresh processes; 0: none, and no finals",
+        description=(
+            "of the best, how many are measured again in fresh processes; 0: none, and no finals"
+        ),
     )
 
 
 class CandidateLibrary(CandidateChildren):
     """Two steps, `compile` on a CPU and `eval` on the device; a subclass provides the kernels.
 
-    It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and `applicable`.
+    It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and
+    `applicable`.
     """
 
     steps: tuple[Step, ...] = (
@@ -88,7 +96,9 @@ class CandidateLibrary(CandidateChildren):
         super().__init__()
         self._highest_gflops = 0.0
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """One result for each item."""
         work = self.work_of(step)
         for item in items:
@@ -128,7 +138,8 @@ class CandidateLibrary(CandidateChildren):
         return options.get("finalists") != 0
 
     def probe(self, device: DeviceHandle) -> str:
-        """Whether a fresh child can load the library and ask the device for its peak; cores are not asked."""
+        """Whether a fresh child can load the library and ask the device for its peak; cores are not
+        asked."""
         if device.cores_only:
             return ""
         env = child_env({**self.child_variables(1), **device.variables})
@@ -143,27 +154,36 @@ class CandidateLibrary(CandidateChildren):
         return ""
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
-        """The step's own limit, or more where candidates may take more: as if each hung and took its child with it."""
+        """The step's own limit, or more where candidates may take more: as if each hung and took
+        its child with it."""
         asked = self._options(item)
         if step.name == FINALS:
             calls = _ROUNDS * RIVAL_PROCESSES * 2 * len(item.rivals)
             each_s = max(
-                (self._options(self.of_rival(item, rival)).measure_timeout_s for rival in item.rivals), default=0
+                (
+                    self._options(self.of_rival(item, rival)).measure_timeout_s
+                    for rival in item.rivals
+                ),
+                default=0,
             )
         elif step.resource is Resource.CPU:
             calls, each_s = asked.candidates, asked.build_timeout_s
         else:
             calls, each_s = _ROUNDS * (asked.candidates + _FINALS), asked.measure_timeout_s
-        return max(step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s))
+        return max(
+            step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s)
+        )
 
-    # -- compile ------------------------------------------------------------------------------------------------------
+    # -- compile
+    # ------------------------------------------------------------------------------------------------------
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
         call = self._builder_caller(self._job(item, asked, context), context)
         path = room(context, BUILD) / "workload"
         try:
-            params = {one.index: one.params or "" for one in item.candidates}  # that a search proposed
+            # that a search proposed
+            params = {one.index: one.params or "" for one in item.candidates}
             if not params:
                 found: list[str] = call("propose", self.start_timeout_s)["params"]
                 params = dict(enumerate(found[: asked.candidates]))
@@ -171,11 +191,22 @@ class CandidateLibrary(CandidateChildren):
             workload = read_plain(path, MAX_BYTES) if described else b""
         except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
             cause, words = build_fault(error)
-            return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
+            return {
+                "ok": False,
+                "cause": cause,
+                "output_tail": words,
+                "busy_s": time.monotonic() - clock,
+            }
         first = "workload" if item.candidates else "propose"
-        trials = [self._build(call, index, text, context, asked, first) for index, text in params.items()]
+        trials = [
+            self._build(call, index, text, context, asked, first) for index, text in params.items()
+        ]
         good = any(trial.cause is None for trial in trials)
-        facts: dict[str, Any] = {"ok": good, "trials": tuple(trials), "busy_s": time.monotonic() - clock}
+        facts: dict[str, Any] = {
+            "ok": good,
+            "trials": tuple(trials),
+            "busy_s": time.monotonic() - clock,
+        }
         if not good:
             facts |= _all_failed(trials, "no valid candidate was proposed")
         elif workload:
@@ -191,13 +222,20 @@ class CandidateLibrary(CandidateChildren):
         asked: CandidateOptions,
         first: str = "propose",
     ) -> Trial:
-        """`first`: what a child is asked before it builds, so that its start is not the candidate's time."""
+        """`first`: what a child is asked before it builds, so that its start is not the candidate's
+        time."""
         path = room(context, BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:
-                call(first, self.start_timeout_s, **({"path": str(path)} if first == "workload" else {}))
-            built = call("build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path))
+                call(
+                    first,
+                    self.start_timeout_s,
+                    **({"path": str(path)} if first == "workload" else {}),
+                )
+            built = call(
+                "build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path)
+            )
             digest = context.artifacts.put(read_plain(path, MAX_BYTES))
         except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
             cause, words = build_fault(error)
@@ -206,29 +244,48 @@ class CandidateLibrary(CandidateChildren):
             path.unlink(missing_ok=True)
         return Trial(index=index, params=params, artifact=digest, build_s=built["seconds"])
 
-    # -- eval ---------------------------------------------------------------------------------------------------------
+    # -- eval
+    # ---------------------------------------------------------------------------------------------------------
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
-        jobs = dict.fromkeys((candidate.index for candidate in item.candidates), self._job(item, asked, context))
+        jobs = dict.fromkeys(
+            (candidate.index for candidate in item.candidates), self._job(item, asked, context)
+        )
         limits = Limits(asked.measure_timeout_s, self.start_timeout_s)
         contest = Contest(jobs, limits, finalists=asked.finalists, best_ms=item.best_ms)
-        return self._measured(contest, {one.index: one.artifact or "" for one in item.candidates}, context)
+        return self._measured(
+            contest, {one.index: one.artifact or "" for one in item.candidates}, context
+        )
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """The winners of the config's solvers, in turn."""
         items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
-        limits = Limits(max((one.measure_timeout_s for one in asked.values()), default=0.0), self.start_timeout_s)
+        limits = Limits(
+            max((one.measure_timeout_s for one in asked.values()), default=0.0),
+            self.start_timeout_s,
+        )
         jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
         contest = Contest(jobs, limits, {rival.index: rival.time_ms for rival in item.rivals})
-        found = self._measured(contest, {rival.index: rival.artifact or "" for rival in item.rivals}, context)
+        found = self._measured(
+            contest, {rival.index: rival.artifact or "" for rival in item.rivals}, context
+        )
         params = {rival.index: rival.params for rival in item.rivals}
-        trials = [trial.model_copy(update={"params": params[trial.index]}) for trial in found.get("trials", ())]
-        failed = [f"{items[trial.index].solver}: {trial.output_tail}" for trial in trials if trial.cause is not None]
+        trials = [
+            trial.model_copy(update={"params": params[trial.index]})
+            for trial in found.get("trials", ())
+        ]
+        failed = [
+            f"{items[trial.index].solver}: {trial.output_tail}"
+            for trial in trials
+            if trial.cause is not None
+        ]
         return {"output_tail": tail("\n".join(failed)), **found, "trials": tuple(trials)}
 
-    def _measured(self, contest: Contest, artifacts: Mapping[int, str], context: RunContext) -> dict[str, Any]:
+    def _measured(
+        self, contest: Contest, artifacts: Mapping[int, str], context: RunContext
+    ) -> dict[str, Any]:
         """`artifacts` of the candidates by their index."""
         paths: dict[int, Path] = {}
         try:
@@ -239,7 +296,9 @@ class CandidateLibrary(CandidateChildren):
             for path in paths.values():
                 path.unlink(missing_ok=True)
 
-    def _loaded_and_measured(self, contest: Contest, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
+    def _loaded_and_measured(
+        self, contest: Contest, paths: Mapping[int, Path], context: RunContext
+    ) -> dict[str, Any]:
         calls = self._calls(context)
         with contextlib.suppress(*CHILD_FAULTS):  # the start is not part of the job's own time
             calls.clean("prepare", self.start_timeout_s)
@@ -251,7 +310,9 @@ class CandidateLibrary(CandidateChildren):
             "trials": found.trials,
             "ok": any(trial.cause is None for trial in found.trials),
             "device": DeviceReport(
-                name=self.environment().device, peak_gflops=found.peak_gflops, peak_source=found.peak_source
+                name=self.environment().device,
+                peak_gflops=found.peak_gflops,
+                peak_source=found.peak_source,
             ),
             "noisy": found.noisy,
             "drift": found.drift,
@@ -266,7 +327,8 @@ class CandidateLibrary(CandidateChildren):
         """The artifact under a name that loaders know by its end; raises ArtifactLost."""
         named = context.scratch / f"{digest}{self.suffix}"
         data = artifact(digest, context)
-        named.unlink(missing_ok=True)  # never written in place: the child may have mapped it for an earlier attempt
+        # never written in place: the child may have mapped it for an earlier attempt
+        named.unlink(missing_ok=True)
         named.write_bytes(data)
         return named
 
@@ -275,10 +337,19 @@ class CandidateLibrary(CandidateChildren):
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
         """What `KernelJob.from_json` takes; raises ArtifactLost for a body that is gone."""
-        facts = {"config": item.config, "solver": item.solver, "target": item.target, "seed": item.seed}
+        facts = {
+            "config": item.config,
+            "solver": item.solver,
+            "target": item.target,
+            "seed": item.seed,
+        }
         facts |= {"conditions": self.conditions_of(item)}
         facts |= {"body": str(body(item.body, context))} if item.body else {}
-        return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
+        return {
+            **facts,
+            "count": asked.candidates,
+            "options": asked.model_dump(mode="json", exclude_unset=True),
+        }
 
 
 def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Checks the answers of a `CandidateLibrary`'s children where they arrive: what a child says may be a candidate's word.
+"""Checks the answers of a `CandidateLibrary`'s children where they arrive: what a child says may be
+a candidate's word.
 
-A wrong answer is a crash of that child (`sandbox.processes.Child.call`), never an exception in the worker.
+A wrong answer is a crash of that child (`sandbox.processes.Child.call`), never an exception in the
+worker.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-#: Milliseconds that a clock can tell: at least a nanosecond, at most the largest `measure_timeout_s`.
+#: Milliseconds that a clock can tell: at least a nanosecond, at most the largest
+#: `measure_timeout_s`.
 _Ms = Annotated[float, Field(ge=1e-6, le=86_400e3, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400 * 30, allow_inf_nan=False)]
@@ -49,8 +52,16 @@ class _Timing(_Answer):
 
     @model_validator(mode="after")
     def _in_order(self) -> _Timing:
-        if not min(self.times_ms) <= self.low_ms <= self.time_ms <= self.high_ms <= max(self.times_ms):
-            raise ValueError("the median lies outside of its interval, or that outside of the times")
+        if (
+            not min(self.times_ms)
+            <= self.low_ms
+            <= self.time_ms
+            <= self.high_ms
+            <= max(self.times_ms)
+        ):
+            raise ValueError(
+                "the median lies outside of its interval, or that outside of the times"
+            )
         return self
 
 
@@ -69,7 +80,8 @@ class _Measured(_Answer):
 
 class _Inputs(_Answer):
     arrays: Annotated[
-        list[Annotated[list[list[_Extent] | _Name], Field(min_length=2, max_length=2)]], Field(min_length=1)
+        list[Annotated[list[list[_Extent] | _Name], Field(min_length=2, max_length=2)]],
+        Field(min_length=1),
     ]
 
 

@@ -14,7 +14,8 @@ _L3_BYTES = 32 << 20
 
 
 def flush() -> None:
-    """Write to twice the size of the last-level cache, on every core of this process; takes milliseconds."""
+    """Write to twice the size of the last-level cache, on every core of this process; takes
+    milliseconds."""
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     if len(cpus) == 1:
         _stream(_buffer())

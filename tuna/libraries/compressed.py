@@ -1,4 +1,5 @@
-"""Database files packed with bzip2, as MIOpen ships its larger ones: transparent reading, and packing."""
+"""Database files packed with bzip2, as MIOpen ships its larger ones: transparent reading, and
+packing."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def head(path: Path) -> bytes:
         with bz2.open(path) if is_packed(path) else open(path, "rb") as stream:
             return stream.read(_HEAD_BYTES)
     except (OSError, EOFError) as error:
-        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise BadInput(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from error
 
 
 class _Unpacker(io.RawIOBase):
@@ -62,7 +65,10 @@ class _Unpacker(io.RawIOBase):
             raise BadInput(f"{self._path} cannot be unpacked: {error}.") from error
         self._read += count
         if self._read > self._limit:
-            raise BadInput(f"{self._path} unpacks to more than {self._limit} bytes.", hint="unpack it with bunzip2")
+            raise BadInput(
+                f"{self._path} unpacks to more than {self._limit} bytes.",
+                hint="unpack it with bunzip2",
+            )
         return count
 
     def close(self) -> None:
@@ -71,9 +77,11 @@ class _Unpacker(io.RawIOBase):
 
 
 def open_text(path: Path, limit_bytes: int = LIMIT_BYTES) -> TextIO:
-    """The text of a file, packed or not, with its line ends as they are; close it, or use it in a `with`.
+    """The text of a file, packed or not, with its line ends as they are; close it, or use it in a
+    `with`.
 
-    Opening raises OSError. Reading raises BadInput if the packed data is damaged or has more than `limit_bytes`.
+    Opening raises OSError. Reading raises BadInput if the packed data is damaged or has more than
+    `limit_bytes`.
     """
     if not is_packed(path):
         return open(path, encoding="utf-8", newline="\n")
@@ -82,7 +90,8 @@ def open_text(path: Path, limit_bytes: int = LIMIT_BYTES) -> TextIO:
 
 
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, each with its number and without its end; raises BadInput if it is no `what`."""
+    """The lines that are not blank, each with its number and without its end; raises BadInput if it
+    is no `what`."""
     try:
         with open_text(path) as stream:
             for number, line in enumerate(iter(partial(stream.readline, LINE_LIMIT), ""), 1):
@@ -100,7 +109,8 @@ def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
 def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
     """Lend the path of a plain file: `path` itself, or a temporary copy in TMPDIR if it is packed.
 
-    Raises BadInput if the file cannot be read or unpacked, or has more than `limit_bytes`; StorageFull.
+    Raises BadInput if the file cannot be read or unpacked, or has more than `limit_bytes`;
+    StorageFull.
     """
     if not is_packed(path):
         yield path
@@ -113,7 +123,9 @@ def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
                     out.write(chunk)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(f"There is no space left in {directory} to unpack {path}.") from error
+                raise StorageFull(
+                    f"There is no space left in {directory} to unpack {path}."
+                ) from error
             raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
         yield plain
 

@@ -1,4 +1,5 @@
-"""What a worker provides to a library during a step: artifacts, scratch, cores, the device, cancellation."""
+"""What a worker provides to a library during a step: artifacts, scratch, cores, the device,
+cancellation."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class ArtifactStore(Protocol):
     """Where compiled code lives, addressed by the SHA-256 of its bytes."""
 
     def put(self, data: bytes) -> str:
-        """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and leaves nothing behind."""
+        """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and
+        leaves nothing behind."""
 
     def get(self, digest: str) -> bytes:
         """The verified bytes; raises KeyError if they are gone or differ from the hash."""
@@ -24,11 +26,13 @@ class ArtifactStore(Protocol):
 
 @dataclass(frozen=True)
 class DeviceHandle:
-    """The device that a step on `Resource.DEVICE` may use, and how it is made visible to a child process alone."""
+    """The device that a step on `Resource.DEVICE` may use, and how it is made visible to a child
+    process alone."""
 
     id: str  #: for people and locks, such as `GPU-5d5ba0d6` or `cpu3`
     uuid: str = ""  #: as its driver names it; empty for cores
-    variables: Mapping[str, str] = field(default_factory=dict)  #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
+    #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
+    variables: Mapping[str, str] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()  #: cores that measure with it, or that are it
 
     @property
@@ -38,7 +42,8 @@ class DeviceHandle:
 
     @property
     def locks(self) -> tuple[str, ...]:
-        """Names of the locks of a measurement: a device with a driver by its identity, regardless of cores; else each core."""
+        """Names of the locks of a measurement: a device with a driver by its identity, regardless
+        of cores; else each core."""
         if not self.cores_only:
             return (self.uuid or self.id,)
         return tuple(f"cpu{cpu}" for cpu in self.cpus)
@@ -60,17 +65,25 @@ class RunContext:
     scratch: Path  #: private to this chunk, removed with what it holds when the chunk ends
     cpus: tuple[int, ...]  #: cores that the step may use
     device: DeviceHandle | None = None  #: None for steps on a CPU
-    #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to every call of the
-    #: sandbox, which kills the child and raises ChildCancelled; do not catch that.
+    #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to
+    #: every call of the sandbox, which kills the child and raises ChildCancelled; do not catch
+    #: that.
     cancelled: Callable[[], bool] = _never
     #: True once the worker is to end: a step may finish, and what only waits for a device gives up.
     ending: Callable[[], bool] = _never
-    uses: Callable[[str], None] = _ignore  #: a library that chooses among several devices says which it measures on now
-    lasting: Path | None = None  #: working folder of children that outlive the chunk; None: `scratch`
+    #: a library that chooses among several devices says which it measures on now
+    uses: Callable[[str], None] = _ignore
+    #: working folder of children that outlive the chunk; None: `scratch`
+    lasting: Path | None = None
     builds: BuildCores | None = (
         None  #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
     )
 
     def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:
-        """To be held during one build of at most `limit_s`, so that it does not disturb a measurement: see `BuildCores.build`."""
-        return self.builds.build(limit_s, pid, self.cancelled) if self.builds else contextlib.nullcontext()
+        """To be held during one build of at most `limit_s`, so that it does not disturb a
+        measurement: see `BuildCores.build`."""
+        return (
+            self.builds.build(limit_s, pid, self.cancelled)
+            if self.builds
+            else contextlib.nullcontext()
+        )

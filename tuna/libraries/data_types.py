@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tuna.configs.values import DataType
 
-#: By config's data type: of the inputs, of the answer, and what sums are kept in.
-#: INT8 answers in 32 bits, as MIOpen's int8 convolutions do; the others answer in their own type after one rounding.
+#: By config's data type: of the inputs, of the answer, and what sums are kept in. INT8 answers in
+#: 32 bits, as MIOpen's int8 convolutions do; the others answer in their own type after one
+#: rounding.
 DTYPES: dict[DataType, tuple[str, str, str]] = {
     DataType.FP32: ("float32", "float32", "float32"),
     DataType.FP16: ("float16", "float16", "float32"),

@@ -17,8 +17,10 @@ KernelsByResult = Mapping[tuple[str, str], Sequence[Sequence[KernelOf]]]
 class Known:
     """Facts from the installation that files lack."""
 
-    solvers: Mapping[str, bool] | None  #: whether each solver is tunable; None: unknown, and its rules are left out
-    #: The kernels that sessions recorded for these keys on an architecture and number of compute units, None for any.
+    #: whether each solver is tunable; None: unknown, and its rules are left out
+    solvers: Mapping[str, bool] | None
+    #: The kernels that sessions recorded for these keys on an architecture and number of compute
+    #: units, None for any.
     kernels_of: Callable[[str, int | None, Sequence[str]], KernelsByResult]
 
 
@@ -27,7 +29,9 @@ class Fault:
     """A rule that a database breaks."""
 
     file: Path
-    rule: str  #: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time, solver, perf-row, kernel, kernel-db
+    #: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time, solver, perf-row,
+    #: kernel, kernel-db
+    rule: str
     text: str  #: what is wrong, and where
 
 

@@ -1,8 +1,10 @@
-"""The contract between Tuna and a database format: an `Exporter` writes results as files and reads such files.
+"""The contract between Tuna and a database format: an `Exporter` writes results as files and reads
+such files.
 
-A library lists its exporters (`Library.exporters`), and all commands on database files offer them. Tuna queries the
-results, names the file, and replaces it atomically; the exporter knows the format and what belongs in it.
-It has no access to SQL. `tuna.testing.contracts.ExporterContract` proves one.
+A library lists its exporters (`Library.exporters`), and all commands on database files offer them.
+Tuna queries the results, names the file, and replaces it atomically; the exporter knows the format
+and what belongs in it. It has no access to SQL. `tuna.testing.contracts.ExporterContract` proves
+one.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class ExportReport:
     skipped: Mapping[str, int]  #: results left out, by reason
     simulated: int = 0  #: results that a stand-in timed, of those there are
     noisy: int = 0  #: results that were not measured on a quiet device
-    notes: Mapping[str, int] = field(default_factory=dict)  #: layers that are in it, by what their user has to know
+    #: layers that are in it, by what their user has to know
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,7 +60,8 @@ class Tally:
 
     configs: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)  #: layers that are written, by what their user has to know
+    #: layers that are written, by what their user has to know
+    notes: Counter[str] = field(default_factory=Counter)
 
 
 class Entry(NamedTuple):
@@ -65,7 +69,8 @@ class Entry(NamedTuple):
 
     key: str  #: of the problem
     solver: str
-    value: tuple[str | int | float, ...]  #: up to VALUES of them: time, workspace, algorithm; params; digest and size
+    #: up to VALUES of them: time, workspace, algorithm; params; digest and size
+    value: tuple[str | int | float, ...]
 
 
 #: Values that an entry may have.
@@ -83,7 +88,8 @@ class Pair:
 
 
 class ImportedResult(NamedTuple):
-    """A result that a file of another format than MIOpen's holds, as `importable` exporters read it."""
+    """A result that a file of another format than MIOpen's holds, as `importable` exporters read
+    it."""
 
     config: str  #: canonical text
     kind: str
@@ -111,12 +117,15 @@ class Exporter(ABC, Generic[Options]):
     endings: ClassVar[tuple[str, ...]]  #: how names of such files end, but for `.bz2`
     is_directory: ClassVar[bool] = False  #: the database is a directory rather than a file
     timed: ClassVar[bool] = False  #: the first value of an entry is a time in ms
-    #: In a merge a problem that the target knows loses the master's other solvers, unless the user wants both.
+    #: In a merge a problem that the target knows loses the master's other solvers, unless the user
+    #: wants both.
     keys_replace: ClassVar[bool] = False
-    entry_is_key: ClassVar[bool] = False  #: differences are counted by key, since what `solver` holds is no solver
+    #: differences are counted by key, since what `solver` holds is no solver
+    entry_is_key: ClassVar[bool] = False
     options: type[Options]
 
-    # -- hooks --------------------------------------------------------------------------------------------------------
+    # -- hooks
+    # --------------------------------------------------------------------------------------------------------
 
     def accepts(self, source: ResultSource) -> None:
         """Raise BadInput unless such a source can have a database of this format."""
@@ -128,34 +137,42 @@ class Exporter(ABC, Generic[Options]):
 
     @abstractmethod
     def write(self, path: Path, source: ResultSource, options: Options, tally: Tally) -> int:
-        """Write the results to `path`, an empty file or directory, and return the number of entries.
+        """Write the results to `path`, an empty file or directory, and return the number of
+        entries.
 
-        Equal results must give equal bytes. What cannot stand in the format is left out and counted in `tally`, never
-        an error.
+        Equal results must give equal bytes. What cannot stand in the format is left out and counted
+        in `tally`, never an error.
         """
 
     @abstractmethod
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Whether the file is of this format, by the first 64 KiB of its unpacked contents; of a directory, empty."""
+        """Whether the file is of this format, by the first 64 KiB of its unpacked contents; of a
+        directory, empty."""
 
     @abstractmethod
     def entries(self, path: Path) -> Iterator[Entry]:
-        """The entries of a file, packed or not, in any order; raises BadInput, with the line where there are lines."""
+        """The entries of a file, packed or not, in any order; raises BadInput, with the line where
+        there are lines."""
 
     def type_of(self, key: str) -> str:
-        """The data type and direction in an entry's key, such as `FP16 F`, by which differences are counted."""
+        """The data type and direction in an entry's key, such as `FP16 F`, by which differences are
+        counted."""
         return ""
 
     def checker(self) -> Check | None:
-        """Rules beyond readability and unique (key, solver) pairs; formats that share a check are checked together."""
+        """Rules beyond readability and unique (key, solver) pairs; formats that share a check are
+        checked together."""
         return None
 
     def usable(self, value: tuple[Any, ...]) -> bool:
         """Whether an entry's value may stand in a merged database."""
         return True
 
-    def write_merged(self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str) -> None:
-        """Write the chosen entries of two files, sorted by key and solver, to `path`; `name` says the variant.
+    def write_merged(
+        self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
+    ) -> None:
+        """Write the chosen entries of two files, sorted by key and solver, to `path`; `name` says
+        the variant.
 
         Where there is a `pair.b`, it wins. Not supported by default.
         """
@@ -167,7 +184,8 @@ class Exporter(ABC, Generic[Options]):
         return type(self).write_merged is not Exporter.write_merged
 
     def imported(self, path: Path) -> Iterator[ImportedResult]:
-        """The results in a file, for an import into a session; raises BadInput. Not supported by default."""
+        """The results in a file, for an import into a session; raises BadInput. Not supported by
+        default."""
         raise BadInput(f"A {self.title} cannot be imported.")
 
     @property
@@ -175,10 +193,12 @@ class Exporter(ABC, Generic[Options]):
         """Whether there is an `imported`."""
         return type(self).imported is not Exporter.imported
 
-    # -- what Tuna calls ----------------------------------------------------------------------------------------------
+    # -- what Tuna calls
+    # ----------------------------------------------------------------------------------------------
 
     def options_of(self, given: Mapping[str, Any]) -> Options:
-        """The options that a user gave; raises BadInput that names what is wrong and lists what there is."""
+        """The options that a user gave; raises BadInput that names what is wrong and lists what
+        there is."""
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
@@ -188,10 +208,14 @@ class Exporter(ABC, Generic[Options]):
                 hint = choices(name, self.options.model_fields, "options")
                 raise BadInput(f"A {self.title} has no option {name!r}.", hint=hint) from None
             if name == "top" and first["type"] == "greater_than_equal":
-                raise BadInput(f"at least one entry for each config has to be kept, not {given['top']}.") from None
+                raise BadInput(
+                    f"at least one entry for each config has to be kept, not {given['top']}."
+                ) from None
             raise BadInput(f"The option {name!r} cannot be so: {first['msg'].lower()}.") from None
 
-    def path(self, source: ResultSource, directory: Path, options: Options, filename: str | None = None) -> Path:
+    def path(
+        self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
+    ) -> Path:
         """Where the export goes; raises BadInput for a `filename` that is no plain base name."""
         base = base_name(source.arch, source.num_cu) if filename is None else given_name(filename)
         packed = ".bz2" if getattr(options, "packed", False) else ""
@@ -200,9 +224,11 @@ class Exporter(ABC, Generic[Options]):
     def export(
         self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
     ) -> ExportReport:
-        """Write the source's results into `directory`; an older file is replaced at once or not at all.
+        """Write the source's results into `directory`; an older file is replaced at once or not at
+        all.
 
-        Raises NotFound if there is nothing to export (then nothing is written), BadInput, or StorageFull.
+        Raises NotFound if there is nothing to export (then nothing is written), BadInput, or
+        StorageFull.
         """
         self.accepts(source)
         path, tally = self.path(source, directory, options, filename), Tally()
@@ -210,7 +236,9 @@ class Exporter(ABC, Generic[Options]):
             entries = self.write(temporary, source, options, tally)
             if not entries:
                 raise self._nothing(source, +tally.skipped)
-        skipped, notes = (dict(sorted((+counts).items())) for counts in (tally.skipped, tally.notes))
+        skipped, notes = (
+            dict(sorted((+counts).items())) for counts in (tally.skipped, tally.notes)
+        )
         return ExportReport(path, entries, tally.configs, skipped, notes=notes)
 
     def replacing(self, path: Path) -> contextlib.AbstractContextManager[Path]:

@@ -1,8 +1,10 @@
-"""A loop of nothing but fused multiply-adds in this CPU's widest vectors: the fp32 peak of one core, or of several.
+"""A loop of nothing but fused multiply-adds in this CPU's widest vectors: the fp32 peak of one
+core, or of several.
 
-Its machine code is written here, so that no compiler is needed and the number of operations is known exactly: `CHAINS`
-independent sums, which hide a latency of up to 7 cycles at two multiply-adds a cycle, then a decrement and a jump. The encodings
-are those of the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, sections 2.3 (VEX) and 2.7 (EVEX).
+Its machine code is written here, so that no compiler is needed and the number of operations is
+known exactly: `CHAINS` independent sums, which hide a latency of up to 7 cycles at two
+multiply-adds a cycle, then a decrement and a jump. The encodings are those of the Intel 64 and
+IA-32 Architectures Software Developer's Manual, volume 2, sections 2.3 (VEX) and 2.7 (EVEX).
 """
 
 from __future__ import annotations
@@ -37,22 +39,35 @@ class FmaLoop:
 
     @property
     def step_flops(self) -> int:
-        """Floating-point operations of one turn: a multiplication and an addition in each lane of each sum."""
+        """Floating-point operations of one turn: a multiplication and an addition in each lane of
+        each sum."""
         return 2 * CHAINS * self.bits // 32
 
     def code(self) -> bytes:
-        """`void run(long turns, const float *operands)` by the System V calling convention, position-independent."""
+        """`void run(long turns, const float *operands)` by the System V calling convention,
+        position-independent."""
         factor, term = CHAINS, CHAINS + 1
-        start = self._load(factor, 0) + self._load(term, 4) + b"".join(self._load(i, 0) for i in range(CHAINS))
-        body = b"".join(self._fmadd(i, factor, term) for i in range(CHAINS)) + b"\x48\xff\xcf"  # dec rdi
+        start = (
+            self._load(factor, 0)
+            + self._load(term, 4)
+            + b"".join(self._load(i, 0) for i in range(CHAINS))
+        )
+        # dec rdi
+        body = b"".join(self._fmadd(i, factor, term) for i in range(CHAINS)) + b"\x48\xff\xcf"
         back = -(len(body) + 6)
         return (
-            start + body + b"\x0f\x85" + back.to_bytes(4, "little", signed=True) + b"\xc5\xf8\x77\xc3"
+            start
+            + body
+            + b"\x0f\x85"
+            + back.to_bytes(4, "little", signed=True)
+            + b"\xc5\xf8\x77\xc3"
         )  # vzeroupper, ret
 
     def _fmadd(self, total: int, factor: int, term: int) -> bytes:
         """`total = total * factor + term`."""
-        return self._encoded(_FMADD213, total, factor, 0xC0 | (total & 7) << 3 | term & 7, term >> 3)
+        return self._encoded(
+            _FMADD213, total, factor, 0xC0 | (total & 7) << 3 | term & 7, term >> 3
+        )
 
     def _load(self, register: int, offset: int) -> bytes:
         """Every lane of the register from the float at `rsi + offset`."""
@@ -81,16 +96,20 @@ class _Runnable:
         self._run = _function(loop.code())
         self.turns = 1000
         while (seconds := self.seconds()) < _RUN_S:
-            self.turns = min(2 * self.turns, int(self.turns * 1.2 * _RUN_S / max(seconds, 1e-7)) + 1)
+            self.turns = min(
+                2 * self.turns, int(self.turns * 1.2 * _RUN_S / max(seconds, 1e-7)) + 1
+            )
 
     def seconds(self) -> float:
-        """CPU time of this thread for one run, or the wall time if that clock is coarser than the run."""
+        """CPU time of this thread for one run, or the wall time if that clock is coarser than the
+        run."""
         started = time.thread_time()
         self._run(self.turns, self._operands)
         return max(time.thread_time() - started, 1e-9)
 
     def gflops(self) -> float:
-        """The best of a few runs, by the thread's CPU time: others on the core do not count, its clock frequency does."""
+        """The best of a few runs, by the thread's CPU time: others on the core do not count, its
+        clock frequency does."""
         return self.loop.step_flops * self.turns / min(self.seconds() for _ in range(_RUNS)) / 1e9
 
 
@@ -100,7 +119,8 @@ def runner() -> Callable[[], object]:
 
 
 def peak_gflops(cpus: tuple[int, ...]) -> float:
-    """fp32 peak of these cores together, each running a loop at the same time; raises Unavailable."""
+    """fp32 peak of these cores together, each running a loop at the same time; raises
+    Unavailable."""
     if len(cpus) == 1:
         return _core_gflops()
     _runnables()  # raises here, not in a thread
@@ -127,20 +147,25 @@ def loops(proc_root: Path = Path("/proc"), machine: str = "") -> tuple[FmaLoop, 
     """Those that this CPU can run, widest first; raises Unavailable when there is none."""
     known = (machine or platform.machine()) == "x86_64" and (proc_root / "cpuinfo").exists()
     flags = set(cpu_model(proc_root).flags.split()) if known else set()
-    widths = [bits for bits, needed in ((512, {"avx512f"}), (256, {"avx2", "fma"})) if needed <= flags]
+    widths = [
+        bits for bits, needed in ((512, {"avx512f"}), (256, {"avx2", "fma"})) if needed <= flags
+    ]
     if not widths:
         raise Unavailable(f"no loop of multiply-adds for this {machine or platform.machine()}")
     return tuple(FmaLoop(bits) for bits in widths)
 
 
 def _function(code: bytes) -> ctypes._NamedFuncPointer | ctypes._CFunctionType:
-    """The code as a function; its memory is never writable and executable at once, and is never freed."""
+    """The code as a function; its memory is never writable and executable at once, and is never
+    freed."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     size = mmap.PAGESIZE
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    address = libc.mmap(
+        None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
+    )
     if address in (None, ctypes.c_void_p(-1).value):
         raise Unavailable("no memory for the loop")
     ctypes.memmove(address, code, len(code))

@@ -1,4 +1,5 @@
-"""Work items and results: the JSON messages between the coordinator and a worker, validated by the receiver."""
+"""Work items and results: the JSON messages between the coordinator and a worker, validated by the
+receiver."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
 WIRE_VERSION = 8
-#: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one, code objects.
+#: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
+#: code objects.
 MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
-#: Magnitude of other numbers, above which they count as unknown: so that sums of them stay finite; GFLOPS of one device.
+#: Magnitude of other numbers, above which they count as unknown: so that sums of them stay finite;
+#: GFLOPS of one device.
 _MOST, _MOST_GFLOPS = 1e30, 1e9
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
@@ -26,7 +29,11 @@ class _Wire(BaseModel):
 
 def _no_half_characters(text: Any) -> Any:
     """Half of a surrogate pair, which a program may print and JSON may hold, cannot be sent on."""
-    return text if not isinstance(text, str) or text.isascii() else text.encode(errors="replace").decode()
+    return (
+        text
+        if not isinstance(text, str) or text.isascii()
+        else text.encode(errors="replace").decode()
+    )
 
 
 def _known(value: Any) -> Any:
@@ -39,7 +46,8 @@ def _possible_peak(value: Any) -> Any:
     return None if isinstance(value, float | int) and not 0 < value <= _MOST_GFLOPS else value
 
 
-# What the columns of the database can hold: one value that does not fit would lose the results beside it.
+# What the columns of the database can hold: one value that does not fit would lose the results
+# beside it.
 _Version = Annotated[int, Field(ge=WIRE_VERSION, le=WIRE_VERSION)]
 _Id = Annotated[int, Field(ge=0, lt=2**63)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -78,7 +86,9 @@ class Sibling(_Wire):
 
     artifact: _Digest  #: with its trials: see `pipeline.siblings`
     same: (
-        bool  #: of the same config in the same environment, on a quiet device: its times are those to be expected here
+        #: of the same config in the same environment, on a quiet device: its times are those to be
+        #: expected here
+        bool
     )
     label: _Name  #: says of which layer, where
 
@@ -96,23 +106,26 @@ class WorkItem(_Wire):
     config: dict[str, Any]  #: `Config.to_json()`; `layer` is the config itself
     body: _Digest | None = None  #: artifact with the config's body, where its kind has one
     target: str = ""  #: the session's `Environment.target`
-    conditions: dict[str, str] = Field(default_factory=dict)  #: the session's `Environment.conditions`
+    #: the session's `Environment.conditions`
+    conditions: dict[str, str] = Field(default_factory=dict)
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
     round: int = 0  #: of a search
-    #: artifacts with the trials of its earlier rounds, of the first round first; of the last one the params alone: see
-    #: `pipeline.history`
+    #: artifacts with the trials of its earlier rounds, of the first round first; of the last one
+    #: the params alone: see `pipeline.history`
     history: tuple[_Digest, ...] = ()
     siblings: tuple[Sibling, ...] = ()  #: of a search: the same in all rounds
     best_ms: float | None = None  #: of the earlier rounds
-    avoid: str = ""  #: place (`Report.place`) where an attempt failed; it declines the item while there are others
+    #: place (`Report.place`) where an attempt failed; it declines the item while there are others
+    avoid: str = ""
     rivals: tuple[Rival, ...] = ()  #: of the finals: whom to measure in turn
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
     @cached_property
     def layer(self) -> Config:
-        """The config, read once for each item; raises BadInput for one of a kind that this machine does not have."""
+        """The config, read once for each item; raises BadInput for one of a kind that this machine
+        does not have."""
         return from_json(self.config)
 
 
@@ -120,7 +133,8 @@ class Trial(_Wire):
     """One candidate as far as the step got with it. A failed one has a cause."""
 
     index: _Count
-    params: _Long | None = None  #: text form of the point in the solver's space (set by the step that proposes)
+    #: text form of the point in the solver's space (set by the step that proposes)
+    params: _Long | None = None
     artifact: _Digest | None = None
     cause: Cause | None = None
     output_tail: _Output = ""
@@ -128,15 +142,18 @@ class Trial(_Wire):
         tuple[float, ...], Field(max_length=_MOST_REPEATS)
     ] = ()  #: every repeat of the measurement that counts
     time_ms: float | None = (
-        None  #: median, of a finalist the median over processes of their medians; None until measured
+        #: median, of a finalist the median over processes of their medians; None until measured
+        None
     )
-    low_ms: _Known = None  #: 95 % interval of the median; of a finalist what covers those of all its processes
+    #: 95 % interval of the median; of a finalist what covers those of all its processes
+    low_ms: _Known = None
     high_ms: _Known = None
     clock: Annotated[str, Field(max_length=8)] = (
         ""  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
     )
     ended_early: bool = (
-        False  #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
+        #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
+        False
     )
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None
@@ -146,7 +163,8 @@ class DeviceReport(_Wire):
     """The device that a result was measured on, as the worker saw it."""
 
     name: _Name
-    peak_gflops: Annotated[float | None, BeforeValidator(_possible_peak)] = None  #: measured beside the result, fp32
+    #: measured beside the result, fp32
+    peak_gflops: Annotated[float | None, BeforeValidator(_possible_peak)] = None
     peak_source: Annotated[str, Field(max_length=8)] = ""  #: see `probe.Probe.source`
 
 
@@ -172,16 +190,18 @@ class StepResult(_Wire):
     output_tail: _Output = ""
     trials: Annotated[tuple[Trial, ...], Field(max_length=MOST_TRIALS)] = ()
     workspace_bytes: _Id = 0
-    algorithm: Annotated[str, Field(max_length=64)] = ""  #: as the library names it; empty: the solver's family
-    #: what the best trial needs at run time; None: the artifact of that trial. Of a step before the last: artifacts
-    #: that those of its trials refer to, which then live as long
+    #: as the library names it; empty: the solver's family
+    algorithm: Annotated[str, Field(max_length=64)] = ""
+    #: what the best trial needs at run time; None: the artifact of that trial. Of a step before the
+    #: last: artifacts that those of its trials refer to, which then live as long
     kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MOST_KERNELS)] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: _Digest | None = None
     device: DeviceReport | None = None
     simulated: bool = False  #: the times come from a stand-in that pretends, not from a device
     noisy: bool = False  #: the device was not quiet while the best trial was measured
-    drift: _Known = None  #: change of the device's speed during the measurement, such as 0.03; None: not known
+    #: change of the device's speed during the measurement, such as 0.03; None: not known
+    drift: _Known = None
     started_at: _Moment = 0.0  #: seconds since the epoch, worker's clock
     ended_at: _Moment = 0.0
     busy_s: _Moment = 0.0  #: seconds during which the step's resource did the job's own work

@@ -1,7 +1,9 @@
-"""Interfaces that the author of a `CandidateLibrary` implements: how kernels are proposed, built and called.
+"""Interfaces that the author of a `CandidateLibrary` implements: how kernels are proposed, built
+and called.
 
-All of it runs in child processes of the sandbox, which import it by name; a worker process never does. So it may import a
-compiler, call foreign code and crash. Nothing else is imported here, so that a child starts quickly.
+All of it runs in child processes of the sandbox, which import it by name; a worker process never
+does. So it may import a compiler, call foreign code and crash. Nothing else is imported here, so
+that a child starts quickly.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelJob:
-    """The job that a child works on. Equal jobs have the same candidates, in every process and on every machine."""
+    """The job that a child works on. Equal jobs have the same candidates, in every process and on
+    every machine."""
 
     config: Config
     solver: str
@@ -33,7 +36,8 @@ class KernelJob:
     conditions: Mapping[str, str] = field(default_factory=dict, hash=False)
     seed: int = 0
     count: int = 1  #: candidates that are wanted
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: the job's options that the user set
+    #: the job's options that the user set
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     body: str = ""  #: a file with the config's body, where its kind has one
 
     @classmethod
@@ -56,34 +60,42 @@ class Known:
     """Trials of an earlier search from which this one may learn."""
 
     label: str  #: says of which, for people
-    same: bool  #: of the same config in the same environment, measured while it was quiet: its times are those to be expected here
+    #: of the same config in the same environment, measured while it was quiet: its times are those
+    #: to be expected here
+    same: bool
     trials: Sequence[Past]
 
 
 class Builder(ABC):
-    """Proposes candidates and builds them, on a CPU that may belong to another machine than the one that measures."""
+    """Proposes candidates and builds them, on a CPU that may belong to another machine than the one
+    that measures."""
 
     @abstractmethod
     def propose(self, job: KernelJob) -> Sequence[str]:
         """The params of up to `job.count` different candidates, as text.
 
-        The same job must get the same answer in another process: a child that replaces a crashed one is asked again, and
-        `tuna reproduce` asks on another day.
+        The same job must get the same answer in another process: a child that replaces a crashed
+        one is asked again, and `tuna reproduce` asks on another day.
         """
 
     @abstractmethod
     def build(self, job: KernelJob, params: str, path: Path) -> None:
-        """Write the candidate with these params to `path` as compiled code, in the form that `Loader.load` takes.
+        """Write the candidate with these params to `path` as compiled code, in the form that
+        `Loader.load` takes.
 
-        What it raises is the candidate's `build_error`. It is called only after `propose` in the same process, or with params
-        that `search` returned in any process. A hang is ended, with all programs that were started, after the job option
-        `build_timeout_s`.
+        What it raises is the candidate's `build_error`. It is called only after `propose` in the
+        same process, or with params that `search` returned in any process. A hang is ended, with
+        all programs that were started, after the job option `build_timeout_s`.
         """
 
-    def search(self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()) -> Sequence[str]:
-        """The params of up to `count` candidates that are not in `history`, for the next round of a search; fewer: no more exist.
+    def search(
+        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+    ) -> Sequence[str]:
+        """The params of up to `count` candidates that are not in `history`, for the next round of a
+        search; fewer: no more exist.
 
-        `known` is the same in all rounds of a search. The same arguments must get the same answer in another process.
+        `known` is the same in all rounds of a search. The same arguments must get the same answer
+        in another process.
         """
         raise NotImplementedError
 
@@ -95,12 +107,15 @@ class Builder(ABC):
 class Kernel:
     """A built candidate with its arguments in place: what is checked and timed.
 
-    This one calls a function of this process; a library for another device, or with its own clock, overrides it.
+    This one calls a function of this process; a library for another device, or with its own clock,
+    overrides it.
     """
 
-    #: Seconds of each run of `loop` that are not the kernel's, such as those of a call through Python; they are subtracted.
+    #: Seconds of each run of `loop` that are not the kernel's, such as those of a call through
+    #: Python; they are subtracted.
     overhead_s: float = 0.0
-    #: Whether its own clock empties the device's caches before each run where the session's condition is `caches=cold`.
+    #: Whether its own clock empties the device's caches before each run where the session's
+    #: condition is `caches=cold`.
     empties_caches: bool = False
 
     def __init__(self, run: Callable[[], object], arrays: Sequence[NDArray[Any]]) -> None:
@@ -122,41 +137,51 @@ class Kernel:
             run()
 
     def times_ms(self, number: int, repeats: int) -> list[float] | None:
-        """`repeats` measurements by the device's own clock, in milliseconds for one run; each the mean of `number` runs.
+        """`repeats` measurements by the device's own clock, in milliseconds for one run; each the
+        mean of `number` runs.
 
-        None, the default: `loop` is timed by the wall clock and the CPU time of this process, which tells when it was preempted.
+        None, the default: `loop` is timed by the wall clock and the CPU time of this process, which
+        tells when it was preempted.
         """
         return None
 
 
 class Loader(ABC):
-    """Loads built candidates in the child that measures, on the cores or beside the device that are tuned for."""
+    """Loads built candidates in the child that measures, on the cores or beside the device that are
+    tuned for."""
 
-    #: Whether loading or running a candidate starts programs; if not, none can, and a candidate that tries fails.
+    #: Whether loading or running a candidate starts programs; if not, none can, and a candidate
+    #: that tries fails.
     starts_programs: bool = False
 
     @abstractmethod
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
-        """The candidate in the file `path`, ready to run on `arrays`: the config's inputs, then its output.
+        """The candidate in the file `path`, ready to run on `arrays`: the config's inputs, then its
+        output.
 
-        Types and shapes are those of the config's NumPy reference; the output is full of NaN (or of the smallest
-        integer). It may be called several times for one file. What it raises is the candidate's `run_error`.
+        Types and shapes are those of the config's NumPy reference; the output is full of NaN (or of
+        the smallest integer). It may be called several times for one file. What it raises is the
+        candidate's `run_error`.
         """
 
     def reference(self, job: KernelJob) -> Problem | None:
-        """Inputs of the job's config and the right answer; None, the default: those of the reference that the config's kind has.
+        """Inputs of the job's config and the right answer; None, the default: those of the
+        reference that the config's kind has.
 
-        For configs that are programs, which no reference in NumPy can know. It must not depend on the job's solver.
+        For configs that are programs, which no reference in NumPy can know. It must not depend on
+        the job's solver.
         """
         return None
 
     def error_bound(self, job: KernelJob) -> float:
-        """Largest error, relative to the largest magnitude of the answer, that the job's solver may have.
+        """Largest error, relative to the largest magnitude of the answer, that the job's solver may
+        have.
 
         The tolerance of the config's reference holds in any case.
         """
         return math.inf
 
     def peak_gflops(self) -> float | None:
-        """Peak of the device in fp32, for reports; None: that of the cores of this process, by a loop of multiply-adds."""
+        """Peak of the device in fp32, for reports; None: that of the cores of this process, by a
+        loop of multiply-adds."""
         return None

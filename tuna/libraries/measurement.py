@@ -1,4 +1,5 @@
-"""Measures the candidates of one item, between two probes: each one, then the best of them again in fresh processes.
+"""Measures the candidates of one item, between two probes: each one, then the best of them again in
+fresh processes.
 
 The finals of a config consist of the second part alone, with the winners of its solvers.
 """
@@ -18,15 +19,19 @@ from tuna.vocabulary import Cause
 
 #: Finalists at most, of those within `repeats.CLOSE` of the best.
 FINALISTS = 4
-#: Fresh processes in which finalists are measured again, besides the first one, and seconds for each finalist in one.
+#: Fresh processes in which finalists are measured again, besides the first one, and seconds for
+#: each finalist in one.
 PROCESSES = 2
 _FINAL_S = 0.5
-#: The same of rivals in finals: more processes, because the difference between two is mostly where their buffers lie.
+#: The same of rivals in finals: more processes, because the difference between two is mostly where
+#: their buffers lie.
 RIVAL_PROCESSES = 5
 _RIVAL_S = 0.15
-#: Above this drift what could be the best is measured again, once; a result that drifts still is noisy.
+#: Above this drift what could be the best is measured again, once; a result that drifts still is
+#: noisy.
 _DRIFT = 0.05
-#: So is one that was measured below this part of the highest peak that this worker has seen: the device was throttled.
+#: So is one that was measured below this part of the highest peak that this worker has seen: the
+#: device was throttled.
 _THROTTLED = 0.9
 CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
 
@@ -38,7 +43,8 @@ class DeviceGone(Exception):
 
 
 class DeviceHeld(Exception):
-    """A candidate holds the device, so that no other can be measured: what is known of them stays."""
+    """A candidate holds the device, so that no other can be measured: what is known of them
+    stays."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,14 @@ class Contest:
 
     jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
     limits: Limits
-    known_ms: Mapping[int, float] | None = None  #: of rivals, whose answers are known to be right, what they took
+    #: of rivals, whose answers are known to be right, what they took
+    known_ms: Mapping[int, float] | None = None
     finalists: int = (
-        FINALISTS  #: 0: a quick look, for something else decides; then nothing is measured again after drift
+        #: 0: a quick look, for something else decides; then nothing is measured again after drift
+        FINALISTS
     )
-    best_ms: float | None = None  #: of what was measured before; candidates far from it are no finalists
+    #: of what was measured before; candidates far from it are no finalists
+    best_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,8 +94,11 @@ class Calls:
 class Measurement:
     """Measures a contest."""
 
-    def __init__(self, calls: Calls, contest: Contest, paths: Mapping[int, Path], inputs: Path) -> None:
-        """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the caller removes."""
+    def __init__(
+        self, calls: Calls, contest: Contest, paths: Mapping[int, Path], inputs: Path
+    ) -> None:
+        """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the
+        caller removes."""
         self._calls, self._jobs = calls, contest.jobs
         self._arrays: Any = None  #: of the file `inputs`, once it is written
         self._limits, self._known_ms = contest.limits, contest.known_ms
@@ -94,7 +106,8 @@ class Measurement:
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> Measured:
-        """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on this device."""
+        """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on
+        this device."""
         found = self._between_probes(list(self._paths), highest_gflops)
         if not self.finalists or found.drift is None or found.drift <= _DRIFT:
             return found
@@ -112,13 +125,18 @@ class Measurement:
         return Measured(**{**vars(again), "trials": trials})
 
     def _close(self, found: Measured, drift: float) -> list[int]:
-        """Which of the candidates could be the best, at whatever speed of the device each of them was measured."""
+        """Which of the candidates could be the best, at whatever speed of the device each of them
+        was measured."""
         if self._known_ms is not None:  # each of the rivals is the winner of its solver
             return [trial.index for trial in found.trials if trial.cause is None]
         best = _best(found.trials)
         known = [ms for ms in (self.best_ms, best.time_ms if best else None) if ms is not None]
         limit_ms = max(CLOSE, (1 + drift) ** 2) * min(known, default=0.0)
-        return [trial.index for trial in found.trials if trial.time_ms is not None and trial.time_ms <= limit_ms]
+        return [
+            trial.index
+            for trial in found.trials
+            if trial.time_ms is not None and trial.time_ms <= limit_ms
+        ]
 
     def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> Measured:
         before = self._probe()
@@ -131,7 +149,8 @@ class Measurement:
             return Measured(trials, noisy)
         top = max(before, after, key=lambda probe: float(probe["gflops"]))
         peak = float(top["gflops"])
-        if best is None or best.clock == "own":  # the probe runs on this machine's cores, not on the device
+        # the probe runs on this machine's cores, not on the device
+        if best is None or best.clock == "own":
             return Measured(trials, noisy, None, peak, top["source"])
         drift = max(_change(before[name], after[name]) for name in ("gflops", "copy_s"))
         noisy = noisy or drift > _DRIFT or peak < _THROTTLED * highest_gflops
@@ -153,21 +172,31 @@ class Measurement:
             if self.finalists:
                 self._saved()  # before a candidate runs there
             path = str(self._paths[index])
-            found = self._calls.here("measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms)
+            found = self._calls.here(
+                "measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms
+            )
         except CHILD_FAULTS as error:
-            if isinstance(error, ChildGarbled) and not again:  # it may be the word of a candidate before this one
+            # it may be the word of a candidate before this one
+            if isinstance(error, ChildGarbled) and not again:
                 return self.first(index, best_ms, again=True)
             return _failed(index, error), None
         if found["timing"] is None:
             text = _why_wrong(found["error"], found["tolerance"])
-            return Trial(index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]), None
+            return Trial(
+                index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]
+            ), None
         trial = Trial(index=index, max_error=found["error"], ended_early=found["ended_early"])
         return _timed(trial, [found["timing"]]), found["timing"]
 
-    def again(self, trials: Sequence[Trial], budget_s: float) -> dict[int, Mapping[str, Any] | Trial]:
-        """The timings of these trials in one fresh process, by index; a trial that failed there instead of a timing."""
+    def again(
+        self, trials: Sequence[Trial], budget_s: float
+    ) -> dict[int, Mapping[str, Any] | Trial]:
+        """The timings of these trials in one fresh process, by index; a trial that failed there
+        instead of a timing."""
         try:
-            return dict(zip((t.index for t in trials), self._timings(trials, budget_s), strict=True))
+            return dict(
+                zip((t.index for t in trials), self._timings(trials, budget_s), strict=True)
+            )
         except DeviceHeld:
             return {}
         except CHILD_FAULTS as error:
@@ -196,7 +225,9 @@ class Measurement:
     def _saved(self) -> Any:
         if self._arrays is None:
             job = next(iter(self._jobs.values()))
-            answer = self._calls.here("save_inputs", self._limits.start_s, job=job, path=str(self._inputs))
+            answer = self._calls.here(
+                "save_inputs", self._limits.start_s, job=job, path=str(self._inputs)
+            )
             self._arrays = answer["arrays"]
         return self._arrays
 
@@ -232,13 +263,18 @@ class _Round:
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
         close_ms = CLOSE * (best_ms or 0.0)
-        finalists = [index for time_ms, index in timed if time_ms <= close_ms][: self._measurement.finalists]
+        finalists = [index for time_ms, index in timed if time_ms <= close_ms][
+            : self._measurement.finalists
+        ]
         self._again(finalists, PROCESSES, _FINAL_S)
         return tuple(self._trials.values())
 
     def rivals(self, known_ms: Mapping[int, float]) -> tuple[Trial, ...]:
-        """The trials of candidates that took `known_ms` in other jobs: each is measured in fresh processes alone."""
-        self._trials = {index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices}
+        """The trials of candidates that took `known_ms` in other jobs: each is measured in fresh
+        processes alone."""
+        self._trials = {
+            index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices
+        }
         self._timings = {index: [] for index in self._indices}
         self._again(list(self._indices), RIVAL_PROCESSES, _RIVAL_S)
         return tuple(self._trials.values())
@@ -246,10 +282,14 @@ class _Round:
     def _again(self, finalists: list[int], processes: int, budget_s: float) -> None:
         """Measure these in fresh processes too, in turn."""
         for _ in range(processes):
-            finalists = [index for index in reversed(finalists) if self._trials[index].cause is None]
+            finalists = [
+                index for index in reversed(finalists) if self._trials[index].cause is None
+            ]
             if not finalists:
                 return
-            for index, found in self._measurement.again([self._trials[i] for i in finalists], budget_s).items():
+            for index, found in self._measurement.again(
+                [self._trials[i] for i in finalists], budget_s
+            ).items():
                 if isinstance(found, Trial):
                     self._trials[index] = found
                     del self._timings[index]
@@ -259,11 +299,16 @@ class _Round:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-    return min((t for t in trials if t.time_ms is not None), key=lambda t: (t.time_ms, t.index), default=None)
+    return min(
+        (t for t in trials if t.time_ms is not None),
+        key=lambda t: (t.time_ms, t.index),
+        default=None,
+    )
 
 
 def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
-    """With what its processes found: buffers come to lie elsewhere in each, so each has one vote."""
+    """With what its processes found: buffers come to lie elsewhere in each, so each has one
+    vote."""
     clocks = {timing["clock"] for timing in timings}
     update = {
         "times_ms": tuple(time_ms for timing in timings for time_ms in timing["times_ms"]),
@@ -287,17 +332,23 @@ def _failed(index: int, error: ChildCrashed | ChildFailed | ChildTimeout) -> Tri
     return Trial(index=index, cause=cause, output_tail=words)
 
 
-def fault(error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung: Cause) -> tuple[Cause, str]:
+def fault(
+    error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung: Cause
+) -> tuple[Cause, str]:
     """The cause of a child's failure, and its details: the message and the tail of the output."""
     detail = error.traceback if isinstance(error, ChildFailed) else error.tail
-    return hung if isinstance(error, ChildTimeout) else failed, tail(f"{detail.rstrip()}\n{error}".strip())
+    return hung if isinstance(error, ChildTimeout) else failed, tail(
+        f"{detail.rstrip()}\n{error}".strip()
+    )
 
 
 def build_fault(error: Exception) -> tuple[Cause, str]:
     """Cause and words of what went wrong where candidates are proposed or built."""
     if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
         return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
-    return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)
+    return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(
+        error, FileNotFoundError
+    ) else str(error)
 
 
 def _change(one: float, other: float) -> float:

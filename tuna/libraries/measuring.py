@@ -1,8 +1,10 @@
-"""The eval child of every `CandidateLibrary`: checks the answers of built candidates against NumPy and measures them.
+"""The eval child of every `CandidateLibrary`: checks the answers of built candidates against NumPy
+and measures them.
 
-A candidate is first run on NaN, which fills whatever workspace it keeps, then on the config's inputs with an output full of
-NaN. Only an answer that is right within the reference's tolerance is timed. Finalists are timed again in fresh processes,
-which get the inputs in a file: where their buffers come to lie makes a difference that repeats in one process do not show.
+A candidate is first run on NaN, which fills whatever workspace it keeps, then on the config's
+inputs with an output full of NaN. Only an answer that is right within the reference's tolerance is
+timed. Finalists are timed again in fresh processes, which get the inputs in a file: where their
+buffers come to lie makes a difference that repeats in one process do not show.
 """
 
 from __future__ import annotations
@@ -44,24 +46,30 @@ _OF_REFERENCE = ("config", "target", "body")
 
 
 def prepare(loader: str, job: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Import the loader and compute the right answer for the job's config, unless it was the last one; returns nothing."""
+    """Import the loader and compute the right answer for the job's config, unless it was the last
+    one; returns nothing."""
     _loader(loader)
     if job is not None:
         _problem(loader, job)
     return {}
 
 
-def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None = None) -> dict[str, Any]:
-    """Check the answer of the candidate at `path`, then time it; `timing` is None when the answer is wrong.
+def measure(
+    loader: str, job: dict[str, Any], path: str, best_ms: float | None = None
+) -> dict[str, Any]:
+    """Check the answer of the candidate at `path`, then time it; `timing` is None when the answer
+    is wrong.
 
-    A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer measured: `ended_early`.
+    A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer
+    measured: `ended_early`.
     """
     problem = _problem(loader, job)
     given, file = KernelJob.from_json(job), Path(path)
     _seal(_loader(loader))
     poisoned = _poison(_loader(loader), given, file, problem)
     kernel = _loader(loader).load(given, file, _arguments(problem))
-    del poisoned  # only now: while one is loaded, a file's static variables stay as the run on NaN left them
+    # only now: while one is loaded, a file's static variables stay as the run on NaN left them
+    del poisoned
     kernel.run()
     error = problem.error(kernel.answer())
     tolerance = min(problem.tolerance, _loader(loader).error_bound(given))
@@ -72,11 +80,17 @@ def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None =
     if not ended_early:
         beyond_ms = None if best_ms is None else CLOSE * best_ms
         (found,) = _timed([_Contestant(kernel, given, found.time_ms)], BUDGET_S, beyond_ms)
-    return {"error": error, "tolerance": tolerance, "timing": found.as_json(), "ended_early": ended_early}
+    return {
+        "error": error,
+        "tolerance": tolerance,
+        "timing": found.as_json(),
+        "ended_early": ended_early,
+    }
 
 
 def save_inputs(loader: str, job: dict[str, Any], path: str) -> dict[str, Any]:
-    """Write the inputs of a job's config to `path`, one after the other; returns shape and type of each, and of the output."""
+    """Write the inputs of a job's config to `path`, one after the other; returns shape and type of
+    each, and of the output."""
     problem = _problem(loader, job)
     with open(path, "wb") as file:
         for array in problem.inputs:
@@ -115,8 +129,9 @@ def probe(loader: str) -> dict[str, Any]:
 class _Contestant:
     """A kernel with its number of runs in a repeat.
 
-    While other processes use their cores, threads that wait for each other take milliseconds for a run of microseconds, and a
-    repeat of thousands of runs would take minutes. Therefore repeats get longer step by step, and short again when they have to.
+    While other processes use their cores, threads that wait for each other take milliseconds for a
+    run of microseconds, and a repeat of thousands of runs would take minutes. Therefore repeats get
+    longer step by step, and short again when they have to.
     """
 
     def __init__(self, kernel: Kernel, job: KernelJob, time_ms: float) -> None:
@@ -148,7 +163,9 @@ class _Contestant:
         return True
 
 
-def _timed(contestants: Sequence[_Contestant], budget_s: float, beyond_ms: float | None = None) -> list[Timing]:
+def _timed(
+    contestants: Sequence[_Contestant], budget_s: float, beyond_ms: float | None = None
+) -> list[Timing]:
     found = [_by_own_clock(contestant, budget_s) for contestant in contestants]
     samplers = {
         index: Sampler(contestant.once, budget_s, beyond_ms)
@@ -160,7 +177,8 @@ def _timed(contestants: Sequence[_Contestant], budget_s: float, beyond_ms: float
 
 
 def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
-    """By the kernel's own clock, if it has one: until the interval is narrow or the time is spent."""
+    """By the kernel's own clock, if it has one: until the interval is narrow or the time is
+    spent."""
     started = time.perf_counter()
     times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)
     if times_ms is None:
@@ -191,8 +209,11 @@ def _shorter_ms(found: Repeat) -> float:
     return found.wall_ms if found.cpu_ms is None or not found.preempted else found.cpu_ms
 
 
-def _poison(loader: Loader, job: KernelJob, path: Path, problem: reference.Problem) -> Kernel | None:
-    """Run once on NaN, so that the kernel's workspace is full of it: then reading what was not written ruins the answer."""
+def _poison(
+    loader: Loader, job: KernelJob, path: Path, problem: reference.Problem
+) -> Kernel | None:
+    """Run once on NaN, so that the kernel's workspace is full of it: then reading what was not
+    written ruins the answer."""
     if np.issubdtype(problem.inputs[0].dtype, np.integer):
         return None
     kernel = loader.load(job, path, [np.full_like(array, np.nan) for array in _arguments(problem)])
@@ -218,7 +239,10 @@ def _read(inputs: str, arrays: Sequence[Any]) -> list[np.ndarray]:
 
 def _problem(loader: str, job: Mapping[str, Any]) -> reference.Problem:
     """Inputs of a job's config and the right answer to them, the same for all its solvers."""
-    return _reference(loader, json.dumps({name: job[name] for name in _OF_REFERENCE if name in job}, sort_keys=True))
+    return _reference(
+        loader,
+        json.dumps({name: job[name] for name in _OF_REFERENCE if name in job}, sort_keys=True),
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -236,7 +260,8 @@ def _loader(name: str) -> Loader:
 
 @functools.cache
 def _seal(loader: Loader) -> None:
-    """Before the first candidate is loaded: from now on no process can be started, and memory is bounded."""
+    """Before the first candidate is loaded: from now on no process can be started, and memory is
+    bounded."""
     if not loader.starts_programs:
         seccomp.forbid_processes()
         address_space.bound()

@@ -1,8 +1,9 @@
-"""What builds on the other cores do to fixed kernels on a measuring core: for `tuna doctor --noise` and `scripts/bench noise`.
+"""What builds on the other cores do to fixed kernels on a measuring core: for `tuna doctor --noise`
+and `scripts/bench noise`.
 
-The builds are real ones: compile steps of a library that is installed here, as many at a time as cores compile. The kernels are
-timed in pairs, in turn beside the builds and while these wait (`core_lending.measuring` with quiet), so that what else
-changes on the machine changes both.
+The builds are real ones: compile steps of a library that is installed here, as many at a time as
+cores compile. The kernels are timed in pairs, in turn beside the builds and while these wait
+(`core_lending.measuring` with quiet), so that what else changes on the machine changes both.
 """
 
 from __future__ import annotations
@@ -42,7 +43,17 @@ _KERNEL_LIMIT_S = 60.0
 #: Time for the builds to be at it: the first ones start their compiler.
 _START_S, _RESUME_S = 90.0, 10.0
 _LAYERS: tuple[Config, ...] = (
-    ConvConfig(batchsize=1, in_channels=64, in_h=56, in_w=56, out_channels=64, fil_h=3, fil_w=3, pad_h=1, pad_w=1),
+    ConvConfig(
+        batchsize=1,
+        in_channels=64,
+        in_h=56,
+        in_w=56,
+        out_channels=64,
+        fil_h=3,
+        fil_w=3,
+        pad_h=1,
+        pad_w=1,
+    ),
     GemmConfig(m=128, n=768, k=768),
 )
 
@@ -80,7 +91,8 @@ class BuildLoad:
         self.library = self._work.library.name
         self.processes = len(self._cores)
         self._threads = [
-            threading.Thread(target=self._build, args=(number,), daemon=True) for number in range(self.processes)
+            threading.Thread(target=self._build, args=(number,), daemon=True)
+            for number in range(self.processes)
         ]
 
     def __enter__(self) -> BuildLoad:
@@ -151,10 +163,14 @@ class Kernels:
     def times(self) -> Times:
         """Each kernel's median."""
         request = {"op": "time", "budget_s": _TURN_S}
-        return {name: self._child.call({**request, "name": name}, _KERNEL_LIMIT_S) for name in self._names}
+        return {
+            name: self._child.call({**request, "name": name}, _KERNEL_LIMIT_S)
+            for name in self._names
+        }
 
     def turn(self, *, quiet: bool, load: BuildLoad | None = None) -> tuple[Times, float]:
-        """The times, and how many cores other children of this process used; `load`: wait until it builds."""
+        """The times, and how many cores other children of this process used; `load`: wait until it
+        builds."""
         with measuring(self.cpus, quiet=quiet):
             if load is not None:
                 load.wait()
@@ -168,7 +184,8 @@ class Kernels:
 
 
 def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[Pair]:
-    """`count` pairs of turns; with `quiet` the turn beside builds is what TUNA_QUIET=yes makes of it.
+    """`count` pairs of turns; with `quiet` the turn beside builds is what TUNA_QUIET=yes makes of
+    it.
 
     Raises TunaError where nothing can be built.
     """
@@ -194,12 +211,18 @@ def differences(found: Sequence[Pair]) -> dict[str, dict[str, float]]:
                 changes.append(clocks[clock] / pair.alone[kernel][clock] - 1)
     most = len(found) / 2  # a clock that is known in fewer pairs says nothing
     return {
-        kernel: {clock: statistics.median(changes) for clock, changes in sorted(clocks.items()) if len(changes) > most}
+        kernel: {
+            clock: statistics.median(changes)
+            for clock, changes in sorted(clocks.items())
+            if len(changes) > most
+        }
         for kernel, clocks in each.items()
     }
 
 
-def measure(settings: Settings, count: int, on_pair: Callable[[int], None] = lambda _: None) -> NoiseRecord:
+def measure(
+    settings: Settings, count: int, on_pair: Callable[[int], None] = lambda _: None
+) -> NoiseRecord:
     """What `count` pairs tell; `on_pair` is called with the number of each."""
     found = []
     for number, pair in enumerate(pairs(settings, count), 1):
@@ -228,7 +251,10 @@ def _work() -> _Work:
                 items = list(_items(library))
                 if items:
                     return _Work(library, items)
-    raise TunaError("No library on this machine builds anything.", hint="then builds disturb no measurement either")
+    raise TunaError(
+        "No library on this machine builds anything.",
+        hint="then builds disturb no measurement either",
+    )
 
 
 def _items(library: Library) -> Iterator[WorkItem]:

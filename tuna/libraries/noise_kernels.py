@@ -1,4 +1,5 @@
-"""The child of `tuna doctor --noise`: times fixed kernels on the core it is on, by the rules of measurements."""
+"""The child of `tuna doctor --noise`: times fixed kernels on the core it is on, by the rules of
+measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _MOST_BYTES = 16 << 20
 
 
 def time_kernel(name: str, budget_s: float) -> dict[str, Any]:
-    """Median milliseconds of one run within `budget_s`, by CPU time (`cpu`) and, of undisturbed repeats, by the wall (`wall`)."""
+    """Median milliseconds of one run within `budget_s`, by CPU time (`cpu`) and, of undisturbed
+    repeats, by the wall (`wall`)."""
     kernel = _kernel(name)
     kernel.loop(1)
     repeats, started = list[Repeat](), time.perf_counter()
@@ -33,7 +35,9 @@ def time_kernel(name: str, budget_s: float) -> dict[str, Any]:
         "cpu": [one.cpu_ms for one in repeats if one.cpu_ms is not None],
         "wall": [one.wall_ms for one in repeats if not one.preempted],
     }
-    return {clock: statistics.median(found) for clock, found in times.items() if len(found) >= _FEWEST}
+    return {
+        clock: statistics.median(found) for clock, found in times.items() if len(found) >= _FEWEST
+    }
 
 
 def names() -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What `tuna doctor --noise` found on this machine, kept in TUNA_HOME, and what follows for measurements."""
+"""What `tuna doctor --noise` found on this machine, kept in TUNA_HOME, and what follows for
+measurements."""
 
 from __future__ import annotations
 
@@ -30,13 +31,17 @@ class NoiseRecord:
     library: str  #: whose builds ran
     builds: int  #: how many at a time
     pairs: int
-    #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time without - 1.
+    #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time
+    #: without - 1.
     differences: Mapping[str, Mapping[str, float]]
 
     @property
     def worst(self) -> float:
         """The largest of the differences."""
-        return max((value for clocks in self.differences.values() for value in clocks.values()), default=0.0)
+        return max(
+            (value for clocks in self.differences.values() for value in clocks.values()),
+            default=0.0,
+        )
 
     @property
     def noisy(self) -> bool:
@@ -53,7 +58,8 @@ class Quiet:
 
 
 def machine_identity(settings: Settings) -> dict[str, str]:
-    """What a finding holds for: another host, CPU, number of cores or choice of measuring cores needs its own."""
+    """What a finding holds for: another host, CPU, number of cores or choice of measuring cores
+    needs its own."""
     machine_id = ""
     with contextlib.suppress(OSError):
         machine_id = _MACHINE_ID.read_text().strip()
@@ -88,16 +94,22 @@ def last(settings: Settings) -> NoiseRecord | None:
 
 
 def quiet_needed(settings: Settings, *, cores_only: bool = True) -> Quiet:
-    """By TUNA_QUIET; `cores_only`: whether it is this machine's cores that are measured, and no other device."""
+    """By TUNA_QUIET; `cores_only`: whether it is this machine's cores that are measured, and no
+    other device."""
     if settings.quiet != "auto":
         return Quiet(settings.quiet == "yes", f"TUNA_QUIET={settings.quiet}")
     if not cores_only:
         return Quiet(False, "TUNA_QUIET=auto is about measurements on cores")
     found = last(settings)
     if found is None:
-        return Quiet(False, "TUNA_QUIET=auto, and `tuna doctor --noise` was not run on this machine")
+        return Quiet(
+            False, "TUNA_QUIET=auto, and `tuna doctor --noise` was not run on this machine"
+        )
     words = "more than" if found.noisy else "at most"
-    reason = f"TUNA_QUIET=auto, builds changed times by {found.worst:.1%}, {words} {MOST_NOISE:.0%} ({found.at[:10]})"
+    reason = (
+        f"TUNA_QUIET=auto, builds changed times by {found.worst:.1%},"
+        f" {words} {MOST_NOISE:.0%} ({found.at[:10]})"
+    )
     return Quiet(found.noisy, reason)
 
 

@@ -1,4 +1,5 @@
-"""A base for libraries whose candidates are built where they are measured, such as those that come with a vendor's library."""
+"""A base for libraries whose candidates are built where they are measured, such as those that come
+with a vendor's library."""
 
 from __future__ import annotations
 
@@ -21,14 +22,17 @@ from tuna.vocabulary import Cause, Resource
 
 
 class OneStepLibrary(CandidateLibrary):
-    """One step, `eval` on the device: proposes, builds and measures; what was built stays on this machine."""
+    """One step, `eval` on the device: proposes, builds and measures; what was built stays on this
+    machine."""
 
     steps: tuple[Step, ...] = (Step("eval", Resource.DEVICE, time_limit_s=1800.0),)
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """The time of both parts."""
         asked = self._options(item)
-        building = self.start_timeout_s + asked.candidates * (self.start_timeout_s + asked.build_timeout_s)
+        building = self.start_timeout_s + asked.candidates * (
+            self.start_timeout_s + asked.build_timeout_s
+        )
         return building + super().time_limit_s(step, item)
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
@@ -65,11 +69,17 @@ class OneStepLibrary(CandidateLibrary):
         trials: dict[int, Trial] = {trial.index: trial for trial in built.get("trials", ())}
         if not built["ok"]:
             return {**built, "trials": _without_artifacts(trials.values())}
-        good = [Candidate(index=t.index, artifact=t.artifact) for t in trials.values() if t.cause is None]
+        good = [
+            Candidate(index=t.index, artifact=t.artifact)
+            for t in trials.values()
+            if t.cause is None
+        ]
         found = super()._eval(item.model_copy(update={"candidates": tuple(good)}), context)
         for trial in found.get("trials", ()):
             origin = trials[trial.index]
-            trials[trial.index] = trial.model_copy(update={"params": origin.params, "build_s": origin.build_s})
+            trials[trial.index] = trial.model_copy(
+                update={"params": origin.params, "build_s": origin.build_s}
+            )
         busy_s = built["busy_s"] + found.get("busy_s", 0.0)
         return {**found, "trials": _without_artifacts(trials.values()), "busy_s": busy_s}
 

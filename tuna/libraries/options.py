@@ -17,26 +17,34 @@ log = structlog.get_logger(__name__)
 
 
 class JobOptions(BaseModel):
-    """The options of a library that has none; a library's own are fields with a type, a default and a description.
+    """The options of a library that has none; a library's own are fields with a type, a default and
+    a description.
 
     A field that a library does not set stays out of the database, so that its default may change.
     """
 
     # Numbers become text where text is asked for: on a command line one cannot tell them apart.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
+    )
 
 
 _Options = TypeVar("_Options", bound=JobOptions)
 
 
 def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> dict[str, Any]:
-    """The options as they are stored; raises BadInput that names what is wrong and lists what there is."""
+    """The options as they are stored; raises BadInput that names what is wrong and lists what there
+    is."""
     try:
         return model.model_validate(dict(given)).model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"])) or "options"
-        fault = "is not known" if first["type"] == "extra_forbidden" else f"cannot be so: {first['msg'].lower()}"
+        fault = (
+            "is not known"
+            if first["type"] == "extra_forbidden"
+            else f"cannot be so: {first['msg'].lower()}"
+        )
         there = choices(name, model.model_fields, f"options of {library}")
         raise BadInput(
             f"The job option {name} {fault}.",
@@ -47,9 +55,12 @@ def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> di
 def read(model: type[_Options], stored: Mapping[str, Any]) -> _Options:
     """The options of a work item, as a library uses them.
 
-    What another version stored and this one does not know, or would refuse, is left out with a line in the log.
+    What another version stored and this one does not know, or would refuse, is left out with a line
+    in the log.
     """
-    return cast("_Options", _read(model, json.dumps(dict(stored), sort_keys=True) if stored else "{}"))
+    return cast(
+        "_Options", _read(model, json.dumps(dict(stored), sort_keys=True) if stored else "{}")
+    )
 
 
 @functools.lru_cache(maxsize=1000)  # the same few options come with every item, and are logged once
@@ -64,7 +75,9 @@ def _read(model: type[JobOptions], text: str) -> JobOptions:
             } & options.keys()
             if not faulty:
                 raise
-            log.warning("job options ignored", options={name: options[name] for name in sorted(faulty)})
+            log.warning(
+                "job options ignored", options={name: options[name] for name in sorted(faulty)}
+            )
             options = {name: value for name, value in options.items() if name not in faulty}
 
 

@@ -1,9 +1,11 @@
-"""One fixed piece of work, run before and after a measurement: what changed in between was not the candidate.
+"""One fixed piece of work, run before and after a measurement: what changed in between was not the
+candidate.
 
-It has two parts, both by the thread's CPU time: the loop of multiply-adds, which feels the clock frequency and a sibling
-hyperthread, and copies within half of the L2 cache, which feel who else uses the core's caches. It is tried several times
-within a quarter of a second, and the fastest counts: what else runs on the machine, or beside it on the same host, disturbs
-for milliseconds at a time, and only what lasts longer is a drift.
+It has two parts, both by the thread's CPU time: the loop of multiply-adds, which feels the clock
+frequency and a sibling hyperthread, and copies within half of the L2 cache, which feel who else
+uses the core's caches. It is tried several times within a quarter of a second, and the fastest
+counts: what else runs on the machine, or beside it on the same host, disturbs for milliseconds at a
+time, and only what lasts longer is a drift.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Probe:
     """How fast this machine was at one moment."""
 
     gflops: float  #: fp32 peak of the cores of this process
-    source: str  #: what it was found by: `fma` (the loop), `gemm` (NumPy's matrix product: less than the peak), `own` (the library)
+    #: what it was found by: `fma` (the loop), `gemm` (NumPy's matrix product: less than the peak),
+    #: `own` (the library)
+    source: str
     copy_s: float  #: of a copy in the L2 cache
 
     def as_json(self) -> dict[str, Any]:
@@ -40,12 +44,15 @@ class Probe:
 
 
 def probe(own_gflops: float | None = None) -> Probe:
-    """Run it now, within some 0.3 s; `own_gflops` is the peak by the library's own word, which replaces the loop's."""
+    """Run it now, within some 0.3 s; `own_gflops` is the peak by the library's own word, which
+    replaces the loop's."""
     tries = [_once(own_gflops)]
     while len(tries) < _TRIES:
         time.sleep(_PAUSE_S)
         tries.append(_once(own_gflops))
-    return Probe(max(one.gflops for one in tries), tries[0].source, min(one.copy_s for one in tries))
+    return Probe(
+        max(one.gflops for one in tries), tries[0].source, min(one.copy_s for one in tries)
+    )
 
 
 def _once(own_gflops: float | None) -> Probe:

@@ -1,16 +1,21 @@
 """Reference answers: layers computed by NumPy in double precision, straight from their definition.
 
-A kind of config names its reference as an import string (`ConfigKind.reference`). That function takes a config and a
-seed, and returns a `Problem`:
+A kind of config names its reference as an import string (`ConfigKind.reference`). That function
+takes a config and a seed, and returns a `Problem`:
 
-- `inputs`: the layer's arrays, random but the same for the same seed, in the types, shapes and order in which every solver
-  takes them. Keep values small, so that sums do not overflow the layer's type; `random` draws them as Tuna's kinds do.
-- `expected`: the answer as float64, in the shape and layout in which solvers write it, computed from the inputs as they
+- `inputs`: the layer's arrays, random but the same for the same seed, in the types, shapes and
+  order in which every solver
+  takes them. Keep values small, so that sums do not overflow the layer's type; `random` draws them
+  as Tuna's kinds do.
+- `expected`: the answer as float64, in the shape and layout in which solvers write it, computed
+  from the inputs as they
   are stored (after their rounding) and by other means than the solvers.
 - `answer_type`: the NumPy name of the answer's type, or `bfloat16`.
-- `tolerance`: the largest error that is rounding, relative to the largest magnitude in `expected`; 0 demands equality.
+- `tolerance`: the largest error that is rounding, relative to the largest magnitude in `expected`;
+  0 demands equality.
 
-It raises BadInput for a config that it cannot compute, and never returns an answer to another question.
+It raises BadInput for a config that it cannot compute, and never returns an answer to another
+question.
 """
 
 from __future__ import annotations
@@ -27,8 +32,9 @@ from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 from tuna.libraries.data_types import DTYPES
 
-#: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of summation, and
-#: winograd's transforms. fp16 and bf16: their last bit, after sums kept in fp32. INT8 is exact.
+#: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of
+#: summation, and winograd's transforms. fp16 and bf16: their last bit, after sums kept in fp32.
+#: INT8 is exact.
 TOLERANCE = {DataType.FP32: 1e-4, DataType.FP16: 2e-3, DataType.BF16: 1.6e-2, DataType.INT8: 0.0}
 
 
@@ -48,7 +54,8 @@ class Problem:
         return np.full(self.expected.shape, fill, dtype=kind)
 
     def error(self, answer: Any) -> float:
-        """Largest error relative to the largest magnitude; infinite where the answer was not written."""
+        """Largest error relative to the largest magnitude; infinite where the answer was not
+        written."""
         values = np.asarray(answer).astype(np.float64)
         if not np.all(np.isfinite(values)):
             return float("inf")
@@ -68,30 +75,42 @@ def np_type(name: str) -> Any:
 def make(config: Config, seed: int = 0) -> Problem:
     """The problem that the kind's reference makes of `config`, the same for every solver of it.
 
-    Raises BadInput for a kind without a reference, and for a config that its reference cannot compute.
+    Raises BadInput for a kind without a reference, and for a config that its reference cannot
+    compute.
     """
     problem = kind_of(config).load_reference()(config, seed)
-    assert isinstance(problem, Problem), f"the reference of {config.kind} returned a {type(problem).__name__}"
+    assert isinstance(problem, Problem), (
+        f"the reference of {config.kind} returned a {type(problem).__name__}"
+    )
     return problem
 
 
 def convolution(config: ConvConfig, seed: int) -> Problem:
-    """Of a forward convolution x and w, and y; of backward data dy and w, and dx; of backward weights x and dy, and dw."""
+    """Of a forward convolution x and w, and y; of backward data dy and w, and dx; of backward
+    weights x and dy, and dw."""
     if config.mode != "conv":
-        raise BadInput(f"there is no reference for {config.label}: only for convolutions that are not transposed")
+        raise BadInput(
+            f"there is no reference for {config.label}: only for convolutions that are not"
+            " transposed"
+        )
     if config.direction is Direction.BACKWARD_WEIGHTS:
         shapes = config.input_shape, config.output_shape
         return _product(config, seed, shapes, lambda x, dy: backward_weights(config, x, dy))
     if config.direction is Direction.BACKWARD_DATA:
         shapes = config.output_shape, config.weight_shape
         return _product(config, seed, shapes, lambda dy, w: backward_data(config, dy, w))
-    return _product(config, seed, (config.input_shape, config.weight_shape), lambda x, w: convolve(config, x, w))
+    return _product(
+        config, seed, (config.input_shape, config.weight_shape), lambda x, w: convolve(config, x, w)
+    )
 
 
 def gemm(config: GemmConfig, seed: int) -> Problem:
     """A matrix product: A and B as they are stored, and C."""
     if not config.is_plain:
-        raise BadInput(f"there is no reference for {config.label}: only for packed matrices of one type without scales")
+        raise BadInput(
+            f"there is no reference for {config.label}: only for packed matrices of one type"
+            " without scales"
+        )
     return _product(config, seed, gemm_shapes(config), lambda a, b: multiply(config, a, b))
 
 
@@ -109,7 +128,8 @@ def _product(
 
 
 def random(generator: np.random.Generator, shape: tuple[int, ...], name: str) -> Any:
-    """Values of the type called `name`: between -1 and 1, or whole numbers from -8 to 7 for int8."""
+    """Values of the type called `name`: between -1 and 1, or whole numbers from -8 to 7 for
+    int8."""
     if name == "int8":
         return generator.integers(-8, 8, size=shape, dtype=np.int8)
     return generator.uniform(-1.0, 1.0, size=shape).astype(np_type(name))
@@ -139,7 +159,11 @@ def convolve(config: ConvConfig, x: Any, w: Any) -> Any:
     dilations = [getattr(config, f"dilation_{axis}") for axis in axes]
     x = np.pad(x, [(0, 0), (0, 0), *pads])
     groups, out = config.group_count, config.output_size
-    batch, per_in, per_out = config.batchsize, config.in_channels // groups, config.out_channels // groups
+    batch, per_in, per_out = (
+        config.batchsize,
+        config.in_channels // groups,
+        config.out_channels // groups,
+    )
     y = np.zeros((batch, config.out_channels, *out))
     for tap in itertools.product(*(range(size) for size in w.shape[2:])):
         starts = [position * dilation for position, dilation in zip(tap, dilations, strict=True)]
@@ -160,15 +184,27 @@ def convolve(config: ConvConfig, x: Any, w: Any) -> Any:
 
 
 def backward_data(config: ConvConfig, dy: Any, w: Any) -> Any:
-    """The gradient of the input: every product of the forward sum added where its x came from; in the input's layout."""
+    """The gradient of the input: every product of the forward sum added where its x came from; in
+    the input's layout."""
     dy, w = _channels_first(dy, config.out_layout), _channels_first(w, config.fil_layout)
     axes = "dhw"[-config.spatial_dim :]
     pads, sizes, strides, dilations = (
-        [getattr(config, f"{name}_{axis}") for axis in axes] for name in ("pad", "in", "conv_stride", "dilation")
+        [getattr(config, f"{name}_{axis}") for axis in axes]
+        for name in ("pad", "in", "conv_stride", "dilation")
     )
     groups, out = config.group_count, config.output_size
-    batch, per_in, per_out = config.batchsize, config.in_channels // groups, config.out_channels // groups
-    padded = np.zeros((batch, config.in_channels, *(size + 2 * pad for size, pad in zip(sizes, pads, strict=True))))
+    batch, per_in, per_out = (
+        config.batchsize,
+        config.in_channels // groups,
+        config.out_channels // groups,
+    )
+    padded = np.zeros(
+        (
+            batch,
+            config.in_channels,
+            *(size + 2 * pad for size, pad in zip(sizes, pads, strict=True)),
+        )
+    )
     for tap in itertools.product(*(range(size) for size in w.shape[2:])):
         window = tuple(
             slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
@@ -178,19 +214,38 @@ def backward_data(config: ConvConfig, dy: Any, w: Any) -> Any:
             ins = slice(group * per_in, (group + 1) * per_in)
             outs = slice(group * per_out, (group + 1) * per_out)
             flat = dy[:, outs].reshape(batch, per_out, -1)
-            padded[(slice(None), ins, *window)] += (w[(outs, slice(None), *tap)].T @ flat).reshape(batch, per_in, *out)
-    dx = padded[(slice(None), slice(None), *(slice(pad, pad + size) for pad, size in zip(pads, sizes, strict=True)))]
+            padded[(slice(None), ins, *window)] += (w[(outs, slice(None), *tap)].T @ flat).reshape(
+                batch, per_in, *out
+            )
+    dx = padded[
+        (
+            slice(None),
+            slice(None),
+            *(slice(pad, pad + size) for pad, size in zip(pads, sizes, strict=True)),
+        )
+    ]
     return np.ascontiguousarray(np.moveaxis(dx, 1, -1) if config.in_layout.endswith("C") else dx)
 
 
 def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
-    """The gradient of the weights: for each tap, the products of dy and what the tap read; in the weights' layout."""
+    """The gradient of the weights: for each tap, the products of dy and what the tap read; in the
+    weights' layout."""
     x, dy = _channels_first(x, config.in_layout), _channels_first(dy, config.out_layout)
     axes = "dhw"[-config.spatial_dim :]
     pads = [(getattr(config, f"pad_{axis}"),) * 2 for axis in axes]
-    strides, dilations = ([getattr(config, f"{name}_{axis}") for axis in axes] for name in ("conv_stride", "dilation"))
-    taps, groups, out = [getattr(config, f"fil_{axis}") for axis in axes], config.group_count, config.output_size
-    batch, per_in, per_out = config.batchsize, config.in_channels // groups, config.out_channels // groups
+    strides, dilations = (
+        [getattr(config, f"{name}_{axis}") for axis in axes] for name in ("conv_stride", "dilation")
+    )
+    taps, groups, out = (
+        [getattr(config, f"fil_{axis}") for axis in axes],
+        config.group_count,
+        config.output_size,
+    )
+    batch, per_in, per_out = (
+        config.batchsize,
+        config.in_channels // groups,
+        config.out_channels // groups,
+    )
     x = np.pad(x, [(0, 0), (0, 0), *pads])
     dw = np.zeros((config.out_channels, per_in, *taps))
     for tap in itertools.product(*(range(size) for size in taps)):
@@ -202,7 +257,11 @@ def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
         for group in range(groups):
             ins = part[:, group * per_in : (group + 1) * per_in].reshape(batch, per_in, -1)
             outs = dy[:, group * per_out : (group + 1) * per_out].reshape(batch, per_out, -1)
-            place: tuple[Any, ...] = (slice(group * per_out, (group + 1) * per_out), slice(None), *tap)
+            place: tuple[Any, ...] = (
+                slice(group * per_out, (group + 1) * per_out),
+                slice(None),
+                *tap,
+            )
             dw[place] = (outs @ ins.swapaxes(1, 2)).sum(axis=0)
     return np.ascontiguousarray(np.moveaxis(dw, 1, -1) if config.fil_layout.endswith("C") else dw)
 

@@ -1,6 +1,7 @@
 """Registry of libraries: entry points of the group `tuna.libraries`, loaded lazily.
 
-Those of the group `tuna.libraries.simulated` only pretend to measure, and are available only with TUNA_SIMULATED=1.
+Those of the group `tuna.libraries.simulated` only pretend to measure, and are available only with
+TUNA_SIMULATED=1.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ def names() -> list[str]:
 
 @functools.cache
 def get_library(name: str) -> Library:
-    """This process's instance of the library; raises NotFound with the names there are, LibraryMissing for one that is no good."""
+    """This process's instance of the library; raises NotFound with the names there are,
+    LibraryMissing for one that is no good."""
     points = _points()
     if name not in points:
         if entry_points(group=SIMULATED_GROUP, name=name):
             raise NotFound(
-                f"The library {name} only pretends to measure.", hint="to use it all the same: TUNA_SIMULATED=1"
+                f"The library {name} only pretends to measure.",
+                hint="to use it all the same: TUNA_SIMULATED=1",
             )
         raise NotFound(f"There is no library {name!r}.", hint=choices(name, points, "installed"))
     try:
         library: Library = points[name].load()()
-    except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
-        raise LibraryMissing(f"The library {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (
+        Exception
+    ) as error:  # a plug-in's own code: whatever it raises, the others must go on working
+        raise LibraryMissing(
+            f"The library {name} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     for attribute, expected in (
         ("search", SEARCH),
         ("finals", FINALS),
@@ -48,7 +55,8 @@ def get_library(name: str) -> Library:
         step = getattr(library, attribute)
         if step is not None and step.name != expected:
             raise LibraryMissing(
-                f"The library {name} cannot be used: its step `{attribute}` is called {step.name!r}.",
+                f"The library {name} cannot be used: its step `{attribute}` is called"
+                f" {step.name!r}.",
                 hint=f"its author has to call it {expected!r}",
             )
     return library
@@ -56,11 +64,16 @@ def get_library(name: str) -> Library:
 
 @functools.cache
 def find_library(name: str) -> Library | None:
-    """The library, or None if it cannot be used here, which is logged once: other processes may have it."""
+    """The library, or None if it cannot be used here, which is logged once: other processes may
+    have it."""
     try:
         return get_library(name)
     except (NotFound, LibraryMissing) as error:
-        log.warning("library missing: its results wait for a coordinator that has it", library=name, fault=str(error))
+        log.warning(
+            "library missing: its results wait for a coordinator that has it",
+            library=name,
+            fault=str(error),
+        )
         return None
 
 

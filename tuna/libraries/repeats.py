@@ -1,8 +1,10 @@
-"""Repeats of a measurement on this machine's cores, by wall time and CPU time, and when there are enough of them.
+"""Repeats of a measurement on this machine's cores, by wall time and CPU time, and when there are
+enough of them.
 
-Wall time is what a user of the kernel waits for, but it includes what other processes do on the core. So the CPU time is
-read beside it, and a repeat during which the process was preempted is repeated. Where the core never gets quiet, the CPU
-time decides for a kernel that computes in the calling thread alone.
+Wall time is what a user of the kernel waits for, but it includes what other processes do on the
+core. So the CPU time is read beside it, and a repeat during which the process was preempted is
+repeated. Where the core never gets quiet, the CPU time decides for a kernel that computes in the
+calling thread alone.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from typing import Any, NamedTuple
 
 from tuna.libraries.intervals import FEWEST, half_width, median_interval
 
-#: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit between two preemptions.
+#: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
+#: between two preemptions.
 REPEAT_S = 0.005
-#: Repeats go on until the 95 % interval of their median is within this part of it, or this much time is spent.
+#: Repeats go on until the 95 % interval of their median is within this part of it, or this much
+#: time is spent.
 NARROW = 0.02
 BUDGET_S = 1.0
 #: A wider interval than this marks the measurement as noisy.
@@ -37,7 +41,8 @@ class Repeat(NamedTuple):
     """One repeat: milliseconds for one run."""
 
     wall_ms: float
-    cpu_ms: float | None  #: of the calling thread; None where other threads worked too, or it waited
+    #: of the calling thread; None where other threads worked too, or it waited
+    cpu_ms: float | None
     preempted: bool
 
 
@@ -68,7 +73,8 @@ def timing(times_ms: Sequence[float], clock: str, *, quiet: bool = True) -> Timi
 
 
 def repeat(loop: Callable[[], object], number: int, overhead_s: float = 0.0) -> Repeat:
-    """Time `loop`, which runs the kernel `number` times; `overhead_s` is what each run takes beyond the kernel."""
+    """Time `loop`, which runs the kernel `number` times; `overhead_s` is what each run takes beyond
+    the kernel."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     process_s, thread_s, wall_s = time.process_time(), time.thread_time(), time.perf_counter()
     loop()
@@ -89,8 +95,11 @@ def repeat(loop: Callable[[], object], number: int, overhead_s: float = 0.0) -> 
 class Sampler:
     """Collects repeats of one candidate until they are enough."""
 
-    def __init__(self, once: Callable[[], Repeat], budget_s: float = BUDGET_S, beyond_ms: float | None = None) -> None:
-        """`beyond_ms`: a candidate that is certainly slower than this need not be known more exactly."""
+    def __init__(
+        self, once: Callable[[], Repeat], budget_s: float = BUDGET_S, beyond_ms: float | None = None
+    ) -> None:
+        """`beyond_ms`: a candidate that is certainly slower than this need not be known more
+        exactly."""
         self._once, self._budget_s, self._beyond_ms = once, budget_s, beyond_ms
         self._all: list[Repeat] = []
         self._spent_s = 0.0
@@ -113,7 +122,8 @@ class Sampler:
         return self._spent_s >= self._budget_s and len(self._all) >= _ENOUGH
 
     def timing(self) -> Timing:
-        """What is known so far; undisturbed repeats count, and of a core that was never quiet the CPU time."""
+        """What is known so far; undisturbed repeats count, and of a core that was never quiet the
+        CPU time."""
         quiet, cpu = self._quiet, self._cpu
         if len(quiet) >= min(_ENOUGH, len(self._all)):
             return timing(quiet, "wall")
@@ -134,7 +144,9 @@ class Sampler:
     def _is_enough(self, times_ms: Sequence[float]) -> bool:
         if len(times_ms) < FEWEST:
             return False
-        return self._is_beyond(times_ms) or half_width(times_ms, statistics.median(times_ms)) <= NARROW
+        return (
+            self._is_beyond(times_ms) or half_width(times_ms, statistics.median(times_ms)) <= NARROW
+        )
 
     def _is_beyond(self, times_ms: Sequence[float]) -> bool:
         if self._beyond_ms is None or len(times_ms) < FEWEST:

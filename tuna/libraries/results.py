@@ -1,4 +1,5 @@
-"""The input of an exporter: the results of one session or golden version, streamed, with their code and trials.
+"""The input of an exporter: the results of one session or golden version, streamed, with their code
+and trials.
 
 `tuna.exports` implements `ResultSource` over SQL, `tuna.testing.contracts.exporter` in memory.
 """
@@ -9,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-#: The shortest time that a clock can tell, 1 ns, and the longest in which a candidate may be measured, a day.
+#: The shortest time that a clock can tell, 1 ns, and the longest in which a candidate may be
+#: measured, a day.
 SHORTEST_MS, LONGEST_MS = 1e-6, 86_400_000.0
 #: Why a result is left out.
 NO_TIME = "its time is not between 1 ns and a day"
@@ -25,10 +27,14 @@ FIELDS: Mapping[str, str] = {
     "result_id": "number of the result, for `kernels`",
     "config_key": "SHA-256 of the config",
     "driver": "the config's canonical text",
-    "problem_key": "MIOpen's name of the config, by the library itself or by Tuna; None where it has none",
+    "problem_key": (
+        "MIOpen's name of the config, by the library itself or by Tuna; None where it has none"
+    ),
     "problem": "`problem_key`, else `driver`",
     "solver_id": "key of `solvers`",
-    "time_ms": "median of the best checked candidate; None where an imported file knows only params",
+    "time_ms": (
+        "median of the best checked candidate; None where an imported file knows only params"
+    ),
     "workspace_bytes": "scratch memory on the device",
     "params": "text form of the best candidate; empty for none",
     "algorithm": "as the library named it; empty: the solver's family",
@@ -99,11 +105,13 @@ class ResultRecord(NamedTuple):
     params: str
     time_ms: float | None  #: median; None where an imported file knows only params
     spread: Spread | None  #: None for what was imported
-    max_error: float | None  #: of the winner, relative to the largest magnitude of the answer; None: not known
+    #: of the winner, relative to the largest magnitude of the answer; None: not known
+    max_error: float | None
     workspace_bytes: int
     simulated: bool  #: the times come from a stand-in, not from a device
     noisy: bool  #: the device was not quiet while it was measured
-    clock: str  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's); empty: not known
+    #: `wall`, `cpu` (the core was never quiet), or `own` (the library's); empty: not known
+    clock: str
     environment: ResultEnvironment
     session_id: int
     job_id: int | None
@@ -128,20 +136,24 @@ class ResultSource(Protocol):
     environment_key: str  #: of a session; empty where every result has its own
     toolchain: str  #: likewise
     tag: str | None  #: only configs with this tag are in it
-    mixed: bool  #: results of several CU counts compete: then the latest of a solver counts, not the fastest
+    #: results of several CU counts compete: then the latest of a solver counts, not the fastest
+    mixed: bool
     solvers: Mapping[int, SolverFacts]
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
-        """The results as `row`, a NamedTuple class whose fields are of FIELDS: only what is asked for is read.
+        """The results as `row`, a NamedTuple class whose fields are of FIELDS: only what is asked
+        for is read.
 
-        `needs` names a field that must not be None, by which the results are `ordered` (by bytes) if that is asked for;
-        else their order is any.
+        `needs` names a field that must not be None, by which the results are `ordered` (by bytes)
+        if that is asked for; else their order is any.
         """
 
     def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
-        """Whole results by config key, environment key, time, solver's name and params: a total order.
+        """Whole results by config key, environment key, time, solver's name and params: a total
+        order.
 
-        With `n_best` also up to so many trials of each config, solver and environment, the result the first of them.
+        With `n_best` also up to so many trials of each config, solver and environment, the result
+        the first of them.
         """
 
     def kinds_without_key(self) -> Mapping[str, int]:
@@ -153,8 +165,11 @@ class ResultSource(Protocol):
     def blob(self, digest: str) -> bytes:
         """The stored bytes (code, workload) with this SHA-256."""
 
-    def good_trials(self, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
-        """(number in its round, time in ms, params) of the fastest good trials of a job that took `at_least_ms` or longer.
+    def good_trials(
+        self, job_id: int, at_least_ms: float, limit: int
+    ) -> list[tuple[int, float, str]]:
+        """(number in its round, time in ms, params) of the fastest good trials of a job that took
+        `at_least_ms` or longer.
 
         Of a job that searches in rounds, those of all of them.
         """

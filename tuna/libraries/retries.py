@@ -40,8 +40,8 @@ class Retry:
             return self.max_delay_s
 
 
-#: The same code would be built and answer the same, if the machine is sound; a lost artifact is compiled again; the rest is
-#: tried again, if possible elsewhere.
+#: The same code would be built and answer the same, if the machine is sound; a lost artifact is
+#: compiled again; the rest is tried again, if possible elsewhere.
 DEFAULT_RETRIES: Mapping[Cause, Retry] = {
     **{cause: Retry(Again.ELSEWHERE) for cause in Cause},
     Cause.DEVICE_LOST: Retry(Again.ELSEWHERE, charged=False),

@@ -28,7 +28,8 @@ def body(digest: str, context: RunContext) -> Path:
 
 
 def room(context: RunContext, name: str) -> Path:
-    """The folder that a child may write to; what is to be measured lies beside it, where it may only read."""
+    """The folder that a child may write to; what is to be measured lies beside it, where it may
+    only read."""
     folder = lasting(context) / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder

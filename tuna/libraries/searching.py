@@ -1,4 +1,5 @@
-"""A base for candidate libraries some of whose solvers are searched in rounds, each of which learns from those before it."""
+"""A base for candidate libraries some of whose solvers are searched in rounds, each of which learns
+from those before it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tuna.libraries.scratch import ArtifactLost, artifact
 from tuna.libraries.search.stop import Effort, Progress, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
-#: What of the minutes is left for the start of workers and for finals: this part, and at most so many seconds.
+#: What of the minutes is left for the start of workers and for finals: this part, and at most so
+#: many seconds.
 _AROUND, _AROUND_S = 0.1, 30.0
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",
@@ -33,30 +35,45 @@ _WHY = {
 
 
 class SearchOptions(CandidateOptions):
-    """Job options of libraries that search; where a solver is searched, `candidates` limits its trials if it is set."""
+    """Job options of libraries that search; where a solver is searched, `candidates` limits its
+    trials if it is set."""
 
     search: Literal["search", "random"] = Field(
-        "search", description="how candidates of MetaSchedule's space are chosen: by a search that learns, or at random"
+        "search",
+        description=(
+            "how candidates of MetaSchedule's space are chosen: by a search that learns, or at"
+            " random"
+        ),
     )
     effort: Literal["quick", "full"] | None = Field(
         None,
-        description="of a search: it ends when flat, quick after 64 trials at most; default: quick, if no limit is set",
+        description=(
+            "of a search: it ends when flat, quick after 64 trials at most; default: quick, if no"
+            " limit is set"
+        ),
     )
     minutes: float | None = Field(
-        None, gt=0, le=1e6, description="of a search: no round is opened that would end later, but for the first"
+        None,
+        gt=0,
+        le=1e6,
+        description="of a search: no round is opened that would end later, but for the first",
     )
     target_ms: float | None = Field(
         None, gt=0, le=1e9, description="of a search: it ends with a result as fast as this"
     )
     warm_start: bool = Field(
         True,
-        description="of a search: whether it learns from earlier searches of like layers, here and on other devices",
+        description=(
+            "of a search: whether it learns from earlier searches of like layers, here and on other"
+            " devices"
+        ),
     )
     batch: int = Field(16, ge=1, le=1000, description="candidates in a round of a search")
 
 
 class SearchingLibrary(CandidateLibrary):
-    """Solvers that are searched have the step `search`, which proposes, before those of every candidate library.
+    """Solvers that are searched have the step `search`, which proposes, before those of every
+    candidate library.
 
     A subclass gives `in_rounds` too, and its builder `Builder.search`.
     """
@@ -81,7 +98,8 @@ class SearchingLibrary(CandidateLibrary):
         done = Progress(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
             elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
-            exhausted=found.proposed < (planned if rule.trials is None else min(planned, rule.trials)),
+            exhausted=found.proposed
+            < (planned if rule.trials is None else min(planned, rule.trials)),
         )
         why = rule.stopped_by(done) or (Stop.TRIALS if rule.left(found.proposed) == 0 else None)
         return _WHY[why] if why else None
@@ -131,16 +149,27 @@ class SearchingLibrary(CandidateLibrary):
         folder.mkdir(exist_ok=True)
         own = _written(folder / "own", item.history, context)
         known = [
-            {"label": one.label, "same": one.same, "path": _written(folder / str(number), [one.artifact], context)}
+            {
+                "label": one.label,
+                "same": one.same,
+                "path": _written(folder / str(number), [one.artifact], context),
+            }
             for number, one in enumerate(item.siblings)
         ]
         job = self._job(item, asked, context)
         call = self._builder_caller(job, context)
         try:
-            params = call("search", self.start_timeout_s, history=own, count=count, known=known)["params"]
+            params = call("search", self.start_timeout_s, history=own, count=count, known=known)[
+                "params"
+            ]
         except CHILD_FAULTS as error:
             cause, words = build_fault(error)
-            return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
+            return {
+                "ok": False,
+                "cause": cause,
+                "output_tail": words,
+                "busy_s": time.monotonic() - clock,
+            }
         finally:
             empty(folder)
         facts: dict[str, Any] = {"busy_s": time.monotonic() - clock}
@@ -151,7 +180,11 @@ class SearchingLibrary(CandidateLibrary):
                 "cause": Cause.NOT_APPLICABLE,
                 "output_tail": "no valid candidate was proposed",
             }
-        return {**facts, "ok": True, "trials": tuple(Trial(index=n, params=text) for n, text in enumerate(params))}
+        return {
+            **facts,
+            "ok": True,
+            "trials": tuple(Trial(index=n, params=text) for n, text in enumerate(params)),
+        }
 
 
 def _written(path: Path, digests: Sequence[str], context: RunContext) -> str:
@@ -169,7 +202,12 @@ def _around_s(asked: SearchOptions) -> float:
 
 def _rule(asked: SearchOptions) -> StopRule:
     trials = asked.candidates if "candidates" in asked.model_fields_set else None
-    free = asked.effort is None and trials is None and asked.minutes is None and asked.target_ms is None
+    free = (
+        asked.effort is None
+        and trials is None
+        and asked.minutes is None
+        and asked.target_ms is None
+    )
     named = "quick" if free else asked.effort
     effort = None if named is None else Effort(named)
     return StopRule.of(effort, trials=trials, minutes=asked.minutes, target_ms=asked.target_ms)

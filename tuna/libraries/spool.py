@@ -12,10 +12,11 @@ _CACHE_PAGES = 4096
 
 
 def sort_rows(rows: Iterable[tuple[Any, ...]], width: int, by: int) -> Iterator[tuple[Any, ...]]:
-    """The rows, each of `width` columns, in the order of their first `by` columns; text sorts by code point.
+    """The rows, each of `width` columns, in the order of their first `by` columns; text sorts by
+    code point.
 
-    An anonymous SQLite database does the work: it lives in a file that is already unlinked (in TMPDIR), so that nothing
-    is left behind whatever happens.
+    An anonymous SQLite database does the work: it lives in a file that is already unlinked (in
+    TMPDIR), so that nothing is left behind whatever happens.
     """
     names = [f"c{index}" for index in range(width)]
     with closing(sqlite3.connect("", isolation_level=None)) as spool:

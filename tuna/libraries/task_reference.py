@@ -1,4 +1,5 @@
-"""Reference answers of tasks of a model: the core by its own reference, then the epilogue, in double precision."""
+"""Reference answers of tasks of a model: the core by its own reference, then the epilogue, in
+double precision."""
 
 from __future__ import annotations
 
@@ -34,15 +35,20 @@ _FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
 
 
 def problem(config: TaskConfig, seed: int) -> Problem:
-    """The core's inputs, then bias and residual where the epilogue has them, as large as the core's answer is."""
+    """The core's inputs, then bias and residual where the epilogue has them, as large as the core's
+    answer is."""
     if config.core is None:
         raise BadInput(f"there is no reference for {config.label}: it has no core")
     core = kind_of(config.core).load_reference()(config.core, seed)
     assert isinstance(core, Problem)
     answer, inputs = core.expected, list(core.inputs)
-    if _FLAT & set(config.epilogue):  # or nearly all of it is cut, and what rounding does to a sum is large beside 6
+    # or nearly all of it is cut, and what rounding does to a sum is large beside 6
+    if _FLAT & set(config.epilogue):
         factor = 2.0 ** math.floor(math.log2(_REACH / float(np.max(np.abs(answer)))))
-        inputs[0], answer = (inputs[0] * np.float32(factor)).astype(inputs[0].dtype), answer * factor
+        inputs[0], answer = (
+            (inputs[0] * np.float32(factor)).astype(inputs[0].dtype),
+            answer * factor,
+        )
     generator = np.random.default_rng(seed + 1)
     scale = np.float32(np.std(answer))
     for part in config.epilogue:
@@ -50,7 +56,9 @@ def problem(config: TaskConfig, seed: int) -> Problem:
             last = _answer_layout(config.core).endswith("C")
             bias = scale * random(generator, (answer.shape[-1 if last else 1],), core.answer_type)
             inputs.append(bias)
-            answer = answer + bias.astype(np.float64).reshape(-1, *(() if last else (1,) * (answer.ndim - 2)))
+            answer = answer + bias.astype(np.float64).reshape(
+                -1, *(() if last else (1,) * (answer.ndim - 2))
+            )
         elif part == RESIDUAL:
             residual = scale * random(generator, answer.shape, core.answer_type)
             inputs.append(residual)
@@ -88,5 +96,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     GELU: lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
     HARD_SIGMOID: _hard_sigmoid,
     HARD_SWISH: lambda x: x * _hard_sigmoid(x),
-    GELU_TANH: lambda x: 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
+    GELU_TANH: lambda x: (
+        0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    ),
 }

@@ -1,7 +1,8 @@
 """Redis users of members and of tokens: names, rights, and taking them away again.
 
-A member's user reaches the keys in `keys.all_keys`, each by its exact name, with the commands in `keys.COMMANDS`; a token's
-user reaches the two keys of its request. Neither runs scripts, lists keys, has channels, or enters another database.
+A member's user reaches the keys in `keys.all_keys`, each by its exact name, with the commands in
+`keys.COMMANDS`; a token's user reaches the two keys of its request. Neither runs scripts, lists
+keys, has channels, or enters another database.
 """
 
 from __future__ import annotations
@@ -56,9 +57,16 @@ class Access:
 
     def admit_token(self, token_id: str, digest: str) -> None:
         """Make a token's user; `digest`: SHA-256 (hex) of its secret."""
-        read, written = request_key(self._namespace, token_id), answer_key(self._namespace, token_id)
+        read, written = (
+            request_key(self._namespace, token_id),
+            answer_key(self._namespace, token_id),
+        )
         password = hashlib.sha256(password_of(digest).encode()).hexdigest()
-        self._make(join_user(self._namespace, token_id), password, self._rules([read, written], _JOIN_COMMANDS))
+        self._make(
+            join_user(self._namespace, token_id),
+            password,
+            self._rules([read, written], _JOIN_COMMANDS),
+        )
 
     def remove(self, user: str) -> bool:
         """Delete a user, which closes its connections; False if there was none."""
@@ -66,7 +74,8 @@ class Access:
 
     @property
     def rights(self) -> str:
-        """SHA-256 (first 16 hex digits) of what members may do: differs between versions that grant other rights."""
+        """SHA-256 (first 16 hex digits) of what members may do: differs between versions that grant
+        other rights."""
         return hashlib.sha256("\n".join(self._member_rules("")).encode()).hexdigest()[:16]
 
     def _make(self, name: str, password: str, rules: Sequence[str]) -> None:
@@ -79,11 +88,17 @@ class Access:
         words = commands.split() + (
             [f"select|{self._database}"] if self._database else []
         )  # clients begin in database 0
-        return ["resetchannels", *(f"~{_exact(name)}" for name in names), "-@all", *(f"+{word}" for word in words)]
+        return [
+            "resetchannels",
+            *(f"~{_exact(name)}" for name in names),
+            "-@all",
+            *(f"+{word}" for word in words),
+        ]
 
 
 def _exact(name: str) -> str:
-    """The ACL pattern that matches `name` alone. Raises ValueError for a name with a blank, which no pattern can hold."""
+    """The ACL pattern that matches `name` alone. Raises ValueError for a name with a blank, which
+    no pattern can hold."""
     if _BLANK.search(name):
         raise ValueError(f"a blank in the name of a key: {name!r}")
     return _GLOB.sub(r"\\\1", name)

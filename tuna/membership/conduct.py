@@ -1,4 +1,5 @@
-"""Counts what members write that no working member writes: cordons after some of it, revokes after more.
+"""Counts what members write that no working member writes: cordons after some of it, revokes after
+more.
 
 tuna:{<namespace>}:faults  hash  member -> bad values so far, counted by all coordinators
 """
@@ -33,7 +34,8 @@ class Conduct:
         self.changes = 0  #: of members' states so far
 
     def blame(self, worker: str, what: str) -> None:
-        """Count one bad value of a member; `what` is said once in the log, and comes from this process, not from the member."""
+        """Count one bad value of a member; `what` is said once in the log, and comes from this
+        process, not from the member."""
         count = self._client.hincrby(self._key, worker, 1)
         if (worker, what) not in self._logged:
             self._logged.add((worker, what))

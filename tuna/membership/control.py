@@ -57,7 +57,8 @@ class ControlListener:
             except redis.AuthenticationError:
                 refused_at = min(refused_at, time.monotonic())
                 if time.monotonic() - refused_at < min(_REFUSED_S, 4 * self._settings.lease_s):
-                    continue  # a Redis that was restarted has no users until a coordinator makes them again
+                    # a Redis that was restarted has no users until a coordinator makes them again
+                    continue
                 log.error("worker revoked", reason="its Redis user was deleted")
                 self._leave()
                 pause.wait(_COLD_SHUTDOWN_S)
@@ -68,7 +69,9 @@ class ControlListener:
 
     def look(self) -> str:
         """Read the wanted state and apply it; returns it, empty for active."""
-        keys = [control_key(name, self._worker) for name in namespaces(self._client, self._settings)]
+        keys = [
+            control_key(name, self._worker) for name in namespaces(self._client, self._settings)
+        ]
         found = [text.decode() for key in keys if isinstance(text := self._client.get(key), bytes)]
         state = "draining" if "draining" in found else found[0] if found else ""
         if state == "draining":

@@ -1,4 +1,5 @@
-"""Heartbeats: each worker process publishes its status in Redis every few seconds; unrepeated entries expire.
+"""Heartbeats: each worker process publishes its status in Redis every few seconds; unrepeated
+entries expire.
 
 Keys, all under `tuna:{<namespace>}:`
 
@@ -82,8 +83,8 @@ class Board(Protocol):
 
 
 class MemberBoard:
-    """The heartbeats of a member's own processes, in a hash: a coordinator shows those that change on the `HeartbeatBoard`, and
-    removes the others."""
+    """The heartbeats of a member's own processes, in a hash: a coordinator shows those that change
+    on the `HeartbeatBoard`, and removes the others."""
 
     def __init__(self, client: redis.Redis, key: str) -> None:
         self._client = client
@@ -130,7 +131,11 @@ class HeartbeatBoard:
     def remove_worker(self, worker: str) -> None:
         """Remove the status of each process of `worker`, whatever bytes its names are made of."""
         start = f"{worker}:".encode()
-        names = [name for name in cast(set[bytes], self._client.smembers(self._names_key)) if name.startswith(start)]
+        names = [
+            name
+            for name in cast(set[bytes], self._client.smembers(self._names_key))
+            if name.startswith(start)
+        ]
         if names:
             with self._client.pipeline(transaction=False) as pipe:
                 pipe.unlink(*(self._prefix.encode() + name for name in names))
@@ -147,21 +152,31 @@ class HeartbeatBoard:
         gone = [name for name, text in zip(names, texts, strict=True) if text is None]
         if gone:
             self._client.srem(self._names_key, *gone)
-        return [found for name, text in zip(names, texts, strict=True) if text and (found := _read(name, text))]
+        return [
+            found
+            for name, text in zip(names, texts, strict=True)
+            if text and (found := _read(name, text))
+        ]
 
     def is_alone(self, place: str) -> bool:
-        """Whether no live worker but those at `place` does the same work; also if it says nothing of itself."""
+        """Whether no live worker but those at `place` does the same work; also if it says nothing
+        of itself."""
         if time.monotonic() - self._read_at > _MIN_INTERVAL_S:
             self._read, self._read_at = self.live(), time.monotonic()
         live = self._read
         here = [status for status in live if status.place == place]
-        return not any(status.serves_with(one) for status in live if not status.aside for one in here)
+        return not any(
+            status.serves_with(one) for status in live if not status.aside for one in here
+        )
 
 
 class HeartbeatSender:
-    """Publishes the status of this process from a background thread; Redis errors are only logged."""
+    """Publishes the status of this process from a background thread; Redis errors are only
+    logged."""
 
-    def __init__(self, boards: Callable[[], Sequence[Board]], status: WorkerStatus, every_s: float) -> None:
+    def __init__(
+        self, boards: Callable[[], Sequence[Board]], status: WorkerStatus, every_s: float
+    ) -> None:
         """`boards` is called at every heartbeat, since databases are added and removed."""
         self._boards = boards
         self._status = status
@@ -203,7 +218,8 @@ class HeartbeatSender:
         self._changed.set()
 
     def feel(self, failing: int, aside: str) -> None:
-        """Set the number of jobs that failed in a row, and why this worker takes nothing; empty if it does."""
+        """Set the number of jobs that failed in a row, and why this worker takes nothing; empty if
+        it does."""
         if (failing, aside) != (self._status.failing, self._status.aside):
             self._status = dataclasses.replace(self._status, failing=failing, aside=aside)
             self._changed.set()

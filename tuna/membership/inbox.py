@@ -1,8 +1,8 @@
 """Reads what a member wrote. All of it is hostile.
 
-Each read is one script of the owner's, which checks type, number and memory of a key and reads it in the same step, so that
-nothing large or of the wrong type is ever transferred or parsed. What breaks a rule is deleted there and then, and counted
-against the member.
+Each read is one script of the owner's, which checks type, number and memory of a key and reads it
+in the same step, so that nothing large or of the wrong type is ever transferred or parsed. What
+breaks a rule is deleted there and then, and counted against the member.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from tuna.settings import Settings
 
 #: The member's queue, one list for each priority.
 _QUEUE = queue_keys(keys.WORK)
-#: Reports that are read of one member at a time: as many, and no more once they have this many bytes.
+#: Reports that are read of one member at a time: as many, and no more once they have this many
+#: bytes.
 READ_ENTRIES, READ_BYTES = 32, 256 << 10
 #: Chunks that a member has beyond one for each process, at most, and bytes of the message of one.
 MOST_AHEAD, MESSAGE_BYTES = 32, 2 << 20
-#: Bounds of keys that have no setting: fields or entries, bytes, and bytes for each process of the member.
+#: Bounds of keys that have no setting: fields or entries, bytes, and bytes for each process of the
+#: member.
 _MOST = 4096
 _BASE_BYTES = 8 << 20
-#: Reports of one process beyond the settings, and their bytes: those of a chunk that reports five times a second.
+#: Reports of one process beyond the settings, and their bytes: those of a chunk that reports five
+#: times a second.
 _MORE_REPORTS, _REPORT_BYTES = 500, 1 << 20
 _BEAT_BYTES = 32 << 10
 _MOST_BEAT_BYTES = 1 << 20
@@ -36,8 +39,9 @@ _MOST_BEATS = 32
 #: Files of artifacts.
 _MOST_FILES = 1 << 16
 
-# A function of all scripts: deletes a key that breaks a rule and says which; false for a key that is in order or not there.
-# MEMORY USAGE looks at each element (SAMPLES 0), which takes long for many elements alone: their number is checked first.
+# A function of all scripts: deletes a key that breaks a rule and says which; false for a key that
+# is in order or not there. MEMORY USAGE looks at each element (SAMPLES 0), which takes long for
+# many elements alone: their number is checked first.
 _FAULT = """
 local function fault(key, kind, most, bytes)
   local t = redis.call('TYPE', key)['ok']
@@ -51,7 +55,8 @@ local function fault(key, kind, most, bytes)
   return why
 end
 """
-# KEYS: all of a member.  ARGV: type (or empty for any), number, bytes; for each key.  Returns {number of the key, fault}, ..
+# KEYS: all of a member.  ARGV: type (or empty for any), number, bytes; for each key.  Returns
+# {number of the key, fault}, ..
 _CHECK = (
     _FAULT
     + """
@@ -73,8 +78,8 @@ for _, key in ipairs(KEYS) do
 end
 return sum
 """
-# KEYS: reports.  ARGV: number, bytes, number to read, bytes to read.  Returns {fault, {id, text or nil}, ..}
-# XRANGE refuses to start after the largest id of all, which a member may have used.
+# KEYS: reports.  ARGV: number, bytes, number to read, bytes to read.  Returns {fault, {id, text or
+# nil}, ..} XRANGE refuses to start after the largest id of all, which a member may have used.
 _REPORTS = (
     _FAULT
     + """
@@ -108,7 +113,8 @@ return found
 )
 # KEYS: heartbeats.  ARGV: fields
 _FORGET = "redis.pcall('HDEL', KEYS[1], unpack(ARGV)); return 1"
-# KEYS: artifacts.  ARGV: bytes, fields.  Returns the bytes of the first ones, nil for what is not there or too large
+# KEYS: artifacts.  ARGV: bytes, fields.  Returns the bytes of the first ones, nil for what is not
+# there or too large
 _ARTIFACTS = """
 local found, bytes = {}, 0
 for i = 2, #ARGV do
@@ -120,7 +126,8 @@ for i = 2, #ARGV do
 end
 return found
 """
-# A part of other scripts, over what a member has of a chunk: its field in `dealt`, and files of artifacts.
+# A part of other scripts, over what a member has of a chunk: its field in `dealt`, and files of
+# artifacts.
 FORGET_CHUNK = f"""
 local function forget(dealt, artifacts, chunk, bytes)
   redis.pcall('HDEL', dealt, chunk)
@@ -138,7 +145,8 @@ end
 
 
 class RawReport(NamedTuple):
-    """An entry of a member's stream; `text` is None if it has not the one field that it should have."""
+    """An entry of a member's stream; `text` is None if it has not the one field that it should
+    have."""
 
     id: bytes
     text: bytes | None
@@ -155,26 +163,42 @@ class Quotas:
     @classmethod
     def from_settings(cls, settings: Settings) -> Quotas:
         """Those of these settings."""
-        return cls(settings.member_artifacts_mib << 20, settings.member_reports_mib << 20, settings.member_reports)
+        return cls(
+            settings.member_artifacts_mib << 20,
+            settings.member_reports_mib << 20,
+            settings.member_reports,
+        )
 
     def of_reports(self, member: Member) -> tuple[int, int]:
         """Number and bytes of a member's reports that are not yet moved."""
-        return self.reports + _MORE_REPORTS * member.processes, self.report_bytes + _REPORT_BYTES * member.processes
+        return (
+            self.reports + _MORE_REPORTS * member.processes,
+            self.report_bytes + _REPORT_BYTES * member.processes,
+        )
 
 
 class Inbox:
     """The keys of the members of one database, as a coordinator reads them."""
 
-    def __init__(self, client: redis.Redis, namespace: str, quotas: Quotas, blame: Callable[[str, str], None]) -> None:
-        """`blame(worker, what)` is called for each value that breaks a rule, after it was deleted."""
+    def __init__(
+        self, client: redis.Redis, namespace: str, quotas: Quotas, blame: Callable[[str, str], None]
+    ) -> None:
+        """`blame(worker, what)` is called for each value that breaks a rule, after it was
+        deleted."""
         self.quotas = quotas
         self._client = client
         self._namespace = namespace
         self.blame = blame
         scripts = (_CHECK, _WAITING, _REPORTS, _DROP, _BEATS, _FORGET, _ARTIFACTS)
-        self._check, self._waiting, self._reports, self._drop, self._beats, self._forget, self._artifacts = (
-            client.register_script(text) for text in scripts
-        )
+        (
+            self._check,
+            self._waiting,
+            self._reports,
+            self._drop,
+            self._beats,
+            self._forget,
+            self._artifacts,
+        ) = (client.register_script(text) for text in scripts)
 
     def key(self, worker: str, name: str) -> str:
         """The Redis key of a member's `reports`, `dealt`, ..."""
@@ -190,13 +214,21 @@ class Inbox:
 
     def waiting(self, members: Sequence[Member]) -> dict[str, int]:
         """Messages in the queue of each member."""
-        calls: list[_Call] = [([self.key(one.name, name) for name in _QUEUE], []) for one in members]
-        return dict(zip((one.name for one in members), self._run(self._waiting, calls), strict=True))
+        calls: list[_Call] = [
+            ([self.key(one.name, name) for name in _QUEUE], []) for one in members
+        ]
+        return dict(
+            zip((one.name for one in members), self._run(self._waiting, calls), strict=True)
+        )
 
     def reports(self, members: Sequence[Member]) -> dict[str, list[RawReport]]:
-        """The first undrained reports of each member that has any; a bounded number of bounded size."""
+        """The first undrained reports of each member that has any; a bounded number of bounded
+        size."""
         calls: list[_Call] = [
-            ([self.key(one.name, "reports")], [*self.quotas.of_reports(one), READ_ENTRIES, READ_BYTES])
+            (
+                [self.key(one.name, "reports")],
+                [*self.quotas.of_reports(one), READ_ENTRIES, READ_BYTES],
+            )
             for one in members
         ]
         found = {}
@@ -204,7 +236,9 @@ class Inbox:
             if why:
                 self.blame(member.name, f"reports: {_text(why)}")
             elif entries:
-                found[member.name] = [RawReport(entry[0], entry[1] if len(entry) > 1 else None) for entry in entries]
+                found[member.name] = [
+                    RawReport(entry[0], entry[1] if len(entry) > 1 else None) for entry in entries
+                ]
         return found
 
     def drop_report(self, worker: str, entry: RawReport, why: str) -> None:
@@ -215,7 +249,8 @@ class Inbox:
     def heartbeats(self, members: Sequence[Member]) -> dict[str, dict[bytes, bytes]]:
         """The fields of each member's heartbeats."""
         calls: list[_Call] = [
-            ([self.key(one.name, "heartbeats")], [_most_beats(one), _beat_bytes(one)]) for one in members
+            ([self.key(one.name, "heartbeats")], [_most_beats(one), _beat_bytes(one)])
+            for one in members
         ]
         found = {}
         for member, (why, *pairs) in zip(members, self._run(self._beats, calls), strict=True):
@@ -229,13 +264,17 @@ class Inbox:
         if fields:
             self._forget(keys=[self.key(worker, "heartbeats")], args=list(fields))
 
-    def artifacts(self, worker: str, chunk: str, digests: Sequence[str], most_bytes: int) -> list[bytes | None]:
-        """What a member put for a chunk, unverified, None if it did not: of the first `digests`, up to `most_bytes` or one."""
+    def artifacts(
+        self, worker: str, chunk: str, digests: Sequence[str], most_bytes: int
+    ) -> list[bytes | None]:
+        """What a member put for a chunk, unverified, None if it did not: of the first `digests`, up
+        to `most_bytes` or one."""
         key, fields = self.key(worker, "artifacts"), [f"{chunk}/{digest}" for digest in digests]
         return cast(list[Any], self._artifacts(keys=[key], args=[most_bytes, *fields]))
 
     def _bounds(self, member: Member) -> list[Any]:
-        """Type, number and bytes for each of `keys.NAMES`. Of kombu's own keys each type will do: only it reads them."""
+        """Type, number and bytes for each of `keys.NAMES`. Of kombu's own keys each type will do:
+        only it reads them."""
         others = ("", _MOST, _BASE_BYTES + MESSAGE_BYTES * (member.processes + MOST_AHEAD))
         known: Mapping[str, tuple[str, int, int]] = {
             "dealt": ("hash", _MOST, _BASE_BYTES),

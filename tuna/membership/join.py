@@ -1,13 +1,14 @@
 """Joining: a worker presents a one-time token and gets its own Redis user.
 
-`tuna token create` prints `redis://host:port/db#NAMESPACE.ID.SECRET`. Its Redis user `tuna-NAMESPACE-join-ID`, whose
-password is derived from SECRET, may access two keys and nothing else:
+`tuna token create` prints `redis://host:port/db#NAMESPACE.ID.SECRET`. Its Redis user
+`tuna-NAMESPACE-join-ID`, whose password is derived from SECRET, may access two keys and nothing
+else:
 
     tuna:{<NAMESPACE>}:join:<ID>:request  string  a `Request`, written by the worker
     tuna:{<NAMESPACE>}:join:<ID>:answer   string  an `Answer`, written by a coordinator
 
-The answer holds settings for the worker's processes. They stay in environment variables: never on a disk, never on a
-command line.
+The answer holds settings for the worker's processes. They stay in environment variables: never on a
+disk, never on a command line.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ REQUEST_TTL_S = 60
 #: A longer request is not even read.
 MAX_REQUEST_BYTES = 65_536
 _POLL_S = 0.2
-#: Seconds for which errors are retried after a first success: Redis may be away, and has no users after a restart until a
-#: coordinator makes them again.
+#: Seconds for which errors are retried after a first success: Redis may be away, and has no users
+#: after a restart until a coordinator makes them again.
 _OUTAGE_S = 10.0
 #: Chunks that one member may do at a time; of further processes it has no use.
 MAX_PROCESSES = 256
@@ -51,8 +52,8 @@ _Toolchain = Annotated[str, Field(max_length=255, pattern=r"^[^\s\p{C}]+( [^\s\p
 
 
 class Facts(BaseModel):
-    """A joining worker's description of itself. A coordinator compares keys and toolchains with those of sessions as they are:
-    none is a pattern."""
+    """A joining worker's description of itself. A coordinator compares keys and toolchains with
+    those of sessions as they are: none is a pattern."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     host: _Printable
@@ -95,7 +96,8 @@ class JoinToken:
 
     @classmethod
     def parse(cls, text: str) -> JoinToken:
-        """Parse `redis://host:port/db#NAMESPACE.ID.SECRET`; raises BadInput, without the secret in its message."""
+        """Parse `redis://host:port/db#NAMESPACE.ID.SECRET`; raises BadInput, without the secret in
+        its message."""
         url, _, token = text.strip().partition("#")
         parts, found = urlsplit(url), _TOKEN.match(token)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname or not found:
@@ -110,7 +112,8 @@ class JoinToken:
 
     @classmethod
     def parse_client(cls, text: str) -> tuple[JoinToken, JoinToken]:
-        """The two tokens, for compile and for eval, of a line that `client_line` made; raises BadInput."""
+        """The two tokens, for compile and for eval, of a line that `client_line` made; raises
+        BadInput."""
         start, mark, other = text.strip().rpartition(",")
         if not mark:
             raise BadInput(
@@ -167,13 +170,15 @@ class JoinRefused(BadInput):
 def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0) -> dict[str, str]:
     """Join; returns the `TUNA_*` settings for this worker's processes, secrets included.
 
-    Waits up to `timeout_s` for a coordinator to answer. Raises JoinRefused, BadInput for a token that cannot be used (again),
-    ServiceError if there is no answer.
+    Waits up to `timeout_s` for a coordinator to answer. Raises JoinRefused, BadInput for a token
+    that cannot be used (again), ServiceError if there is no answer.
     """
     return join_with(JoinToken.parse(url_with_token), role, facts, timeout_s)
 
 
-def join_with(token: JoinToken, role: Role, facts: Facts, timeout_s: float = 600.0) -> dict[str, str]:
+def join_with(
+    token: JoinToken, role: Role, facts: Facts, timeout_s: float = 600.0
+) -> dict[str, str]:
     """The same with a parsed token."""
     client = redis_client.retrying_client(
         token.url, username=join_user(token.namespace, token.id), password=token.password
@@ -185,7 +190,9 @@ def join_with(token: JoinToken, role: Role, facts: Facts, timeout_s: float = 600
         while time.monotonic() < deadline:
             text = None
             try:
-                client.set(request_key(token.namespace, token.id), request, ex=REQUEST_TTL_S, nx=True)
+                client.set(
+                    request_key(token.namespace, token.id), request, ex=REQUEST_TTL_S, nx=True
+                )
                 patient_until = min(time.monotonic() + _OUTAGE_S, deadline)
                 time.sleep(_POLL_S)
                 text = client.getdel(answer_key(token.namespace, token.id))
@@ -196,10 +203,14 @@ def join_with(token: JoinToken, role: Role, facts: Facts, timeout_s: float = 600
             if isinstance(text, bytes):
                 return _settings(token, Answer.model_validate_json(text))
     except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
-        raise BadInput("The token is unknown, was used before, or has expired.", hint=_ANOTHER) from None
+        raise BadInput(
+            "The token is unknown, was used before, or has expired.", hint=_ANOTHER
+        ) from None
     except (redis.RedisError, OSError, ValidationError) as error:
         parts = urlsplit(token.url)
-        raise ServiceError(f"Redis at {parts.hostname}:{parts.port or 6379} cannot be used: {error}") from None
+        raise ServiceError(
+            f"Redis at {parts.hostname}:{parts.port or 6379} cannot be used: {error}"
+        ) from None
     finally:
         client.close()
     raise ServiceError(
@@ -223,9 +234,12 @@ def _settings(token: JoinToken, answer: Answer) -> dict[str, str]:
 def without_secrets(url: str) -> str:
     """A Redis URL without user and password."""
     parts = urlsplit(url)
-    return urlunsplit((parts.scheme, unquote(parts.netloc.rpartition("@")[2]), parts.path, parts.query, ""))
+    return urlunsplit(
+        (parts.scheme, unquote(parts.netloc.rpartition("@")[2]), parts.path, parts.query, "")
+    )
 
 
 def token_from_environment(environ: dict[str, str] | None = None) -> str | None:
-    """The token in TUNA_JOIN, which is removed from the environment so that no child process sees it."""
+    """The token in TUNA_JOIN, which is removed from the environment so that no child process sees
+    it."""
     return (os.environ if environ is None else environ).pop("TUNA_JOIN", None)

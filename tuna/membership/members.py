@@ -42,15 +42,25 @@ class Member(NewWorker):
     seen_at: datetime
 
 
-def add_token(connection: sa.Connection, token_id: str, digest: str, role: str, expires_at: datetime) -> None:
+def add_token(
+    connection: sa.Connection, token_id: str, digest: str, role: str, expires_at: datetime
+) -> None:
     """Store a new token."""
-    row = {"id": token_id, "digest": digest, "role": role, "created_at": utc_now(), "expires_at": expires_at}
+    row = {
+        "id": token_id,
+        "digest": digest,
+        "role": role,
+        "created_at": utc_now(),
+        "expires_at": expires_at,
+    }
     connection.execute(sa.insert(Token).values(row))
 
 
 def tokens(connection: sa.Connection, *, only_open: bool = False) -> Sequence[Any]:
     """Tokens, newest first; `only_open`: only those that can still be used."""
-    query = sa.select(Token.id, Token.digest, Token.role, *_TOKEN_TIMES).order_by(Token.created_at.desc(), Token.id)
+    query = sa.select(Token.id, Token.digest, Token.role, *_TOKEN_TIMES).order_by(
+        Token.created_at.desc(), Token.id
+    )
     return connection.execute(query.where(_is_open()) if only_open else query).all()
 
 
@@ -58,14 +68,23 @@ _TOKEN_TIMES = (Token.created_at, Token.expires_at, Token.used_at, Token.revoked
 
 
 def _is_open() -> sa.ColumnElement[bool]:
-    return sa.and_(Token.used_at.is_(None), Token.revoked_at.is_(None), Token.expires_at > utc_now())
+    return sa.and_(
+        Token.used_at.is_(None), Token.revoked_at.is_(None), Token.expires_at > utc_now()
+    )
 
 
 def revoke_token(connection: sa.Connection, token_id: str) -> None:
     """Revoke a token; raises NotFound if there is none to revoke."""
-    update = sa.update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=utc_now())
+    update = (
+        sa.update(Token)
+        .where(Token.id == token_id, Token.revoked_at.is_(None))
+        .values(revoked_at=utc_now())
+    )
     if not connection.execute(update).rowcount:
-        raise NotFound(f"There is no token {token_id}, or it was revoked before.", hint="see: `tuna token list`")
+        raise NotFound(
+            f"There is no token {token_id}, or it was revoked before.",
+            hint="see: `tuna token list`",
+        )
 
 
 def use_token(connection: sa.Connection, token_id: str) -> bool:
@@ -76,7 +95,9 @@ def use_token(connection: sa.Connection, token_id: str) -> bool:
 
 def spent_tokens(connection: sa.Connection, most: int | None = None) -> Sequence[Any]:
     """Tokens (at most `most`) that can no longer be used and still have something in Redis."""
-    query = sa.select(Token.id, *_TOKEN_TIMES).where(Token.cleared_at.is_(None), sa.not_(_is_open()))
+    query = sa.select(Token.id, *_TOKEN_TIMES).where(
+        Token.cleared_at.is_(None), sa.not_(_is_open())
+    )
     return connection.execute(query.order_by(Token.id).limit(most)).all()
 
 
@@ -107,7 +128,9 @@ def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
 def members(connection: sa.Connection, *, include_former: bool = False) -> list[Member]:
     """Workers that have access, by name; `include_former`: also those that are gone or revoked."""
     query = sa.select(Worker.__table__).order_by(Worker.name)
-    rows = connection.execute(query if include_former else query.where(Worker.state.in_(MEMBERS))).all()
+    rows = connection.execute(
+        query if include_former else query.where(Worker.state.in_(MEMBERS))
+    ).all()
     return [
         Member(
             row.name,
@@ -129,13 +152,17 @@ def members(connection: sa.Connection, *, include_former: bool = False) -> list[
 
 def uncleared_members(connection: sa.Connection, most: int) -> Sequence[Any]:
     """Name and `revoked_at` of up to `most` former members that still have something in Redis."""
-    query = sa.select(Worker.name, Worker.revoked_at).where(Worker.cleared_at.is_(None), Worker.state.not_in(MEMBERS))
+    query = sa.select(Worker.name, Worker.revoked_at).where(
+        Worker.cleared_at.is_(None), Worker.state.not_in(MEMBERS)
+    )
     return connection.execute(query.order_by(Worker.id).limit(most)).all()
 
 
 def set_cleared(connection: sa.Connection, workers: Sequence[str], tokens: Sequence[str]) -> None:
     """Record that nothing is left in Redis of these former members and spent tokens."""
-    connection.execute(sa.update(Worker).where(Worker.name.in_(workers)).values(cleared_at=utc_now()))
+    connection.execute(
+        sa.update(Worker).where(Worker.name.in_(workers)).values(cleared_at=utc_now())
+    )
     connection.execute(sa.update(Token).where(Token.id.in_(tokens)).values(cleared_at=utc_now()))
 
 
@@ -150,8 +177,11 @@ def seen(connection: sa.Connection, names: Sequence[str]) -> None:
 
 
 def set_state(connection: sa.Connection, name: str, state: str) -> bool:
-    """Change the state of a worker that has access; False if there is none. `gone` and `revoked` are final."""
-    values: dict[str, Any] = {"state": state} | ({} if state in MEMBERS else {"revoked_at": utc_now()})
+    """Change the state of a worker that has access; False if there is none. `gone` and `revoked`
+    are final."""
+    values: dict[str, Any] = {"state": state} | (
+        {} if state in MEMBERS else {"revoked_at": utc_now()}
+    )
     update = sa.update(Worker).where(Worker.name == name, Worker.state.in_(MEMBERS)).values(values)
     return bool(connection.execute(update).rowcount)
 
@@ -164,5 +194,9 @@ def known_environments(connection: sa.Connection) -> dict[str, str]:
 
 def cordon(connection: sa.Connection, name: str) -> bool:
     """Cordon a worker that is active; False if there is none."""
-    update = sa.update(Worker).where(Worker.name == name, Worker.state == "active").values(state="cordoned")
+    update = (
+        sa.update(Worker)
+        .where(Worker.name == name, Worker.state == "active")
+        .values(state="cordoned")
+    )
     return bool(connection.execute(update).rowcount)

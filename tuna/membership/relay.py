@@ -1,4 +1,5 @@
-"""Shows members' heartbeats, under the names of those who wrote them, on the board of all workers."""
+"""Shows members' heartbeats, under the names of those who wrote them, on the board of all
+workers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class _Heartbeat(BaseModel):
     device: _Text = ""
     environment: Annotated[str, Field(max_length=1 << 14)] = ""
     toolchains: Annotated[tuple[_Text, ...], Field(max_length=64)] = ()
-    job_ids: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(max_length=1 << 14)] = ()
+    job_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(max_length=1 << 14)
+    ] = ()
     started_at: _Moment
     done: _Count = 0
     place: _Text = ""
@@ -65,11 +68,16 @@ class Relay:
             processes = self._known[member.name]
             for name in processes.keys() - found[member.name].keys():
                 del processes[name]
-            gone = [name for name, text in found[member.name].items() if not self._note(member, name, text, now)]
+            gone = [
+                name
+                for name, text in found[member.name].items()
+                if not self._note(member, name, text, now)
+            ]
             self._inbox.forget_heartbeats(member.name, gone)
 
     def be_patient(self) -> None:
-        """Take all for alive anew: after an outage of Redis, in which no heartbeat could be sent."""
+        """Take all for alive anew: after an outage of Redis, in which no heartbeat could be
+        sent."""
         for processes in self._known.values():
             for process in processes.values():
                 process.changed_at = time.monotonic()
@@ -84,7 +92,11 @@ class Relay:
 
     def _live(self, worker: str) -> list[_Process]:
         since = time.monotonic() - self._ttl_s
-        return [process for process in self._known.get(worker, {}).values() if process.changed_at >= since]
+        return [
+            process
+            for process in self._known.get(worker, {}).values()
+            if process.changed_at >= since
+        ]
 
     def _note(self, member: Member, name: bytes, text: bytes, now: float) -> bool:
         """Announce the heartbeat if it is new; False if it is to be deleted."""

@@ -1,8 +1,9 @@
 """Revocation: takes from a former member, or from a spent token, all that it has in Redis.
 
-SQL comes first, in one statement, and keeps what is still to be done (`cleared_at` is null): the Redis user with its
-connections, the leases, the keys, the heartbeats. None of these steps reads what a member wrote, each works when others fail,
-and any coordinator repeats them until they have succeeded.
+SQL comes first, in one statement, and keeps what is still to be done (`cleared_at` is null): the
+Redis user with its connections, the leases, the keys, the heartbeats. None of these steps reads
+what a member wrote, each works when others fail, and any coordinator repeats them until they have
+succeeded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tuna.membership.join import MAX_REQUEST_BYTES, answer_key, join_user, reque
 
 log = structlog.get_logger(__name__)
 
-#: For so long a coordinator that read the member's row before may still write keys for it; then it is cleared a last time.
+#: For so long a coordinator that read the member's row before may still write keys for it; then it
+#: is cleared a last time.
 _LAST_WRITE_S = 10.0
 #: Former members and tokens that are cleared at a time.
 _BATCH = 50
@@ -67,14 +69,23 @@ class Revocation:
         self._logged: set[tuple[str, str]] = set()
 
     def clear_all(self) -> None:
-        """Clear all of whom SQL says that they are not yet cleared, in batches; raises redis' error in an outage."""
+        """Clear all of whom SQL says that they are not yet cleared, in batches; raises redis' error
+        in an outage."""
         now = utc_now()
         with reading(self._engine) as connection:
             former = store.uncleared_members(connection, _BATCH)
             spent = store.spent_tokens(connection, _BATCH)
         before = now - timedelta(seconds=_LAST_WRITE_S)
-        workers = [one.name for one in former if self._is_clear(self.clear(one.name)) and one.revoked_at < before]
-        tokens = [one.id for one in spent if not self._is_awaited(one) and self._is_clear(self.clear_token(one.id))]
+        workers = [
+            one.name
+            for one in former
+            if self._is_clear(self.clear(one.name)) and one.revoked_at < before
+        ]
+        tokens = [
+            one.id
+            for one in spent
+            if not self._is_awaited(one) and self._is_clear(self.clear_token(one.id))
+        ]
         if workers or tokens:
             for attempt in retrying():
                 with attempt, writing(self._engine) as connection:
@@ -88,7 +99,8 @@ class Revocation:
                 "its Redis user": lambda: self._end_access(worker),
                 "its leases": lambda: self._evict(worker),
                 "its keys": lambda: self._unlink(
-                    *keys.all_keys(self._namespace, worker), *keys.former_keys(self._namespace, worker)
+                    *keys.all_keys(self._namespace, worker),
+                    *keys.former_keys(self._namespace, worker),
                 ),
                 "its heartbeats": lambda: self._board.remove_worker(worker),
             },
@@ -110,11 +122,16 @@ class Revocation:
         for what, step in steps.items():
             try:
                 step()
-            except (redis.RedisError, ValueError) as error:  # ValueError: a name in Redis that is no UTF-8
+            except (
+                redis.RedisError,
+                ValueError,
+            ) as error:  # ValueError: a name in Redis that is no UTF-8
                 failed.append(Failure(what, error))
                 if (whose, what) not in self._logged:
                     self._logged.add((whose, what))
-                    log.warning("revocation incomplete", whose=whose, remains=what, error=str(error))
+                    log.warning(
+                        "revocation incomplete", whose=whose, remains=what, error=str(error)
+                    )
         return failed
 
     def _is_clear(self, failures: Sequence[Failure]) -> bool:
@@ -124,11 +141,15 @@ class Revocation:
         return not failures
 
     def _is_awaited(self, token: Any) -> bool:
-        """True while the worker that used the token may still fetch its answer, or another coordinator may yet write it."""
+        """True while the worker that used the token may still fetch its answer, or another
+        coordinator may yet write it."""
         if token.used_at is None or token.revoked_at is not None:
             return False
         since = (utc_now() - token.used_at).total_seconds()
-        lengths = [self._client.strlen(name(self._namespace, token.id)) for name in (request_key, answer_key)]
+        lengths = [
+            self._client.strlen(name(self._namespace, token.id))
+            for name in (request_key, answer_key)
+        ]
         if max(lengths) > MAX_REQUEST_BYTES:  # its user fills Redis
             return False
         return since < ANSWER_GRACE_S or (since < ANSWER_TTL_S and lengths[1] > 0)

@@ -1,4 +1,5 @@
-"""The members of one database as a coordinator sees them: read from SQL, and kept for half a second."""
+"""The members of one database as a coordinator sees them: read from SQL, and kept for half a
+second."""
 
 from __future__ import annotations
 

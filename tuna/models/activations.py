@@ -1,4 +1,5 @@
-"""Recognises a function of single values in whatever way an exporter wrote it, by computing it on a few values."""
+"""Recognises a function of single values in whatever way an exporter wrote it, by computing it on a
+few values."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tuna.models.graph import Graph, Node, constant_of, extents
 #: Operators from which exporters make an activation. GELU by tanh has nine.
 _MOST = 12
 _SAMPLES = np.linspace(-10.0, 10.0, 401)
-#: The constants are rounded to fp32, and some exporters write few digits; both forms of GELU differ by 5e-4.
+#: The constants are rounded to fp32, and some exporters write few digits; both forms of GELU differ
+#: by 5e-4.
 _CLOSE = 2e-5
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "add": np.add,
@@ -41,7 +43,8 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
 
 
 def follows(graph: Graph, var: Any) -> tuple[str, list[Node]] | None:
-    """The activation that alone reads `var`, and its operators in order, the last of which gives its value; else None."""
+    """The activation that alone reads `var`, and its operators in order, the last of which gives
+    its value; else None."""
     values: dict[Any, Any] = {var: _SAMPLES}
     inside: list[Node] = []
     found = None
@@ -80,7 +83,10 @@ def _value(arg: Any, values: Mapping[Any, Any]) -> Any:
 def _closed(graph: Graph, values: Mapping[Any, Any], inside: list[Node]) -> bool:
     """Whether nothing else reads any of the values but the last."""
     *before, _ = values
-    return all(all(user in inside for user in graph.users.get(var, [])) and not graph.is_result(var) for var in before)
+    return all(
+        all(user in inside for user in graph.users.get(var, [])) and not graph.is_result(var)
+        for var in before
+    )
 
 
 def _named(values: Any) -> str | None:

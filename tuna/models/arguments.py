@@ -1,4 +1,5 @@
-"""Arguments of a model as a command line has them: `NAME=SHAPE:TYPE`, and the extents that a shape leaves open. Imports no TVM."""
+"""Arguments of a model as a command line has them: `NAME=SHAPE:TYPE`, and the extents that a shape
+leaves open. Imports no TVM."""
 
 from __future__ import annotations
 
@@ -45,16 +46,22 @@ class Argument:
 
 
 def parse(text: str) -> Argument:
-    """Of `x=1,3,224,224:float32`, `x=n,128:int64`, `p.0=2,3:float32` (the first of the tuple p) or `s=n,4:shape`.
+    """Of `x=1,3,224,224:float32`, `x=n,128:int64`, `p.0=2,3:float32` (the first of the tuple p) or
+    `s=n,4:shape`.
 
     Raises BadInput.
     """
     left, mark, kind = text.rpartition(":")
     name, equals, extents = left.partition("=")
     if not mark or not equals or not _NAME.fullmatch(name):
-        raise BadInput(f"{text!r} is not of the form NAME=SHAPE:TYPE, such as x=1,3,224,224:float32.")
+        raise BadInput(
+            f"{text!r} is not of the form NAME=SHAPE:TYPE, such as x=1,3,224,224:float32."
+        )
     if kind not in (*TYPES, SHAPE):
-        raise BadInput(f"The input {name} has the unknown type {kind!r}.", hint=f"types: {', '.join((*TYPES, SHAPE))}")
+        raise BadInput(
+            f"The input {name} has the unknown type {kind!r}.",
+            hint=f"types: {', '.join((*TYPES, SHAPE))}",
+        )
     first, *numbers = name.split(".")
     return Argument(first, tuple(map(int, numbers)), tuple(_extents(name, extents)), kind)
 
@@ -69,29 +76,45 @@ def _extents(name: str, text: str) -> Iterator[int | str]:
         elif _OPEN.fullmatch(word):
             yield word
         else:
-            raise BadInput(f"The input {name} has the extent {word!r}; it is a number, or the name of an open extent.")
+            raise BadInput(
+                f"The input {name} has the extent {word!r}; it is a number, or the name of an open"
+                " extent."
+            )
 
 
 def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str, int]]:
-    """Every combination of the values in texts such as `n=1,4,8`, of which several may be of one extent; one empty one without any.
+    """Every combination of the values in texts such as `n=1,4,8`, of which several may be of one
+    extent; one empty one without any.
 
-    Raises BadInput for an open extent without values, and for values of an extent that no argument has.
+    Raises BadInput for an open extent without values, and for values of an extent that no argument
+    has.
     """
     found: dict[str, list[int]] = {}
     for text in texts:
         name, mark, numbers = text.partition("=")
         words = numbers.split(",")
-        if not mark or not all(re.fullmatch("[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words):
+        if not mark or not all(
+            re.fullmatch("[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words
+        ):
             raise BadInput(f"{text!r} is not of the form n=1,4,8.")
         found.setdefault(name, []).extend(map(int, words))
-    named = {extent for argument in arguments for extent in argument.extents if isinstance(extent, str)}
+    named = {
+        extent for argument in arguments for extent in argument.extents if isinstance(extent, str)
+    }
     if missing := sorted(named - found.keys()):
-        raise BadInput(f"The extent {missing[0]} has no value.", hint=f"give it some: --shape {missing[0]}=1,8")
+        raise BadInput(
+            f"The extent {missing[0]} has no value.", hint=f"give it some: --shape {missing[0]}=1,8"
+        )
     if unused := sorted(found.keys() - named):
-        raise BadInput(f"No input has the open extent {unused[0]}.", hint=f"open extents: {', '.join(named) or 'none'}")
+        raise BadInput(
+            f"No input has the open extent {unused[0]}.",
+            hint=f"open extents: {', '.join(named) or 'none'}",
+        )
     count = math.prod(map(len, found.values()))
     if count > _MOST_POINTS:
-        raise BadInput(f"These are {count} combinations; at most {_MOST_POINTS} can be timed at once.")
+        raise BadInput(
+            f"These are {count} combinations; at most {_MOST_POINTS} can be timed at once."
+        )
     return [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
 
 
@@ -110,7 +133,17 @@ def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str,
     if len(parts) == 1 and len(parts[0].place) == depth:
         return [parts[0].type, parts[0].shape(values), parts[0].bounds, parts[0].label or name]
     numbers = sorted({part.place[depth] for part in parts if len(part.place) > depth})
-    if len(parts) != sum(len(part.place) > depth for part in parts) or numbers != list(range(len(numbers))):
-        raise BadInput(f"The input {name} is not one tensor, nor a tuple with all of its parts {name}.0, {name}.1 ....")
+    if len(parts) != sum(len(part.place) > depth for part in parts) or numbers != list(
+        range(len(numbers))
+    ):
+        raise BadInput(
+            f"The input {name} is not one tensor, nor a tuple with all of its parts {name}.0,"
+            f" {name}.1 ...."
+        )
     inner = [[part for part in parts if part.place[depth] == number] for number in numbers]
-    return {"tuple": [_node(f"{name}.{number}", found, depth + 1, values) for number, found in enumerate(inner)]}
+    return {
+        "tuple": [
+            _node(f"{name}.{number}", found, depth + 1, values)
+            for number, found in enumerate(inner)
+        ]
+    }

@@ -1,4 +1,5 @@
-"""Times built models on a board behind TVM RPC, or in a box on this machine: each step in a child that a deadline ends."""
+"""Times built models on a board behind TVM RPC, or in a box on this machine: each step in a child
+that a deadline ends."""
 
 from __future__ import annotations
 
@@ -89,19 +90,31 @@ class BenchmarkProcess:
     """A child with one session on the board; ended by `close`, and the board is free again."""
 
     def __init__(self, place: Place, models: Sequence[Path], recorded: Path | None = None) -> None:
-        """`models` are the libraries that may be loaded, `recorded` a file of inputs in the place of random ones."""
+        """`models` are the libraries that may be loaded, `recorded` a file of inputs in the place
+        of random ones."""
         self._recorded = None if recorded is None else recorded.resolve()
         self._place = place
         threads = str(len(place.cpus) or 1)
-        variables = {"TVM_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "TVM_BIND_THREADS": "0"}
+        variables = {
+            "TVM_NUM_THREADS": threads,
+            "OMP_NUM_THREADS": threads,
+            "TVM_BIND_THREADS": "0",
+        }
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(
             writable=(Path(self._home.name),),
-            readable=(*(path.resolve() for path in models), *([self._recorded] if self._recorded else [])),
+            readable=(
+                *(path.resolve() for path in models),
+                *([self._recorded] if self._recorded else []),
+            ),
             network=place.tracker is not None,
         )
         self._child = Child(
-            "tuna.models.benchmark_child", env=child_env(variables), cpus=place.cpus, box=box, cwd=self._home.name
+            "tuna.models.benchmark_child",
+            env=child_env(variables),
+            cpus=place.cpus,
+            box=box,
+            cwd=self._home.name,
         )
 
     def open(self, function: str, lease_s: float) -> str:
@@ -129,7 +142,9 @@ class BenchmarkProcess:
 
     def run(self, tree: Mapping[str, Any], order: Sequence[str], seed: int) -> _Ran:
         """Run each model once on inputs as of `arguments.tree`, for parameters with these names."""
-        return self._call(_Ran, "run", arguments=tree, order=order, seed=seed, recorded=str(self._recorded or ""))
+        return self._call(
+            _Ran, "run", arguments=tree, order=order, seed=seed, recorded=str(self._recorded or "")
+        )
 
     def time(self, numbers: Mapping[str, int]) -> dict[str, float]:
         """Milliseconds of a run of each model, in turn, as the mean of so many."""
@@ -138,8 +153,11 @@ class BenchmarkProcess:
             raise ServiceError(f"{self._place} answered with garbage.")
         return found
 
-    def _call(self, kind: type[_Found], op: str, limit_s: float | None = None, **given: Any) -> _Found:
-        """The child's answer. Raises what it refuses, and ServiceError if there is none in time or it is malformed."""
+    def _call(
+        self, kind: type[_Found], op: str, limit_s: float | None = None, **given: Any
+    ) -> _Found:
+        """The child's answer. Raises what it refuses, and ServiceError if there is none in time or
+        it is malformed."""
         limit_s = limit_s or self._place.limit_s
         try:
             return kind.model_validate(accepted(self._child.call({"op": op, **given}, limit_s)))
@@ -152,9 +170,11 @@ class BenchmarkProcess:
             raise BadInput(f"The models cannot be run on {self._place}: {reason}") from error
         except ChildCrashed as error:
             lines = error.tail.strip().splitlines()
-            fault = BadInput if self._place.tracker is None else ServiceError  # here a model itself may crash it
+            # here a model itself may crash it
+            fault = BadInput if self._place.tracker is None else ServiceError
             raise fault(
-                f"The process that runs models on {self._place} ended: {error}.", hint=lines[-1] if lines else ""
+                f"The process that runs models on {self._place} ended: {error}.",
+                hint=lines[-1] if lines else "",
             ) from error
 
     def close(self) -> None:
@@ -174,9 +194,11 @@ def measure(
     recorded: Path | None = None,
     on_point: Callable[[int], None] = lambda number: None,
 ) -> Iterator[Point]:
-    """Run and time the models, a library by label, at each point in turn, in one session; on inputs of the npz file `recorded`.
+    """Run and time the models, a library by label, at each point in turn, in one session; on inputs
+    of the npz file `recorded`.
 
-    Raises BadInput for an argument that does not fit, with its name, and ServiceError for a board that does not answer.
+    Raises BadInput for an argument that does not fit, with its name, and ServiceError for a board
+    that does not answer.
     """
     if place.tracker is not None:
         place.tracker.check_key(place.device_key, place.wait_s)
@@ -208,7 +230,9 @@ def digest(path: Path) -> str:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
     if not data.startswith(b"\x7fELF"):
-        raise BadInput(f"{path} is no shared library.", hint="`tuna model build NAME -o MODEL.so` makes one")
+        raise BadInput(
+            f"{path} is no shared library.", hint="`tuna model build NAME -o MODEL.so` makes one"
+        )
     return hashlib.sha256(data).hexdigest()
 
 

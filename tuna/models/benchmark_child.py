@@ -1,7 +1,9 @@
-"""The child process that runs models on a board behind TVM RPC, or on this machine, and times them in turn. Imports TVM.
+"""The child process that runs models on a board behind TVM RPC, or on this machine, and times them
+in turn. Imports TVM.
 
-It has one session, which is the lease: no other client has the board meanwhile. Local models run through the same calls, in TVM's
-session of this process. Of a board it loads no code; what it answers is read in a box all the same.
+It has one session, which is the lease: no other client has the board meanwhile. Local models run
+through the same calls, in TVM's session of this process. Of a board it loads no code; what it
+answers is read in a box all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from tuna.sandbox import address_space, seccomp
 
 #: What a virtual machine says of an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
-_FOREIGN = "it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it"
+_FOREIGN = (
+    "it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it"
+)
 #: Of the inputs, here: as they are drawn, in order, and what TVM sends.
 _COPIES = 3
 
@@ -56,17 +60,27 @@ def _open_board() -> _Board:
 
 @refusing
 def open_session(
-    tracker: Sequence[Any] | None, key: str, wait_s: float, lease_s: float, function: str, memory_bytes: int | None
+    tracker: Sequence[Any] | None,
+    key: str,
+    wait_s: float,
+    lease_s: float,
+    function: str,
+    memory_bytes: int | None,
 ) -> dict[str, Any]:
-    """Take a board, or this machine where there is no `tracker`; the board's emulator, if it has one. Raises ServiceError."""
+    """Take a board, or this machine where there is no `tracker`; the board's emulator, if it has
+    one. Raises ServiceError."""
     global _board
     seccomp.forbid_processes()
     address_space.bound()
     session = (
-        rpc.LocalSession() if tracker is None else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
+        rpc.LocalSession()
+        if tracker is None
+        else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
     )
     device = session.cpu(0)
-    _board = _Board(session, device, RemoteValues(session, device, memory_bytes), function, tracker is not None)
+    _board = _Board(
+        session, device, RemoteValues(session, device, memory_bytes), function, tracker is not None
+    )
     with _asking("the board does not say what it is"):
         return {"emulator": facts(session)["emulator"] if tracker is not None else ""}
 
@@ -83,34 +97,44 @@ def load(path: str, label: str) -> dict[str, Any]:
         machine = relax.VirtualMachine(board.session.load_module(file), board.device)
     with _asking(f"{label} has no function {board.function}"):
         count = machine._get_function_arity(board.function)
-        names = [str(machine._get_function_param_name(board.function, number)) for number in range(count)]
+        names = [
+            str(machine._get_function_param_name(board.function, number)) for number in range(count)
+        ]
     board.machines[label] = machine
     return {"parameters": names}
 
 
 @refusing
 def check(arguments: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    """Refuse inputs that need more memory than there is, before any is made; `arguments` and `order` as for `run`."""
+    """Refuse inputs that need more memory than there is, before any is made; `arguments` and
+    `order` as for `run`."""
     needed = 0
     for name in order:
         needed += _bytes(arguments[name])
         _open_board().values.check(needed, f"The input {name}")
         if needed * _COPIES > _available_bytes():
-            raise BadInput(f"The input {name} needs more memory than this machine has left to make it.")
+            raise BadInput(
+                f"The input {name} needs more memory than this machine has left to make it."
+            )
     return {}
 
 
 @refusing
-def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded: str) -> dict[str, Any]:
-    """Run each model once on the same inputs; the error of each against the first, and the outputs' shapes.
+def run(
+    arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded: str
+) -> dict[str, Any]:
+    """Run each model once on the same inputs; the error of each against the first, and the outputs'
+    shapes.
 
-    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. The inputs are random, or those of the
-    npz file `recorded`.
+    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. The inputs are
+    random, or those of the npz file `recorded`.
     """
     board = _open_board()
     board.values.release()
     if recorded:
-        made = list(inputs.read([_tensor(name, arguments[name]) for name in order], Path(recorded)).values())
+        made = list(
+            inputs.read([_tensor(name, arguments[name]) for name in order], Path(recorded)).values()
+        )
     else:
         generator = np.random.default_rng(seed)
         made = [_drawn(arguments[name], generator) for name in order]
@@ -126,7 +150,8 @@ def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded:
 
 @refusing
 def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Milliseconds of a run of each model, in turn, as the mean of so many runs after one that is not counted."""
+    """Milliseconds of a run of each model, in turn, as the mean of so many runs after one that is
+    not counted."""
     board = _open_board()
     found = {}
     for label, number in numbers.items():
@@ -136,7 +161,9 @@ def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
 
 def _timed(board: _Board, label: str, number: int) -> float:
     with _asking(f"{label} failed while it was timed"):
-        evaluator = board.machines[label].time_evaluator("invoke_stateful", board.device, number=number, repeat=1)
+        evaluator = board.machines[label].time_evaluator(
+            "invoke_stateful", board.device, number=number, repeat=1
+        )
         (seconds,) = evaluator(board.function).results
     return float(seconds)
 
@@ -151,14 +178,17 @@ def _answer(board: _Board, label: str, sent: Sequence[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def _asking(failed: str, hint: str = "") -> Iterator[None]:
-    """What TVM raises within becomes a ServiceError if the board is gone, else a BadInput that begins with `failed`."""
+    """What TVM raises within becomes a ServiceError if the board is gone, else a BadInput that
+    begins with `failed`."""
     try:
         yield
     except TunaError:
         raise
     except Exception as error:  # TVM raises whatever its C++ does
         if _open_board().remote and not isinstance(error, tvm.error.RPCError):
-            raise ServiceError(f"The board does not answer any more: {last_line(error)}.") from error
+            raise ServiceError(
+                f"The board does not answer any more: {last_line(error)}."
+            ) from error
         found = _CONTEXT.search(str(error))
         if found is None:
             raise BadInput(f"{failed}: {last_line(error)}.", hint=hint) from error

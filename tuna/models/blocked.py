@@ -1,4 +1,5 @@
-"""Functions on tensors in blocks of channels, N, C/b, H, W, b: to and from NCHW, and pooling. Imports TVM.
+"""Functions on tensors in blocks of channels, N, C/b, H, W, b: to and from NCHW, and pooling.
+Imports TVM.
 
 They are scheduled here: a vector of channels at a time.
 """
@@ -50,7 +51,11 @@ def to_blocks(shape: tuple[int, ...], block: int) -> Any:
 def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
     """From blocks back to N, C, H, W, its `shape`, of values of type `kind`."""
     x = te.placeholder(blocked_extents(shape, block), name="X", dtype=kind)
-    y = te.compute(shape, lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)], name=_OUT)
+    y = te.compute(
+        shape,
+        lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)],
+        name=_OUT,
+    )
     return _function([x, y], "")
 
 
@@ -86,7 +91,9 @@ def global_average(extents: tuple[int, ...], channels: int) -> Any:
     batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype="float32")
     h, w = te.reduce_axis((0, height), "h"), te.reduce_axis((0, width), "w")
-    sums = te.compute((batch, blocks, block), lambda n, c, i: te.sum(x[n, c, h, w, i], axis=[h, w]), name=_SUMS)
+    sums = te.compute(
+        (batch, blocks, block), lambda n, c, i: te.sum(x[n, c, h, w, i], axis=[h, w]), name=_SUMS
+    )
     scale = tirx.const(1.0 / (height * width), "float32")
     y = te.compute(
         (batch, channels, 1, 1),
@@ -109,7 +116,8 @@ def _function(arguments: list[Any], vectorised: str) -> Any:
 
 
 def _opaque(function: Any) -> Any:
-    """The function with a mark that keeps Relax from fusing others into it: it is scheduled already."""
+    """The function with a mark that keeps Relax from fusing others into it: it is scheduled
+    already."""
     return function.with_attr("op_pattern", 8).without_attr("global_symbol")
 
 

@@ -1,4 +1,5 @@
-"""Writes out the branches and loops of an ONNX graph that are decided before it runs: by shapes and constants. Imports onnx."""
+"""Writes out the branches and loops of an ONNX graph that are decided before it runs: by shapes and
+constants. Imports onnx."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def subgraphs(node: Any) -> Iterator[Any]:
 
 
 def names_read(node: Any) -> Iterator[str]:
-    """The names that an operator reads, also in its graphs; those that are defined there are among them."""
+    """The names that an operator reads, also in its graphs; those that are defined there are among
+    them."""
     yield from node.input
     for graph in subgraphs(node):
         yield from (value.name for value in graph.output)
@@ -30,7 +32,8 @@ def names_read(node: Any) -> Iterator[str]:
 
 
 def write_out(graph: Any, known: Mapping[str, Any]) -> bool:
-    """Replace each branch and loop of `graph` that is decided by `known` values; whether there was any."""
+    """Replace each branch and loop of `graph` that is decided by `known` values; whether there was
+    any."""
     nodes: list[Any] = []
     for node in graph.node:
         writer = _WRITERS.get(node.op_type)
@@ -61,7 +64,9 @@ def _loop(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
     trips, going, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
     if trips not in known or (going and going not in known) or not _goes_on(body):
         return None
-    count = int(np.asarray(known[trips]).item()) if not going or np.asarray(known[going]).item() else 0
+    count = (
+        int(np.asarray(known[trips]).item()) if not going or np.asarray(known[going]).item() else 0
+    )
     states = len(body.input) - 2
     kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
     if count * len(body.node) > _LARGEST or (count < 1 and kept):
@@ -85,7 +90,10 @@ def _loop(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
     return nodes
 
 
-_WRITERS: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], list[Any] | None]] = {"If": _branch, "Loop": _loop}
+_WRITERS: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], list[Any] | None]] = {
+    "If": _branch,
+    "Loop": _loop,
+}
 
 
 OPERATORS = frozenset(_WRITERS)
@@ -95,7 +103,8 @@ class _Inside:
     """A copy of the operators of a body, for the graph around it."""
 
     def __init__(self, graph: Any, body: Any, prefix: str, given: Mapping[str, str]) -> None:
-        """`given` are names outside by those of the body's inputs; what the body defines gets the prefix."""
+        """`given` are names outside by those of the body's inputs; what the body defines gets the
+        prefix."""
         defined = {name for node in body.node for name in node.output if name}
         defined |= {tensor.name for tensor in body.initializer}
         names = {**{name: prefix + name for name in defined}, **given}
@@ -133,7 +142,11 @@ def _rename_free(graph: Any, names: Mapping[str, str]) -> None:
 
 def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:
     """Values by the names that the graph has for them."""
-    return [helper.make_node("Identity", [value], [name]) for value, name in zip(values, names, strict=False) if name]
+    return [
+        helper.make_node("Identity", [value], [name])
+        for value, name in zip(values, names, strict=False)
+        if name
+    ]
 
 
 def _stacked(graph: Any, values: Sequence[str], name: str) -> list[Any]:
@@ -143,7 +156,10 @@ def _stacked(graph: Any, values: Sequence[str], name: str) -> list[Any]:
     shape = f"{name}/one"
     graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), shape))
     parts = [f"{name}/{number}" for number in range(len(values))]
-    nodes = [helper.make_node("Unsqueeze", [value, shape], [part]) for value, part in zip(values, parts, strict=True)]
+    nodes = [
+        helper.make_node("Unsqueeze", [value, shape], [part])
+        for value, part in zip(values, parts, strict=True)
+    ]
     return [*nodes, helper.make_node("Concat", parts, [name], axis=0)]
 
 

@@ -46,9 +46,12 @@ class Planned:
 
 
 def plan(module: tvm.IRModule, kernels: Kernels | None, target: Any) -> Planned:
-    """Recognise the groups of an imported module, give them kernels, and fuse what is left; without `kernels` as TVM does it."""
+    """Recognise the groups of an imported module, give them kernels, and fuse what is left; without
+    `kernels` as TVM does it."""
     found = graph.read(module)
-    emitter = Emitter(found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats)
+    emitter = Emitter(
+        found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats
+    )
     emitted = emitter.run()
     with target:
         fused = tvm.transform.Sequential(
@@ -95,8 +98,12 @@ def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
         text = tasks.to_text(function)
         digest = hashlib.sha256(text.encode()).hexdigest()
         bodies[digest] = text
-        structure = f"{tvm_ffi.structural_hash(function.without_attr('global_symbol')) & (2**64 - 1):016x}"
-        functions[name] = TaskConfig(name=name.rstrip("0123456789"), body=digest, structure=structure)
+        structure = (
+            f"{tvm_ffi.structural_hash(function.without_attr('global_symbol')) & (2**64 - 1):016x}"
+        )
+        functions[name] = TaskConfig(
+            name=name.rstrip("0123456789"), body=digest, structure=structure
+        )
     return Planned(module, functions, calls, bodies)
 
 
@@ -106,6 +113,8 @@ def _calls(function: Any) -> Counter[str]:
     for block in function.body.blocks:
         for binding in block.bindings:
             value = binding.value
-            if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")).startswith("relax.call_tir"):
+            if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")).startswith(
+                "relax.call_tir"
+            ):
                 found[str(value.args[0].name_hint)] += 1
     return found

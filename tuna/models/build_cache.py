@@ -27,7 +27,8 @@ class BuildCache:
         self._folder = folder
 
     def find(self, key: str, output: Path) -> dict[str, Any] | None:
-        """The facts of the build, whose library is copied to `output`; None if it is not there as it was kept."""
+        """The facts of the build, whose library is copied to `output`; None if it is not there as
+        it was kept."""
         library, facts = self._paths(key)
         try:
             found: dict[str, Any] = json.loads(facts.read_bytes())
@@ -48,7 +49,9 @@ class BuildCache:
             digest = _sha256(temporary)
         with atomic_file(kept_facts) as temporary:
             temporary.write_text(json.dumps({**facts, "sha256": digest}))
-        oldest_last = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        oldest_last = sorted(
+            self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
         for path in oldest_last[_KEPT:]:
             path.unlink(missing_ok=True)
             path.with_suffix(".so").unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """The child process that reads, builds and checks models. Imports TVM; the command line never does.
 
-What a user did wrong is not an exception here but an answer, which `process` raises again (`refusals`).
+What a user did wrong is not an exception here but an answer, which `process` raises again
+(`refusals`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ def locations(path: str) -> dict[str, Any]:
 
 
 @refusing
-def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str) -> dict[str, Any]:
-    """The tasks of the model file, with the text of those that have no core; writes the module's text to `text`."""
+def inspect(
+    path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str
+) -> dict[str, Any]:
+    """The tasks of the model file, with the text of those that have no core; writes the module's
+    text to `text`."""
     model = importer.read(Path(path), shapes, batch)
     module = importer.to_relax(model, Path(path).name)
     planned = build.plan(module, Kernels(_target(target), {}, winograd=False), _target(target))
@@ -37,7 +41,11 @@ def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None
     return {
         "opset": importer.opset(model),
         "inputs": [
-            {**given, "bounds": found["bounds"], "parameter": found["name"] if found["name"] != given["name"] else ""}
+            {
+                **given,
+                "bounds": found["bounds"],
+                "parameter": found["name"] if found["name"] != given["name"] else "",
+            }
             for given, found in zip(importer.inputs_of(model), inputs.of(module), strict=True)
         ],
         "tasks": [[task.to_json(), count] for task, count in planned.tasks()],
@@ -48,10 +56,14 @@ def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None
 
 @refusing
 def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]) -> dict[str, Any]:
-    """Estimated cycles of the best point of each solver, by task key; `bodies` of tasks without a core by their SHA-256."""
+    """Estimated cycles of the best point of each solver, by task key; `bodies` of tasks without a
+    core by their SHA-256."""
     found = [task for task in map(_task, tasks) if task]
     return {
-        "cycles": {task.key: choosing.estimates(task, _target(target), bodies.get(task.body, "")) for task in found}
+        "cycles": {
+            task.key: choosing.estimates(task, _target(target), bodies.get(task.body, ""))
+            for task in found
+        }
     }
 
 
@@ -68,8 +80,9 @@ def make(
 ) -> dict[str, Any]:
     """Build the model into the shared library `output`.
 
-    `records` are lists of [solver, params, whether of a similar task] by task key, the best first; with `compare` they are timed in
-    the model, together with the predicted kernel, on inputs as `given` (`inputs.values`).
+    `records` are lists of [solver, params, whether of a similar task] by task key, the best first;
+    with `compare` they are timed in the model, together with the predicted kernel, on inputs as
+    `given` (`inputs.values`).
     """
     model = importer.read(Path(path), shapes)
     module = importer.to_relax(model, Path(path).name)
@@ -80,7 +93,8 @@ def make(
     )
     planned = build.plan(module, kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))
-    measured = dict.fromkeys(compared, Class.EXACT)  # inside the model, also where the predicted kernel was the fastest
+    # inside the model, also where the predicted kernel was the fastest
+    measured = dict.fromkeys(compared, Class.EXACT)
     return {
         "classes": {key: str(found) for key, found in {**kernels.classes, **measured}.items()},
         "functions": {name: task.key for name, task in planned.functions.items()},
@@ -109,12 +123,15 @@ def check(
     threads: int,
     untuned: str,
 ) -> dict[str, Any]:
-    """Errors against ONNX's reference, times in turn with others, and the time of each function; see `timing.compare`.
+    """Errors against ONNX's reference, times in turn with others, and the time of each function;
+    see `timing.compare`.
 
     `given` are arguments of `inputs.values`.
     """
     model, values = importer.read(Path(path), shapes), inputs.values(**given)
-    return timing.compare(model, Path(library), values, rivals=rivals, threads=threads, untuned=untuned)
+    return timing.compare(
+        model, Path(library), values, rivals=rivals, threads=threads, untuned=untuned
+    )
 
 
 def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
@@ -123,7 +140,8 @@ def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
 
 
 def _target(text: str) -> Any:
-    return tvm.target.Target(targets.for_code(json.loads(text)))  # kernels in a model are those that were tuned
+    # kernels in a model are those that were tuned
+    return tvm.target.Target(targets.for_code(json.loads(text)))
 
 
 HANDLERS = {

@@ -1,4 +1,5 @@
-"""Which kernels are known for the tasks of a model: the fastest ones of each, else those of a similar task."""
+"""Which kernels are known for the tasks of a model: the fastest ones of each, else those of a
+similar task."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tuna.libraries.tvm.environment import toolchain_of
 from tuna.libraries.tvm.params import readable
 from tuna.models.manifest import Manifest
 
-#: Of a task's candidates those up to so many times as slow as the fastest are worth a comparison, and so many of them.
+#: Of a task's candidates those up to so many times as slow as the fastest are worth a comparison,
+#: and so many of them.
 _CLOSE, _MOST = 1.4, 3
 
 
@@ -38,7 +40,8 @@ class Winner:
 
 @dataclass(frozen=True)
 class Source:
-    """Which results count: those of one session, of one golden version, or all on machines like the model's target."""
+    """Which results count: those of one session, of one golden version, or all on machines like the
+    model's target."""
 
     session_id: int | None = None
     golden_id: int | None = None  #: of the row of `golden`
@@ -47,40 +50,67 @@ class Source:
 
 def winners(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, Winner]:
     """The fastest result of each task by its key."""
-    return {key: found[0] for key, found in _results(connection, manifest, source, _keys(manifest)).items()}
+    return {
+        key: found[0]
+        for key, found in _results(connection, manifest, source, _keys(manifest)).items()
+    }
 
 
-def finalists(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, list[Winner]]:
-    """The fastest kernels of each task by its key: the best of each solver first, then what came close to one of them."""
+def finalists(
+    connection: sa.Connection, manifest: Manifest, source: Source
+) -> dict[str, list[Winner]]:
+    """The fastest kernels of each task by its key: the best of each solver first, then what came
+    close to one of them."""
     found = _results(connection, manifest, source, _keys(manifest))
     trials = _close_trials(connection, [winner for each in found.values() for winner in each])
     chosen = {}
     for key, each in found.items():
         best_ms = each[0].time_ms
         close = [winner for winner in each if winner.time_ms <= _CLOSE * best_ms]
-        others = [trial for winner in close for trial in trials.get(winner.job_id, ()) if trial.params != winner.params]
+        others = [
+            trial
+            for winner in close
+            for trial in trials.get(winner.job_id, ())
+            if trial.params != winner.params
+        ]
         others.sort(key=lambda trial: (trial.time_ms, trial.params))
-        chosen[key] = [*close, *(trial for trial in others if trial.time_ms <= _CLOSE * best_ms)][:_MOST]
+        chosen[key] = [*close, *(trial for trial in others if trial.time_ms <= _CLOSE * best_ms)][
+            :_MOST
+        ]
     return chosen
 
 
-def nearest(connection: sa.Connection, manifest: Manifest, source: Source, known: Iterable[str]) -> dict[str, Winner]:
-    """For each task that is not among the `known` keys the winner of that one which is the most alike.
+def nearest(
+    connection: sa.Connection, manifest: Manifest, source: Source, known: Iterable[str]
+) -> dict[str, Winner]:
+    """For each task that is not among the `known` keys the winner of that one which is the most
+    alike.
 
-    The most alike is the same layer with another epilogue or none, then one that differs in sizes alone (`likeness`).
+    The most alike is the same layer with another epilogue or none, then one that differs in sizes
+    alone (`likeness`).
     """
     there_already = set(known)
     missing = [task for task in _with_cores(manifest) if task.key not in there_already]
-    return {key: found[0] for key, found in _alike(connection, manifest, source, missing, other_layouts=False).items()}
+    return {
+        key: found[0]
+        for key, found in _alike(connection, manifest, source, missing, other_layouts=False).items()
+    }
 
 
-def warm_starts(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, dict[str, str]]:
-    """For each task the points that won for the task or bare layer that is the most alike, by solver, the fastest first.
+def warm_starts(
+    connection: sa.Connection, manifest: Manifest, source: Source
+) -> dict[str, dict[str, str]]:
+    """For each task the points that won for the task or bare layer that is the most alike, by
+    solver, the fastest first.
 
-    As `nearest`; the same layer in other layouts is the next after the same one. A point is its text (`params.readable`).
+    As `nearest`; the same layer in other layouts is the next after the same one. A point is its
+    text (`params.readable`).
     """
     found = _alike(connection, manifest, source, _with_cores(manifest), other_layouts=True)
-    return {key: {winner.solver: readable(winner.params) for winner in each} for key, each in found.items()}
+    return {
+        key: {winner.solver: readable(winner.params) for winner in each}
+        for key, each in found.items()
+    }
 
 
 def _with_cores(manifest: Manifest) -> list[TaskConfig]:
@@ -88,9 +118,15 @@ def _with_cores(manifest: Manifest) -> list[TaskConfig]:
 
 
 def _alike(
-    connection: sa.Connection, manifest: Manifest, source: Source, tasks: Sequence[TaskConfig], *, other_layouts: bool
+    connection: sa.Connection,
+    manifest: Manifest,
+    source: Source,
+    tasks: Sequence[TaskConfig],
+    *,
+    other_layouts: bool,
 ) -> dict[str, list[Winner]]:
-    """The best result of each solver for what is the most alike, the fastest first, by the keys of `tasks`."""
+    """The best result of each solver for what is the most alike, the fastest first, by the keys of
+    `tasks`."""
     if not tasks:
         return {}
     there = _others(connection, manifest, source, [task.core for task in tasks if task.core])
@@ -121,9 +157,13 @@ def _keys(manifest: Manifest) -> set[str]:
 
 
 def _others(
-    connection: sa.Connection, manifest: Manifest, source: Source, cores: Sequence[ConvConfig | GemmConfig]
+    connection: sa.Connection,
+    manifest: Manifest,
+    source: Source,
+    cores: Sequence[ConvConfig | GemmConfig],
 ) -> list[tuple[str, TaskConfig]]:
-    """All tasks that have a result, and the bare layers among `cores` that have one, as tasks; with their keys."""
+    """All tasks that have a result, and the bare layers among `cores` that have one, as tasks; with
+    their keys."""
     wanted = sa.or_(Config.kind == TaskConfig.kind, Config.key.in_({core.key for core in cores}))
     columns = (Config.key, Config.json, Environment.target, Environment.conditions)
     found = {}
@@ -148,19 +188,31 @@ def _results(
 ) -> dict[str, list[Winner]]:
     """The best result of each solver of these configs, the fastest first.
 
-    Results with emptied caches count alone where there are any: such is a model, and other times cannot be compared with them.
+    Results with emptied caches count alone where there are any: such is a model, and other times
+    cannot be compared with them.
     """
     table = FindDb if source.golden_id is None else GoldenEntry
     job_id = FindDb.job_id if source.golden_id is None else sa.null().label("job_id")
-    columns: list[Any] = [Config.key, Solver.name, table.params, table.time_ms, table.session_id, job_id]
+    columns: list[Any] = [
+        Config.key,
+        Solver.name,
+        table.params,
+        table.time_ms,
+        table.session_id,
+        job_id,
+    ]
     columns += [Environment.target, Environment.conditions]
     same = json.loads(manifest.target)
     found: dict[str, dict[tuple[bool, str], Winner]] = defaultdict(dict)
     for part in parts(sorted(keys)):
-        for row in connection.execute(_select(manifest, source, columns).where(Config.key.in_(part))):
+        for row in connection.execute(
+            _select(manifest, source, columns).where(Config.key.in_(part))
+        ):
             if json.loads(row.target) == same:
                 place = (row.conditions or {}).get("caches") == "cold", row.name
-                winner = Winner(row.name, row.params, float(row.time_ms), row.session_id, row.job_id)
+                winner = Winner(
+                    row.name, row.params, float(row.time_ms), row.session_id, row.job_id
+                )
                 there = found[row.key].get(place)
                 if there is None or (winner.time_ms, winner.params) < (there.time_ms, there.params):
                     found[row.key][place] = winner
@@ -187,7 +239,9 @@ def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Se
     )
     if source.golden_id is None:
         statement = statement.join(Session, Session.id == FindDb.session_id)
-        statement = statement.join(Environment, Environment.id == Session.environment_id).where(*is_measured())
+        statement = statement.join(Environment, Environment.id == Session.environment_id).where(
+            *is_measured()
+        )
         if source.session_id is not None:
             statement = statement.where(FindDb.session_id == source.session_id)
     else:
@@ -195,20 +249,30 @@ def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Se
         statement = statement.where(GoldenEntry.golden_id == source.golden_id)
     if not source.winograd:
         statement = statement.where(Solver.algorithm != "Winograd")
-    same = Environment.library_version == manifest.tvm, Environment.toolchain == toolchain_of(manifest.tvm)
+    same = (
+        Environment.library_version == manifest.tvm,
+        Environment.toolchain == toolchain_of(manifest.tvm),
+    )
     return statement.where(Environment.library == "tvm", *same)
 
 
-def _close_trials(connection: sa.Connection, found: Sequence[Winner]) -> dict[int | None, list[Winner]]:
+def _close_trials(
+    connection: sa.Connection, found: Sequence[Winner]
+) -> dict[int | None, list[Winner]]:
     """Good trials of the winners' jobs, by job."""
     by_job = {winner.job_id: winner for winner in found if winner.job_id is not None}
     trials: dict[int | None, list[Winner]] = defaultdict(list)
     for part in parts(sorted(by_job)):
         statement = sa.select(Trial.job_id, Trial.params, Trial.time_ms).where(
-            Trial.job_id.in_(part), Trial.cause.is_(None), timed(Trial.time_ms), Trial.params.is_not(None)
+            Trial.job_id.in_(part),
+            Trial.cause.is_(None),
+            timed(Trial.time_ms),
+            Trial.params.is_not(None),
         )
         for row in connection.execute(statement):
             job = by_job[row.job_id]
-            trial = Winner(job.solver, row.params or "", float(row.time_ms or 0.0), job.session_id, row.job_id)
+            trial = Winner(
+                job.solver, row.params or "", float(row.time_ms or 0.0), job.session_id, row.job_id
+            )
             trials[row.job_id].append(trial)
     return trials

@@ -1,8 +1,9 @@
-"""Operators of ONNX that TVM's importer does not have, or has slow or wrong: quantised and recurrent ones. Imports TVM.
+"""Operators of ONNX that TVM's importer does not have, or has slow or wrong: quantised and
+recurrent ones. Imports TVM.
 
-Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them, which has them exactly: then its
-convolutions and products are those of any other model, with the same kernels. Sums of products of eight bits are exact up to
-2^24, and to a relative 6e-8 beyond.
+Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them, which has them
+exactly: then its convolutions and products are those of any other model, with the same kernels.
+Sums of products of eight bits are exact up to 2^24, and to a relative 6e-8 beyond.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def _check_for_unsupported_ops(self, graph: Any) -> None:
         """Nothing: `importer.unsupported` has named all with their nodes before."""
 
-    def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+    def _convert_operator(
+        self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
+    ) -> Any:
         own = OWN.get(op_name)
         try:
             if own is None:
@@ -70,7 +73,9 @@ class _Node:
         """What TVM's importer makes of the operator with other inputs."""
         operator = {"ConvInteger": "Conv", "QLinearConv": "Conv"}.get(self.operator, self.operator)
         converter = onnx_frontend._get_convert_map()[operator].get_converter(self.opset)
-        return self.emit(converter(self.builder, onnx_frontend.onnx_input(inputs), self.attributes, [{}, {}]))
+        return self.emit(
+            converter(self.builder, onnx_frontend.onnx_input(inputs), self.attributes, [{}, {}])
+        )
 
     def whole(self, value: Any, kind: str) -> Any:
         """A variable of whole numbers of type `kind` for values in fp32 that are such."""
@@ -103,28 +108,42 @@ class _Node:
     def shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
         """The values in another shape."""
         known = constant_of(value)
-        return self.emit(relax.op.reshape(value, shape)) if known is None else relax.const(known.reshape(shape))
+        return (
+            self.emit(relax.op.reshape(value, shape))
+            if known is None
+            else relax.const(known.reshape(shape))
+        )
 
     def centered(self, value: Any, zero: Any, axis: int) -> Any:
         """Whole numbers as fp32, less what stands for zero."""
         if zero is None:
             return self.float(value)
-        return self.apply("subtract", self.float(value), self.along(self.float(zero), axis, len(_shape(value))))
+        return self.apply(
+            "subtract", self.float(value), self.along(self.float(zero), axis, len(_shape(value)))
+        )
 
     def dequantized(self, value: Any, scale: Any, zero: Any, axis: int) -> Any:
         """Whole numbers as what they stand for."""
-        return self.apply("multiply", self.centered(value, zero, axis), self.along(scale, axis, len(_shape(value))))
+        return self.apply(
+            "multiply",
+            self.centered(value, zero, axis),
+            self.along(scale, axis, len(_shape(value))),
+        )
 
     def quantized(self, value: Any, scale: Any, zero: Any, axis: int, kind: str) -> Any:
         """The nearest whole numbers of type `kind`."""
         if kind not in _WHOLE:
             raise ValueError(f"values quantised to {kind} are not supported")
         rank = len(_shape(value))
-        found = self.emit(relax.op.round(self.apply("divide", value, self.along(scale, axis, rank))))
+        found = self.emit(
+            relax.op.round(self.apply("divide", value, self.along(scale, axis, rank)))
+        )
         if zero is not None:
             found = self.apply("add", found, self.along(self.float(zero), axis, rank))
         limits = np.iinfo(kind)
-        return self.whole(self.emit(relax.op.clip(found, float(limits.min), float(limits.max))), kind)
+        return self.whole(
+            self.emit(relax.op.clip(found, float(limits.min), float(limits.max))), kind
+        )
 
 
 def _quantize(node: _Node) -> Any:
@@ -145,9 +164,16 @@ def _quantize_dynamically(node: _Node) -> Any:
         node.emit(limit(node.emit(extreme(x)), zero))
         for limit, extreme in ((relax.op.minimum, relax.op.min), (relax.op.maximum, relax.op.max))
     )
-    scale = node.emit(relax.op.divide(node.emit(relax.op.subtract(high, low)), relax.const(255.0, "float32")))
-    some = node.emit(relax.op.maximum(scale, relax.const(float(np.finfo(np.float32).tiny), "float32")))  # of zeros
-    at = node.emit(relax.op.round(node.emit(relax.op.negative(node.emit(relax.op.divide(low, some))))))
+    scale = node.emit(
+        relax.op.divide(node.emit(relax.op.subtract(high, low)), relax.const(255.0, "float32"))
+    )
+    # of zeros
+    some = node.emit(
+        relax.op.maximum(scale, relax.const(float(np.finfo(np.float32).tiny), "float32"))
+    )
+    at = node.emit(
+        relax.op.round(node.emit(relax.op.negative(node.emit(relax.op.divide(low, some)))))
+    )
     offset = node.whole(node.emit(relax.op.clip(at, 0.0, 255.0)), "uint8")
     return relax.Tuple([node.quantized(x, some, offset, 0, "uint8"), scale, offset])
 
@@ -162,22 +188,34 @@ def _matmul_integer(node: _Node) -> Any:
 def _conv_integer(node: _Node) -> Any:
     x, w, x_zero, w_zero = (node.inputs[number] for number in range(4))
     found = node.of_tvm([node.centered(x, x_zero, 1), node.centered(w, w_zero, 0), None])
-    return node.whole(node.emit(relax.op.round(found)), "int32")  # by Winograd's sums they are not quite whole
+    # by Winograd's sums they are not quite whole
+    return node.whole(node.emit(relax.op.round(found)), "int32")
 
 
 def _qlinear_conv(node: _Node) -> Any:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (node.inputs[number] for number in range(9))
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (
+        node.inputs[number] for number in range(9)
+    )
     if bias is not None:
-        bias = node.apply("multiply", node.float(bias), node.apply("multiply", _single(x_scale), w_scale))
-    given, weights = node.dequantized(x, x_scale, x_zero, 1), node.dequantized(w, w_scale, w_zero, 0)
+        bias = node.apply(
+            "multiply", node.float(bias), node.apply("multiply", _single(x_scale), w_scale)
+        )
+    given, weights = (
+        node.dequantized(x, x_scale, x_zero, 1),
+        node.dequantized(w, w_scale, w_zero, 0),
+    )
     return node.quantized(node.of_tvm([given, weights, bias]), y_scale, y_zero, 1, _kind(y_zero))
 
 
 def _qlinear_matmul(node: _Node) -> Any:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.inputs[number] for number in range(8))
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
+        node.inputs[number] for number in range(8)
+    )
     first = node.dequantized(a, a_scale, a_zero, len(_shape(a)) - 2)
     second = node.dequantized(b, b_scale, b_zero, len(_shape(b)) - 1)
-    return node.quantized(node.emit(relax.op.matmul(first, second)), y_scale, y_zero, 0, _kind(y_zero))
+    return node.quantized(
+        node.emit(relax.op.matmul(first, second)), y_scale, y_zero, 0, _kind(y_zero)
+    )
 
 
 def _conv(node: _Node) -> Any:
@@ -199,7 +237,8 @@ def _conv(node: _Node) -> Any:
 
 
 def _slice(node: _Node) -> Any:
-    """With limits as attributes, as before opset 10, they are the inputs that TVM's importer expects."""
+    """With limits as attributes, as before opset 10, they are the inputs that TVM's importer
+    expects."""
     names = [name for name in ("starts", "ends", "axes") if name in node.attributes]
     limits = [relax.const(np.array(node.attributes[name], np.int64)) for name in names]
     return node.of_tvm([node.inputs[0], *limits] if limits else list(node.inputs))

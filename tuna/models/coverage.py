@@ -82,16 +82,25 @@ class Coverage:
     def _shares(self, weights: Sequence[int]) -> dict[Cover, float]:
         total = sum(weights) or 1
         pairs = list(zip(self.layers, weights, strict=True))
-        return {cover: sum(weight for layer, weight in pairs if layer.cover is cover) / total for cover in Cover}
+        return {
+            cover: sum(weight for layer, weight in pairs if layer.cover is cover) / total
+            for cover in Cover
+        }
 
 
 def coverage(
-    connection: sa.Connection, name: str, arch: str, *, device: str | None = None, library: str | None = None
+    connection: sa.Connection,
+    name: str,
+    arch: str,
+    *,
+    device: str | None = None,
+    library: str | None = None,
 ) -> Coverage:
-    """What the results on `arch` (and `device`, text in its name) cover of the model, network or tag `name`.
+    """What the results on `arch` (and `device`, text in its name) cover of the model, network or
+    tag `name`.
 
-    Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises NotFound for a name that is
-    neither, and for an architecture without any session.
+    Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
+    NotFound for a name that is neither, and for an architecture without any session.
     """
     subject, weights = _weights(connection, name)
     environments = _environments(connection, arch, device, library)
@@ -99,16 +108,27 @@ def coverage(
     exact = _fastest(connection, environments, list(weights))
     missing = {number: layer for number, layer in layers.items() if number not in exact}
     near = _nearest(connection, environments, missing)
-    found = [_covered(layer, weights[number], exact.get(number), near.get(number)) for number, layer in layers.items()]
+    found = [
+        _covered(layer, weights[number], exact.get(number), near.get(number))
+        for number, layer in layers.items()
+    ]
     order = list(reversed(Cover))
     found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
     return Coverage(subject, arch, tuple(found))
 
 
 def _covered(layer: Config, weight: int, best: Any, near: str | None) -> CoveredLayer:
-    facts: dict[str, Any] = {"cover": Cover.NONE if near is None else Cover.NEAR, "near": near or ""}
+    facts: dict[str, Any] = {
+        "cover": Cover.NONE if near is None else Cover.NEAR,
+        "near": near or "",
+    }
     if best is not None:
-        facts = {"cover": Cover.EXACT, "solver": best.name, "time_ms": best.time_ms, "noisy": bool(best.noisy)}
+        facts = {
+            "cover": Cover.EXACT,
+            "solver": best.name,
+            "time_ms": best.time_ms,
+            "noisy": bool(best.noisy),
+        }
     return CoveredLayer(layer.label, layer.key, weight, layer.flops, **facts)
 
 
@@ -119,12 +139,16 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
         query = sa.select(ConfigTag.config_id).where(ConfigTag.tag == name)
         tagged = dict.fromkeys(connection.execute(query).scalars(), 1)
         if not tagged:
-            raise NotFound(f"There is neither a model nor a tag {name!r}.", hint=error.hint) from None
+            raise NotFound(
+                f"There is neither a model nor a tag {name!r}.", hint=error.hint
+            ) from None
         return f"tag {name}", tagged
     return f"model {model.name} {model.version[:12]}", networks.weights(connection, model_id)
 
 
-def _environments(connection: sa.Connection, arch: str, device: str | None, library: str | None) -> list[int]:
+def _environments(
+    connection: sa.Connection, arch: str, device: str | None, library: str | None
+) -> list[int]:
     query = sa.select(Environment.id).where(Environment.arch == arch)
     if device is not None:
         query = query.where(sa.func.instr(sa.func.lower(Environment.device), device.lower()) > 0)
@@ -134,7 +158,10 @@ def _environments(connection: sa.Connection, arch: str, device: str | None, libr
     if not found:
         there = sorted(connection.execute(sa.select(Environment.arch).distinct()).scalars())
         what = " ".join(filter(None, (arch, device, library)))
-        raise NotFound(f"No session was tuned for {what}.", hint=f"architectures: {', '.join(there) or 'none yet'}")
+        raise NotFound(
+            f"No session was tuned for {what}.",
+            hint=f"architectures: {', '.join(there) or 'none yet'}",
+        )
     return found
 
 
@@ -146,14 +173,18 @@ def _read(connection: sa.Connection, ids: Sequence[int]) -> Iterator[tuple[int, 
             yield number, from_json_text(text)
 
 
-def _timed(table: type[FindDb] | type[GoldenEntry], environments: Sequence[int]) -> list[sa.ColumnElement[bool]]:
+def _timed(
+    table: type[FindDb] | type[GoldenEntry], environments: Sequence[int]
+) -> list[sa.ColumnElement[bool]]:
     if table is GoldenEntry:
         return [GoldenEntry.environment_id.in_(environments), timed(GoldenEntry.time_ms)]
     sessions = sa.select(Session.id).where(Session.environment_id.in_(environments))
     return [FindDb.session_id.in_(sessions), *is_measured()]
 
 
-def _fastest(connection: sa.Connection, environments: Sequence[int], ids: Sequence[int]) -> dict[int, Any]:
+def _fastest(
+    connection: sa.Connection, environments: Sequence[int], ids: Sequence[int]
+) -> dict[int, Any]:
     """The fastest result of each config."""
     found: dict[int, Any] = {}
     for part in parts(ids):
@@ -170,7 +201,9 @@ def _fastest(connection: sa.Connection, environments: Sequence[int], ids: Sequen
     return found
 
 
-def _nearest(connection: sa.Connection, environments: Sequence[int], missing: Mapping[int, Config]) -> dict[int, str]:
+def _nearest(
+    connection: sa.Connection, environments: Sequence[int], missing: Mapping[int, Config]
+) -> dict[int, str]:
     """The label of the most similar layer with a result, for each of those without one."""
     wanted: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, layer in missing.items():
@@ -181,13 +214,21 @@ def _nearest(connection: sa.Connection, environments: Sequence[int], missing: Ma
     kinds = {layer.kind for layer in missing.values()}
     ids: set[int] = set()
     for table in (FindDb, GoldenEntry):
-        query = sa.select(table.config_id).join(models.Config, models.Config.id == table.config_id).distinct()
-        rows = connection.execute(query.where(models.Config.kind.in_(kinds), *_timed(table, environments)))
+        query = (
+            sa.select(table.config_id)
+            .join(models.Config, models.Config.id == table.config_id)
+            .distinct()
+        )
+        rows = connection.execute(
+            query.where(models.Config.kind.in_(kinds), *_timed(table, environments))
+        )
         ids |= set(rows.scalars())
     best: dict[int, tuple[float, str]] = {}
     for _, known in _read(connection, sorted(ids)):
         for number in wanted.get(family(known) or (), ()):
             distance = likeness(missing[number], known)
             if distance is not None:
-                best[number] = min(best.get(number, (distance, known.label)), (distance, known.label))
+                best[number] = min(
+                    best.get(number, (distance, known.label)), (distance, known.label)
+                )
     return {number: label for number, (_, label) in best.items()}

@@ -13,10 +13,15 @@ _SMALL = 1e-3
 
 
 def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference over the largest magnitude of its output; the largest float where a shape or value is none."""
+    """The largest difference over the largest magnitude of its output; the largest float where a
+    shape or value is none."""
     worst = 0.0
     for ours, right in zip(found, expected, strict=True):
-        if ours.shape != right.shape or not np.all(np.isfinite(ours)) or not np.all(np.isfinite(right)):
+        if (
+            ours.shape != right.shape
+            or not np.all(np.isfinite(ours))
+            or not np.all(np.isfinite(right))
+        ):
             return sys.float_info.max
         if ours.size:
             scale = float(np.max(np.abs(right.astype(np.float64)))) + _SMALL

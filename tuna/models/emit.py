@@ -1,6 +1,8 @@
-"""Writes the model anew with our kernels: tensors stay in blocks of channels from one to the next. Imports TVM.
+"""Writes the model anew with our kernels: tensors stay in blocks of channels from one to the next.
+Imports TVM.
 
-A value of the model has up to two forms, plain and in blocks, each made when an operator first asks for it.
+A value of the model has up to two forms, plain and in blocks, each made when an operator first asks
+for it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,22 @@ from tuna.models import blocked
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import Group
 
-#: Operators on single values whose answer is finite for finite values. Those that fill the last block up are no zeros after
-#: them, which does not matter: kernels multiply them by zero.
+#: Operators on single values whose answer is finite for finite values. Those that fill the last
+#: block up are no zeros after them, which does not matter: kernels multiply them by zero.
 _ELEMENTWISE = {
-    *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs", "exp", "sigmoid", "tanh"),
+    *(
+        "add",
+        "subtract",
+        "multiply",
+        "maximum",
+        "minimum",
+        "clip",
+        "negative",
+        "abs",
+        "exp",
+        "sigmoid",
+        "tanh",
+    ),
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
 
@@ -38,14 +52,21 @@ class Chosen:
     """The kernel of a task."""
 
     function: Any  #: scheduled PrimFunc
-    pack: Callable[[Any], Any] | None  #: makes of weights what it takes; None for a product of two variables
+    #: makes of weights what it takes; None for a product of two variables
+    pack: Callable[[Any], Any] | None
     shape: ConvShape | None  #: of a convolution
 
 
 class Emitter:
     """One model, written once by `run`."""
 
-    def __init__(self, graph: Graph, groups: list[Group], kernel: Callable[[TaskConfig], Chosen | None], block: int):
+    def __init__(
+        self,
+        graph: Graph,
+        groups: list[Group],
+        kernel: Callable[[TaskConfig], Chosen | None],
+        block: int,
+    ):
         """`kernel` gives the kernel of a task, None to leave it to TVM."""
         self._graph, self._kernel, self._block = graph, kernel, block
         self._plain: dict[Any, Any] = {}
@@ -55,7 +76,8 @@ class Emitter:
         self._last = {group.answer: group for group in groups}
         self._inside = {node.var for group in groups for node in group.nodes}
         self._builder = relax.BlockBuilder()
-        self.calls: list[tuple[str, TaskConfig | None]] = []  #: of functions that are not TVM's own: name and task
+        #: of functions that are not TVM's own: name and task
+        self.calls: list[tuple[str, TaskConfig | None]] = []
 
     def run(self) -> tvm.IRModule:
         """The module, whose function `main` takes and returns what the model does."""
@@ -77,7 +99,9 @@ class Emitter:
             assert shape is not None
             kind = str(var.ty.dtype)
             function = self._add(
-                ("unblock", shape, kind), lambda: blocked.from_blocks(shape, self._block, kind), "from_blocks"
+                ("unblock", shape, kind),
+                lambda: blocked.from_blocks(shape, self._block, kind),
+                "from_blocks",
             )
             self._plain[var] = self._call(function, [self._blocks[var]], shape, kind)
         return self._plain[var]
@@ -87,20 +111,27 @@ class Emitter:
         if var not in self._blocks:
             shape = extents(var)
             assert shape is not None
-            function = self._add(("block", shape), lambda: blocked.to_blocks(shape, self._block), "to_blocks")
+            function = self._add(
+                ("block", shape), lambda: blocked.to_blocks(shape, self._block), "to_blocks"
+            )
             extended = blocked.blocked_extents(shape, self._block)
             self._blocks[var] = self._call(function, [self._plain[var]], extended)
         return self._blocks[var]
 
     def _leaf(self, leaf: Any) -> Any:
-        """A variable in the model's own layout, a constant as it is; one without values is made when the model runs.
+        """A variable in the model's own layout, a constant as it is; one without values is made
+        when the model runs.
 
         TVM writes it into a library that it then refuses to load, unless the first extent is zero.
         """
         values = constant_of(leaf)
         if values is None:
             return self.plain(leaf)
-        return leaf if values.size else self._builder.emit(relax.op.zeros(values.shape, str(values.dtype)))
+        return (
+            leaf
+            if values.size
+            else self._builder.emit(relax.op.zeros(values.shape, str(values.dtype)))
+        )
 
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
@@ -130,7 +161,9 @@ class Emitter:
             given.append(self.blocks(group.residual))
         self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
 
-    def _product_call(self, group: Group, core: GemmConfig, chosen: Chosen, function: Any, kind: str) -> None:
+    def _product_call(
+        self, group: Group, core: GemmConfig, chosen: Chosen, function: Any, kind: str
+    ) -> None:
         """A product on matrices: what leads the rows is one axis."""
         batch, found = ((core.batch_count,) if core.batch_count > 1 else ()), extents(group.answer)
         assert found is not None
@@ -151,11 +184,15 @@ class Emitter:
 
     def _operator(self, node: Node) -> None:
         """In blocks if an input is there already and it can be done, else as TVM does it."""
-        if any(isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args) and self._in_blocks(node):
+        if any(
+            isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args
+        ) and self._in_blocks(node):
             return
         shape = extents(node.var)
         if node.op in _RESHAPES and shape is not None:
-            self._plain[node.var] = self._shaped(substitute(node.args[0], _Lookup(self._leaf)), shape)
+            self._plain[node.var] = self._shaped(
+                substitute(node.args[0], _Lookup(self._leaf)), shape
+            )
             return
         value = substitute(node.value, _Lookup(self._leaf))
         if node.op == "call_tir":  # what TVM's importer, or `recurrent`, wrote out as a function
@@ -179,14 +216,20 @@ class Emitter:
                 lambda: blocked.max_pool(extended, (shape[2], shape[3]), pool),
                 "max_pool",
             )
-            self._blocks[node.var] = self._call(function, [x], blocked.blocked_extents(shape, block))
+            self._blocks[node.var] = self._call(
+                function, [x], blocked.blocked_extents(shape, block)
+            )
             return True
         if node.op == "mean" and sorted(int(axis) % 4 for axis in node.attrs.axis or ()) == [2, 3]:
             function = self._add(
-                ("mean", extended), lambda: blocked.global_average(extended, given[1]), "global_average"
+                ("mean", extended),
+                lambda: blocked.global_average(extended, given[1]),
+                "global_average",
             )
             answer = self._call(function, [x], (*given[:2], 1, 1))
-            self._plain[node.var] = answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
+            self._plain[node.var] = (
+                answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
+            )
             return True
         return False
 
@@ -210,7 +253,8 @@ class Emitter:
         return True
 
     def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
-        """Whether an argument of an elementwise operator can be had in blocks: one value, or all channels of the answer."""
+        """Whether an argument of an elementwise operator can be had in blocks: one value, or all
+        channels of the answer."""
         values = constant_of(arg)
         if values is not None and values.size == 1:
             return True
@@ -233,7 +277,9 @@ class Emitter:
         """A value for each channel as C/b, b."""
         return arrays.to_blocks(values.reshape(1, -1, 1, 1), self._block).reshape(-1, self._block)
 
-    def _add(self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None) -> Any:
+    def _add(
+        self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None
+    ) -> Any:
         if key not in self._functions:
             self._functions[key] = self._builder.add_func(blocked.opaque(make()), name)
         function = self._functions[key]
@@ -241,7 +287,8 @@ class Emitter:
         return function
 
     def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The value with another shape and the same order of its values; what was reshaped before is so only once."""
+        """The value with another shape and the same order of its values; what was reshaped before
+        is so only once."""
         value = self._reshaped.get(value, value)
         if extents(value) == shape:
             return value
@@ -249,7 +296,9 @@ class Emitter:
         self._reshaped[found] = value
         return found
 
-    def _call(self, function: Any, args: list[Any], shape: tuple[int, ...] | None, kind: str = "float32") -> Any:
+    def _call(
+        self, function: Any, args: list[Any], shape: tuple[int, ...] | None, kind: str = "float32"
+    ) -> Any:
         assert shape is not None
         return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, kind)))
 
@@ -273,6 +322,7 @@ def _pool(node: Node) -> blocked.Pool:
     attrs = node.attrs
     pad = [int(value) for value in attrs.padding]
     (sh, sw), (dh, dw), (rows, columns) = (
-        (int(first), int(second)) for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
+        (int(first), int(second))
+        for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
     )
     return blocked.Pool((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))

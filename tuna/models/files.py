@@ -1,4 +1,5 @@
-"""The files of a model: the one that a user names, and those beside it that hold its weights (ONNX's external data)."""
+"""The files of a model: the one that a user names, and those beside it that hold its weights
+(ONNX's external data)."""
 
 from __future__ import annotations
 
@@ -23,13 +24,16 @@ def read(path: Path) -> bytes:
 
 
 def read_beside(model: Path, location: str) -> bytes:
-    """The file of weights that `model` names by its place in the model's folder; raises BadInput for any other place.
+    """The file of weights that `model` names by its place in the model's folder; raises BadInput
+    for any other place.
 
     No link is followed, below the folder either: what the model names was written by someone else.
     """
     parts = PurePosixPath(location).parts
     if not parts or location.startswith("/") or ".." in parts or "\0" in location:
-        raise BadInput(f"{model.name} wants weights from {location!r}, which is not in its folder.", hint=_HINT)
+        raise BadInput(
+            f"{model.name} wants weights from {location!r}, which is not in its folder.", hint=_HINT
+        )
     folder = os.open(model.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
@@ -38,18 +42,28 @@ def read_beside(model: Path, location: str) -> bytes:
             folder = inner
         file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
-        why = "no plain file" if isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP else error.strerror
+        why = (
+            "no plain file"
+            if isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
+            else error.strerror
+        )
         raise BadInput(
-            f"{model.name} wants weights from {location!r}, which cannot be read: {why}.", hint=_HINT
+            f"{model.name} wants weights from {location!r}, which cannot be read: {why}.",
+            hint=_HINT,
         ) from None
     finally:
         os.close(folder)
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
-            raise BadInput(f"{model.name} wants weights from {location!r}, which is no plain file.", hint=_HINT)
+            raise BadInput(
+                f"{model.name} wants weights from {location!r}, which is no plain file.", hint=_HINT
+            )
         if found.st_size > MAX_BYTES:
-            raise BadInput(f"{location} has more than {MAX_BYTES >> 20} MiB, which the artifact store does not take.")
+            raise BadInput(
+                f"{location} has more than {MAX_BYTES >> 20} MiB, which the artifact store does not"
+                " take."
+            )
         with open(file, "rb", closefd=False) as stream:
             return stream.read(MAX_BYTES)
     finally:

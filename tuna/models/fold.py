@@ -1,7 +1,8 @@
-"""Computes the parts of an ONNX graph that depend on shapes and constants alone, once the inputs' shapes are fixed.
+"""Computes the parts of an ONNX graph that depend on shapes and constants alone, once the inputs'
+shapes are fixed.
 
-Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`. TVM's importer wants the result. Branches
-and loops that they decide are written out (`branches`).
+Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`. TVM's
+importer wants the result. Branches and loops that they decide are written out (`branches`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ from onnx.reference import ReferenceEvaluator
 
 from tuna.models import branches
 
-#: A constant that is computed has at most this many values, or as many as it is computed from: weights in another order.
+#: A constant that is computed has at most this many values, or as many as it is computed from:
+#: weights in another order.
 _LARGEST = 1 << 12
-#: Each round finds shapes that depend on those of the one before, or a branch inside of another one.
+#: Each round finds shapes that depend on those of the one before, or a branch inside of another
+#: one.
 _ROUNDS = 32
-_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_RANDOM = {
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
 
 
 def fold(model: Any) -> Any:
-    """The model with those operators replaced by constants; the same model where nothing can be computed."""
+    """The model with those operators replaced by constants; the same model where nothing can be
+    computed."""
     constants: dict[str, Any] = {}
     for _ in range(_ROUNDS):
         known, found = _computed(model, constants)
@@ -41,7 +52,8 @@ def _has_branches(model: Any) -> bool:
 
 
 def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values by name: all that are known, and of these the outputs of operators. Those in `read` were read before."""
+    """Values by name: all that are known, and of these the outputs of operators. Those in `read`
+    were read before."""
     shapes = _shapes(model)
     given = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
@@ -53,7 +65,9 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             part = {attribute.name: attribute.i for attribute in node.attribute}
             extents = shapes[node.input[0]][part.get("start") : part.get("end")]
             known[node.output[0]] = np.array(extents, np.int64)
-        elif node.op_type == "Constant" or (node.op_type not in _RANDOM and _depends_on(node, known)):
+        elif node.op_type == "Constant" or (
+            node.op_type not in _RANDOM and _depends_on(node, known)
+        ):
             values = _run(model, node, known)
             most = max(_LARGEST, sum(np.size(known[name]) for name in node.input if name))
             if node.op_type == "Constant":
@@ -71,7 +85,10 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
-            extents = [extent.dim_value if extent.HasField("dim_value") else -1 for extent in tensor.shape.dim]
+            extents = [
+                extent.dim_value if extent.HasField("dim_value") else -1
+                for extent in tensor.shape.dim
+            ]
             if min(extents, default=0) >= 0:
                 found[value.name] = tuple(extents)
     found |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
@@ -89,7 +106,9 @@ def _without_weights(model: Any) -> Any:
         if np.prod(tensor.dims, dtype=np.int64) <= _LARGEST:
             light.graph.initializer.append(tensor)
         elif tensor.name not in given:
-            light.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            light.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
     return light
 
 
@@ -103,7 +122,9 @@ def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
     names = [name for name in dict.fromkeys(node.input) if name]
     inputs = [
         helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(np.asarray(known[name]).dtype), np.shape(known[name])
+            name,
+            helper.np_dtype_to_tensor_dtype(np.asarray(known[name]).dtype),
+            np.shape(known[name]),
         )
         for name in names
     ]
@@ -111,21 +132,28 @@ def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
     graph = helper.make_graph([node], "one", inputs, outputs)
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
-        return list(ReferenceEvaluator(single).run(None, {name: np.asarray(known[name]) for name in names}))
+        return list(
+            ReferenceEvaluator(single).run(None, {name: np.asarray(known[name]) for name in names})
+        )
     except Exception:  # its operators raise whatever they do; the operator stays
         return []
 
 
 def _replaced(model: Any, found: dict[str, Any]) -> Any:
-    """A copy with constants for the operators all of whose outputs were computed; inferred shapes are dropped."""
+    """A copy with constants for the operators all of whose outputs were computed; inferred shapes
+    are dropped."""
     copy = type(model)()
     copy.CopyFrom(model)
     left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
-    used = {name for node in left for name in branches.names_read(node)} | {value.name for value in copy.graph.output}
+    used = {name for node in left for name in branches.names_read(node)} | {
+        value.name for value in copy.graph.output
+    }
     del copy.graph.node[:]
     copy.graph.node.extend(left)
     del copy.graph.value_info[:]
     copy.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), name) for name, value in found.items() if name in used
+        numpy_helper.from_array(np.asarray(value), name)
+        for name, value in found.items()
+        if name in used
     )
     return copy

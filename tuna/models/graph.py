@@ -1,4 +1,5 @@
-"""A Relax function as a list of operators, its constants folded with NumPy. Runs where TVM is imported.
+"""A Relax function as a list of operators, its constants folded with NumPy. Runs where TVM is
+imported.
 
 TVM's own folding compiles a function for each constant, which takes most of a minute for a ResNet.
 """
@@ -47,11 +48,13 @@ class Graph:
     params: list[Any]
     nodes: list[Node]
     result: Any
-    functions: dict[Any, Any] = field(default_factory=dict)  #: those of TIR that are called, by their global variables
+    #: those of TIR that are called, by their global variables
+    functions: dict[Any, Any] = field(default_factory=dict)
     users: dict[Any, list[Node]] = field(default_factory=dict)  #: of a variable
 
     def sole_user(self, var: Any) -> Node | None:
-        """The only operator that reads `var`, None where there are more or it is the model's answer."""
+        """The only operator that reads `var`, None where there are more or it is the model's
+        answer."""
         users = self.users.get(var, [])
         return users[0] if len(users) == 1 and not self.is_result(var) else None
 
@@ -72,7 +75,9 @@ def read(module: Any) -> Graph:
     for block in function.body.blocks:
         for binding in block.bindings:
             if isinstance(binding.value, relax.If):
-                raise BadInput("The model has branches that depend on its input, which cannot be imported.")
+                raise BadInput(
+                    "The model has branches that depend on its input, which cannot be imported."
+                )
             value = substitute(binding.value, replaced)
             if isinstance(value, relax.Var | GenericConst | relax.Tuple):
                 replaced[binding.var] = value
@@ -85,7 +90,9 @@ def read(module: Any) -> Graph:
                 replaced[binding.var] = relax.const(constant)
     result = substitute(function.body.body, replaced)
     nodes = _needed(nodes, result)
-    functions = {var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)}
+    functions = {
+        var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
+    }
     graph = Graph(list(function.params), nodes, result, functions)
     for node in nodes:
         for var in Counter(variables(node.value)):
@@ -116,7 +123,11 @@ def substitute(expression: Any, replaced: Any) -> Any:
     if isinstance(expression, relax.TupleGetItem):
         whole = substitute(expression.tuple_value, replaced)
         index = int(expression.index)
-        return whole.fields[index] if isinstance(whole, relax.Tuple) else relax.TupleGetItem(whole, index)
+        return (
+            whole.fields[index]
+            if isinstance(whole, relax.Tuple)
+            else relax.TupleGetItem(whole, index)
+        )
     return expression
 
 
@@ -149,7 +160,8 @@ def _mentions(expression: Any, var: Any) -> bool:
 
 
 def _named(value: Any) -> Any:
-    """The operator that TVM's importer of ONNX wrote out as a function: ONNX's Clip becomes two of these."""
+    """The operator that TVM's importer of ONNX wrote out as a function: ONNX's Clip becomes two of
+    these."""
     if isinstance(value, Call) and isinstance(value.op, Op) and value.op.name == "relax.call_tir":
         name = value.args[0].name_hint.rstrip("0123456789")
         if name in ("maximum", "minimum") and len(value.args[1].fields) == 2:
@@ -158,14 +170,17 @@ def _named(value: Any) -> Any:
 
 
 def _folded(node: Node) -> Any:
-    """The value of a cheap operator on constants; None where it reads variables, or is none of those."""
+    """The value of a cheap operator on constants; None where it reads variables, or is none of
+    those."""
     constants = [constant_of(arg) for arg in node.args]
     if not constants or constants[0] is None:
         return None
     first, shape = constants[0], extents(node.var)
     if node.op == "permute_dims":
         axes = node.attrs.axes
-        return np.ascontiguousarray(first.transpose(None if axes is None else [int(axis) for axis in axes]))
+        return np.ascontiguousarray(
+            first.transpose(None if axes is None else [int(axis) for axis in axes])
+        )
     if node.op in ("reshape", "expand_dims", "squeeze") and shape is not None:
         return first.reshape(shape)
     if node.op == "isnan":

@@ -1,4 +1,5 @@
-"""Finds the convolutions and matrix products of a model, each with what can be done before its answer is written."""
+"""Finds the convolutions and matrix products of a model, each with what can be done before its
+answer is written."""
 
 from __future__ import annotations
 
@@ -24,13 +25,15 @@ class Group:
 
     core: ConvConfig | GemmConfig
     input: Any  #: the variable that it reads
-    weights: Any  #: a convolution: K, C/groups, R, S; a product: K x N; None for a product of two variables
+    #: a convolution: K, C/groups, R, S; a product: K x N; None for a product of two variables
+    weights: Any
     other: Any = None  #: the second variable of such a product
     order: list[int] | None = None  #: of the axes of `other`, as the product takes them
     bias: Any = None  #: a value for each output channel or column
     residual: Any = None  #: the variable that is added
     epilogue: list[str] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)  #: of the model, in order; the last one's variable is the answer
+    #: of the model, in order; the last one's variable is the answer
+    nodes: list[Node] = field(default_factory=list)
 
     @property
     def answer(self) -> Any:
@@ -49,7 +52,13 @@ def find(graph: Graph) -> list[Group]:
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
-        group = _product(node, graph) if node.op == "matmul" else _convolution(node) if node.op in _WEIGHTS else None
+        group = (
+            _product(node, graph)
+            if node.op == "matmul"
+            else _convolution(node)
+            if node.op in _WEIGHTS
+            else None
+        )
         if group is None:
             continue
         _extend(group, graph, taken)
@@ -59,11 +68,18 @@ def find(graph: Graph) -> list[Group]:
 
 
 def _convolution(node: Node) -> Group | None:
-    """A transposed convolution is the backward data of the convolution that makes its input from its answer."""
+    """A transposed convolution is the backward data of the convolution that makes its input from
+    its answer."""
     attrs, shape, found = node.attrs, extents(node.args[0]), extents(node.var)
     weights = constant_of(node.args[1])
     pads = [int(pad) for pad in attrs.padding]
-    if weights is None or shape is None or found is None or weights.dtype != np.float32 or len(shape) != 4:
+    if (
+        weights is None
+        or shape is None
+        or found is None
+        or weights.dtype != np.float32
+        or len(shape) != 4
+    ):
         return None
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
     if layouts != ("NCHW", _WEIGHTS[node.op], "NCHW") or pads[:2] != pads[2:]:
@@ -100,14 +116,25 @@ def _product(node: Node, graph: Graph) -> Group | None:
     if shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
         return None
     rows = math.prod(shape[:-1])
-    return Group(GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]), node.args[0], weights, nodes=[node])
+    return Group(
+        GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]),
+        node.args[0],
+        weights,
+        nodes=[node],
+    )
 
 
 def _product_of_variables(node: Node, graph: Graph) -> Group | None:
-    """A product of two variables with the same batch; a transposed second one is read as it was before."""
+    """A product of two variables with the same batch; a transposed second one is read as it was
+    before."""
     first, second = node.args
     shape, other = extents(first), extents(second)
-    if constant_of(first) is not None or shape is None or other is None or node.var.ty.dtype != "float32":
+    if (
+        constant_of(first) is not None
+        or shape is None
+        or other is None
+        or node.var.ty.dtype != "float32"
+    ):
         return None
     if len(shape) < 2 or shape[:-2] != other[:-2]:
         return None
@@ -116,7 +143,14 @@ def _product_of_variables(node: Node, graph: Graph) -> Group | None:
     if maker is not None and maker.op == "permute_dims" and maker.attrs.axes is not None:
         *lead, rows, columns = (int(axis) for axis in maker.attrs.axes)
         if rows == len(lead) + 1:  # what lies side by side would be torn apart
-            return Group(replace(core, trans_b=True), first, None, maker.args[0], [*lead, columns, rows], nodes=[node])
+            return Group(
+                replace(core, trans_b=True),
+                first,
+                None,
+                maker.args[0],
+                [*lead, columns, rows],
+                nodes=[node],
+            )
     return Group(core, first, None, second, nodes=[node])
 
 
@@ -130,7 +164,11 @@ def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
                 return
             group.nodes += [user, first]
             continue
-        found = None if set(ACTIVATIONS) & set(group.epilogue) else activations.follows(graph, group.answer)
+        found = (
+            None
+            if set(ACTIVATIONS) & set(group.epilogue)
+            else activations.follows(graph, group.answer)
+        )
         if found is not None and not any(node.var in taken for node in found[1]):
             group.epilogue.append(found[0])
             group.nodes += found[1]
@@ -144,7 +182,11 @@ def _normalise(group: Group, node: Node) -> bool:
     """Fold a batch normalisation into weights and bias, in double precision."""
     attrs = node.attrs
     parts = [constant_of(arg) for arg in node.args[1:]]
-    if int(attrs.axis) != 1 or any(part is None for part in parts) or not isinstance(group.core, ConvConfig):
+    if (
+        int(attrs.axis) != 1
+        or any(part is None for part in parts)
+        or not isinstance(group.core, ConvConfig)
+    ):
         return False
     gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
     scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
@@ -169,7 +211,8 @@ def _scale(group: Group, node: Node) -> bool:
 
 
 def _multiply(group: Group, scale: Any) -> bool:
-    """Multiply the answer before its epilogue, in double precision; False where the weights do not have its channels as an axis."""
+    """Multiply the answer before its epilogue, in double precision; False where the weights do not
+    have its channels as an axis."""
     channels: tuple[int, ...] = (1, -1)
     if isinstance(group.core, ConvConfig):
         transposed = group.core.direction is Direction.BACKWARD_DATA
@@ -226,6 +269,10 @@ def _add(group: Group, node: Node) -> bool:
 
 def _cast(group: Group, node: Node) -> bool:
     """A change of the answer's type."""
-    found = [name for name, kind in CASTS.items() if node.op == "astype" and str(node.attrs.dtype) == kind]
+    found = [
+        name
+        for name, kind in CASTS.items()
+        if node.op == "astype" and str(node.attrs.dtype) == kind
+    ]
     group.epilogue += found
     return bool(found)

@@ -1,4 +1,5 @@
-"""Reads a model file into Relax. Imports TVM, for ONNX the package `onnx`, for programs of `torch.export` PyTorch."""
+"""Reads a model file into Relax. Imports TVM, for ONNX the package `onnx`, for programs of
+`torch.export` PyTorch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _OWN_DOMAINS = ("", "ai.onnx")
 
 
 def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
-    """The model in a file, ONNX or a program of `torch.export`, with fixed shapes; see `read_onnx`."""
+    """The model in a file, ONNX or a program of `torch.export`, with fixed shapes; see
+    `read_onnx`."""
     if _is_torch(path):
         return torch_importer.read(path, path.name, shapes, batch)
     return read_onnx(path, shapes, batch)
@@ -50,17 +52,22 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
 
 
 def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
-    """The ONNX model with inputs of these shapes, `batch` as the first extent of those that are not named.
+    """The ONNX model with inputs of these shapes, `batch` as the first extent of those that are not
+    named.
 
-    A shape may also be one value for the name of an open extent; what one input says of it holds for all. Raises BadInput for a
-    file that is no valid model, an input that it does not have, and in one message for all extents that nothing says and all
-    operators that cannot be imported.
+    A shape may also be one value for the name of an open extent; what one input says of it holds
+    for all. Raises BadInput for a file that is no valid model, an input that it does not have, and
+    in one message for all extents that nothing says and all operators that cannot be imported.
     """
     model = _graph(path)
     _load_weights(model, path)
     _check_types(path.name, real_inputs(model))
     # Branches are decided when all shapes are known.
-    nodes = (node for node in _without_functions(model).graph.node if node.op_type not in branches.OPERATORS)
+    nodes = (
+        node
+        for node in _without_functions(model).graph.node
+        if node.op_type not in branches.OPERATORS
+    )
     found = obstacles(path.name, unsupported(nodes), _fix_shapes(path.name, model, shapes, batch))
     if found is not None:
         raise found
@@ -68,12 +75,15 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None
 
 
 def locations(path: Path) -> list[str]:
-    """Where the model says that its weights lie, relative to its folder: unchecked text of the file's."""
+    """Where the model says that its weights lie, relative to its folder: unchecked text of the
+    file's."""
     from onnx.external_data_helper import ExternalDataInfo
 
     if _is_torch(path):
         return []
-    return list(dict.fromkeys(ExternalDataInfo(tensor).location for tensor in _outside(_graph(path))))
+    return list(
+        dict.fromkeys(ExternalDataInfo(tensor).location for tensor in _outside(_graph(path)))
+    )
 
 
 def _graph(path: Path) -> Any:
@@ -83,7 +93,9 @@ def _graph(path: Path) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf, onnx and the file system each have their own
-        raise BadInput(f"{path.name} is no ONNX model: {str(error).splitlines()[0][:300]}") from None
+        raise BadInput(
+            f"{path.name} is no ONNX model: {str(error).splitlines()[0][:300]}"
+        ) from None
     if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
         raise BadInput(f"{path.name} is no ONNX model: it has no operators, or no version of them.")
     return model
@@ -93,11 +105,14 @@ def _outside(model: Any) -> list[Any]:
     """The tensors whose values lie in other files."""
     from onnx import external_data_helper as helper
 
-    return [tensor for tensor in helper._get_all_tensors(model) if helper.uses_external_data(tensor)]
+    return [
+        tensor for tensor in helper._get_all_tensors(model) if helper.uses_external_data(tensor)
+    ]
 
 
 def _load_weights(model: Any, path: Path) -> None:
-    """Read the weights that lie in other files; raises BadInput, also for a place beyond the end of the file."""
+    """Read the weights that lie in other files; raises BadInput, also for a place beyond the end of
+    the file."""
     from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
     for tensor in _outside(model):
@@ -105,11 +120,15 @@ def _load_weights(model: Any, path: Path) -> None:
             wanted = ExternalDataInfo(tensor)
             offset, size = wanted.offset or 0, (path.parent / wanted.location).stat().st_size
             if offset + (wanted.length or 0) > size:
-                raise ValueError(f"{wanted.location} has {size} bytes, of which it is to be from {offset} on")
+                raise ValueError(
+                    f"{wanted.location} has {size} bytes, of which it is to be from {offset} on"
+                )
             load_external_data_for_tensor(tensor, str(path.parent))
         except Exception as error:  # onnx and the file system each have their own
             why = f"{str(error).splitlines()[0][:300]}"
-            raise BadInput(f"{path.name} has a weight {tensor.name!r} that cannot be read: {why}.") from None
+            raise BadInput(
+                f"{path.name} has a weight {tensor.name!r} that cannot be read: {why}."
+            ) from None
 
 
 def real_inputs(model: Any) -> list[Any]:
@@ -119,7 +138,8 @@ def real_inputs(model: Any) -> list[Any]:
 
 
 def to_relax(model: Any, name: str) -> tvm.IRModule:
-    """The model as a Relax module; raises BadInput that names every operator which cannot be imported."""
+    """The model as a Relax module; raises BadInput that names every operator which cannot be
+    imported."""
     if isinstance(model, TorchModel):
         return model.to_relax(name)
     from tuna.models.fold import fold
@@ -131,7 +151,8 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         found = obstacles(name, unsupported(_nodes(ready.graph)), {})
         if found is not None:
             raise found
-        with contextlib.redirect_stdout(io.StringIO()):  # to which TVM's importer writes what it cannot import
+        # to which TVM's importer writes what it cannot import
+        with contextlib.redirect_stdout(io.StringIO()):
             return Importer().from_onnx(ready.graph, int(opset(ready)))
     except BadInput:
         raise
@@ -148,7 +169,9 @@ def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in nodes:
         if node.domain not in _OWN_DOMAINS or node.op_type not in known:
-            operator = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
+            operator = (
+                node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
+            )
             found.setdefault(operator, []).append(_title(node))
     return found
 
@@ -157,11 +180,14 @@ def opset(model: Any) -> str:
     """The version of ONNX's own operators, or of PyTorch."""
     if isinstance(model, TorchModel):
         return model.version
-    return str(next((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), 0))
+    return str(
+        next((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), 0)
+    )
 
 
 def _without_functions(model: Any) -> Any:
-    """The model without functions: those that it defines, and operators of ONNX that are functions of known ones."""
+    """The model without functions: those that it defines, and operators of ONNX that are functions
+    of known ones."""
     from onnx import defs, inliner
 
     if model.functions:
@@ -171,8 +197,12 @@ def _without_functions(model: Any) -> Any:
         if not (schema.has_function or schema.has_context_dependent_function):  # type: ignore[attr-defined]
             continue
         try:
-            written = inliner.inline_selected_functions(model, [("", schema.name)], inline_schema_functions=True)
-        except RuntimeError:  # beside an operator that is not ONNX's, of whose answer the type is not known
+            written = inliner.inline_selected_functions(
+                model, [("", schema.name)], inline_schema_functions=True
+            )
+        except (
+            RuntimeError
+        ):  # beside an operator that is not ONNX's, of whose answer the type is not known
             continue
         if {*unsupported(_nodes(written.graph))} < missing:
             model, missing = written, {*unsupported(_nodes(written.graph))}
@@ -187,7 +217,8 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _title(node: Any) -> str:
-    """A name by which the node can be found, and why it is not imported where the operator itself could be."""
+    """A name by which the node can be found, and why it is not imported where the operator itself
+    could be."""
     name = str(node.name or (node.output[0] if node.output else node.op_type))
     return f"{name}, which depends on the input" if node.op_type in branches.OPERATORS else name
 
@@ -205,22 +236,38 @@ def _check_types(name: str, inputs: list[Any]) -> None:
 
     for value in inputs:
         kind = value.type.tensor_type.elem_type
-        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else str(value.type.WhichOneof("value"))
+        dtype = (
+            str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+            if kind
+            else str(value.type.WhichOneof("value"))
+        )
         if dtype not in TYPES:
-            raise BadInput(f"{name} has an input {value.name} of type {dtype}.", hint=f"it can be {', '.join(TYPES)}")
+            raise BadInput(
+                f"{name} has an input {value.name} of type {dtype}.",
+                hint=f"it can be {', '.join(TYPES)}",
+            )
 
 
 def _fix_shapes(
     name: str, model: Any, shapes: Mapping[str, Sequence[int]], batch: int | None
 ) -> dict[str, list[int | str]]:
-    """Give the open extents of all inputs their values; the shapes of those that stay open, with a name or ? for such an extent."""
+    """Give the open extents of all inputs their values; the shapes of those that stay open, with a
+    name or ? for such an extent."""
     inputs = real_inputs(model)
     dims = {value.name: value.type.tensor_type.shape.dim for value in inputs}
-    named = {extent.dim_param for extents in dims.values() for extent in extents if extent.dim_param}
-    sizes = {extent: values[0] for extent, values in shapes.items() if extent in named and len(values) == 1}
+    named = {
+        extent.dim_param for extents in dims.values() for extent in extents if extent.dim_param
+    }
+    sizes = {
+        extent: values[0]
+        for extent, values in shapes.items()
+        if extent in named and len(values) == 1
+    }
     unknown = sorted(set(shapes) - set(dims) - set(sizes))
     if unknown:
-        there = f"inputs: {', '.join(dims)}" + (f"; open extents: {', '.join(sorted(named))}" if named else "")
+        there = f"inputs: {', '.join(dims)}" + (
+            f"; open extents: {', '.join(sorted(named))}" if named else ""
+        )
         raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=there)
     for given, extents in dims.items():
         wanted = shapes.get(given) if given not in sizes else None
@@ -231,14 +278,20 @@ def _fix_shapes(
         for extent, value in zip(extents, wanted or (), strict=False):
             if extent.dim_param and sizes.setdefault(extent.dim_param, value) != value:
                 said = sizes[extent.dim_param]
-                raise BadInput(f"The input {given} has the extent {extent.dim_param}, which is {said}, not {value}.")
+                raise BadInput(
+                    f"The input {given} has the extent {extent.dim_param}, which is {said}, not"
+                    f" {value}."
+                )
             extent.dim_value = value
     for value in [*inputs, *model.graph.value_info, *model.graph.output]:
         for extent in value.type.tensor_type.shape.dim:
             if extent.dim_param in sizes:
                 extent.dim_value = sizes[extent.dim_param]
     return {
-        given: [extent.dim_value if extent.dim_value > 0 else extent.dim_param or "?" for extent in extents]
+        given: [
+            extent.dim_value if extent.dim_value > 0 else extent.dim_param or "?"
+            for extent in extents
+        ]
         for given, extents in dims.items()
         if any(extent.dim_value < 1 for extent in extents)
     }

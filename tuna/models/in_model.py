@@ -1,8 +1,9 @@
 """Times kernels of tasks where they will run: inside the model, in turn. Imports TVM.
 
-A kernel that is called again and again finds its weights in the cache; in a model the other layers' weights have taken their
-place. So the last choice between the few best kernels of a task is made here: the model is run with them in turn, each call
-with its own weights, and the time of each call is taken.
+A kernel that is called again and again finds its weights in the cache; in a model the other layers'
+weights have taken their place. So the last choice between the few best kernels of a task is made
+here: the model is run with them in turn, each call with its own weights, and the time of each call
+is taken.
 """
 
 from __future__ import annotations
@@ -25,22 +26,27 @@ from tuna.models.emit import Chosen
 from tuna.models.timing import clock
 
 _PREFIX = "tuna.in_model."
-#: Times that the model is run with each kernel of a task, and seconds after which there are no more than the fewest.
+#: Times that the model is run with each kernel of a task, and seconds after which there are no more
+#: than the fewest.
 _MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
 
 
 def times_ms(
     planned: Planned, kernels: Mapping[str, Sequence[Chosen]], target: Any, inputs: Sequence[Any]
 ) -> dict[str, list[float]]:
-    """Milliseconds of a call of each kernel, by the key of its task: the lower quartile of the calls (`timing.clock`).
+    """Milliseconds of a call of each kernel, by the key of its task: the lower quartile of the
+    calls (`timing.clock`).
 
-    The model is computed on these `inputs`. `kernels` have two or more for each task; other tasks stay as they were planned.
+    The model is computed on these `inputs`. `kernels` have two or more for each task; other tasks
+    stay as they were planned.
     """
     tasks = {name: task for name, task in planned.functions.items() if task.key in kernels}
     calls = {name: _Calls(task, kernels[task.key], target) for name, task in tasks.items()}
     for name, call in calls.items():
         tvm_ffi.register_global_func(_PREFIX + name, call, override=True)
-    machine = relax.VirtualMachine(executable(_with_calls(planned.module, set(tasks)), target), tvm.cpu())
+    machine = relax.VirtualMachine(
+        executable(_with_calls(planned.module, set(tasks)), target), tvm.cpu()
+    )
     given = [tvm.runtime.tensor(array) for array in inputs]
     order, started = np.random.default_rng(0), time.perf_counter()
     most = max(len(found) for found in kernels.values())
@@ -57,7 +63,10 @@ def times_ms(
     found: dict[str, list[list[float]]] = defaultdict(list)
     for name, task in tasks.items():
         found[task.key].append([_lower(times) for times in calls[name].spent_ms])
-    return {key: [statistics.fmean(column) for column in zip(*rows, strict=True)] for key, rows in found.items()}
+    return {
+        key: [statistics.fmean(column) for column in zip(*rows, strict=True)]
+        for key, rows in found.items()
+    }
 
 
 class _Calls:
@@ -66,7 +75,9 @@ class _Calls:
     def __init__(self, task: TaskConfig, kernels: Sequence[Chosen], target: Any) -> None:
         self._functions = [_compiled(kernel.function, target) for kernel in kernels]
         self._clock = clock(from_target(target).cores)
-        self._packed = [kernel.pack(_random_weights(task)) if kernel.pack else None for kernel in kernels]
+        self._packed = [
+            kernel.pack(_random_weights(task)) if kernel.pack else None for kernel in kernels
+        ]
         self._weights: dict[tuple[int, int], Any] = {}
         self._turns = list(range(len(kernels)))
         self._now = 0
@@ -89,7 +100,8 @@ class _Calls:
             self.spent_ms[self._now].append(1e3 * (self._clock() - started))
 
     def _own(self, weights: Any) -> Any:
-        """Weights of this call and kernel alone, as the model would have them; any other second argument as it is."""
+        """Weights of this call and kernel alone, as the model would have them; any other second
+        argument as it is."""
         if self._packed[self._now] is None:
             return weights
         place = self._now, int(np.from_dlpack(weights).ctypes.data)
@@ -117,7 +129,9 @@ def _with_calls(module: tvm.IRModule, names: set[str]) -> tvm.IRModule:
     blocks = [_replaced(block, names) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)
     changed = relax.Function(main.params, body, main.ret_ty, is_pure=False, attrs=main.attrs)
-    kept = {var: func for var, func in module.functions.items() if var.name_hint not in {*names, "main"}}
+    kept = {
+        var: func for var, func in module.functions.items() if var.name_hint not in {*names, "main"}
+    }
     return tvm.IRModule({**kept, module.get_global_var("main"): changed})
 
 
@@ -126,7 +140,9 @@ def _replaced(block: Any, names: set[str]) -> Any:
     for binding in block.bindings:
         value = binding.value
         if _called(value) in names:
-            call = relax.op.call_dps_packed(_PREFIX + _called(value), value.args[1], value.ty_args[0])
+            call = relax.op.call_dps_packed(
+                _PREFIX + _called(value), value.args[1], value.ty_args[0]
+            )
             binding = relax.VarBinding(binding.var, relax.BlockBuilder().normalize(call))
         bindings.append(binding)
     return type(block)(bindings)

@@ -1,7 +1,9 @@
-"""Values for the inputs of a model: those of a file, else drawn at random from what the model can take. Imports TVM.
+"""Values for the inputs of a model: those of a file, else drawn at random from what the model can
+take. Imports TVM.
 
-A token id is drawn below the size of the embedding that it indexes, a length up to what it is compared with, other integers and
-truth values are masks. An input is a mapping as in a manifest (`manifest.Tensor`).
+A token id is drawn below the size of the embedding that it indexes, a length up to what it is
+compared with, other integers and truth values are masks. An input is a mapping as in a manifest
+(`manifest.Tensor`).
 """
 
 from __future__ import annotations
@@ -17,31 +19,66 @@ from tvm import relax
 from tuna.errors import BadInput
 from tuna.models.graph import Node, constant_of, extents
 
-#: Operators of Relax whose value has the values of their first argument, or of all in a tuple, in other places or another type.
+#: Operators of Relax whose value has the values of their first argument, or of all in a tuple, in
+#: other places or another type.
 _KEEPING = {
-    *("astype", "reshape", "expand_dims", "squeeze", "permute_dims", "flatten", "broadcast_to", "strided_slice"),
-    *("dynamic_strided_slice", "concat", "stack", "split", "tile", "repeat", "flip", "take", "ewise_fma_identity"),
+    *(
+        "astype",
+        "reshape",
+        "expand_dims",
+        "squeeze",
+        "permute_dims",
+        "flatten",
+        "broadcast_to",
+        "strided_slice",
+    ),
+    *(
+        "dynamic_strided_slice",
+        "concat",
+        "stack",
+        "split",
+        "tile",
+        "repeat",
+        "flip",
+        "take",
+        "ewise_fma_identity",
+    ),
 }
 #: The place of the indices among the arguments of an operator.
-_INDEXING = {"take": 1, "gather_elements": 1, "gather_nd": 1, "scatter_elements": 1, "scatter_nd": 1, "one_hot": 0}
+_INDEXING = {
+    "take": 1,
+    "gather_elements": 1,
+    "gather_nd": 1,
+    "scatter_elements": 1,
+    "scatter_nd": 1,
+    "one_hot": 0,
+}
 _ORDERING = {"less", "less_equal", "greater", "greater_equal"}
 
 #: Smallest and largest value of an input.
 Bounds = tuple[int, int]
-#: What an input is moved by on its way to a place: the smallest and largest number that was added, by index of the input.
+#: What an input is moved by on its way to a place: the smallest and largest number that was added,
+#: by index of the input.
 _Moved = dict[int, Bounds]
 
 
 def values(inputs: Sequence[Mapping[str, Any]], seed: int, recorded: str = "") -> dict[str, Any]:
-    """An array for each input by name, in order: those of the npz file `recorded`, else drawn. Raises BadInput."""
+    """An array for each input by name, in order: those of the npz file `recorded`, else drawn.
+    Raises BadInput."""
     if recorded:
         return read(inputs, Path(recorded))
     generator = np.random.default_rng(seed)
-    return {one["name"]: draw(one["dtype"], one["shape"], one.get("bounds"), generator) for one in inputs}
+    return {
+        one["name"]: draw(one["dtype"], one["shape"], one.get("bounds"), generator)
+        for one in inputs
+    }
 
 
-def draw(dtype: str, shape: Sequence[int], bounds: Sequence[int] | None, generator: np.random.Generator) -> Any:
-    """Random values: normal ones, integers within the bounds; without bounds masks, each row of which begins with a one.
+def draw(
+    dtype: str, shape: Sequence[int], bounds: Sequence[int] | None, generator: np.random.Generator
+) -> Any:
+    """Random values: normal ones, integers within the bounds; without bounds masks, each row of
+    which begins with a one.
 
     Integers of eight bits are quantised values, and take all that their type has.
     """
@@ -52,21 +89,27 @@ def draw(dtype: str, shape: Sequence[int], bounds: Sequence[int] | None, generat
     if bounds is None and kind.kind in "iu" and kind.itemsize == 1:
         bounds = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     if bounds is not None:
-        return generator.integers(bounds[0], bounds[1], shape, endpoint=True).astype(kind, copy=False)
+        return generator.integers(bounds[0], bounds[1], shape, endpoint=True).astype(
+            kind, copy=False
+        )
     mask = generator.integers(0, 2, shape, dtype=np.uint8)
-    mask[(..., slice(0, 1)) if shape else ()] = 1  # a row of nothing but zeros makes many models divide by zero
+    # a row of nothing but zeros makes many models divide by zero
+    mask[(..., slice(0, 1)) if shape else ()] = 1
     return mask.astype(kind, copy=False)
 
 
 def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """The arrays of a file of `numpy.savez`, one for each input by name; nothing in it is executed. Raises BadInput."""
+    """The arrays of a file of `numpy.savez`, one for each input by name; nothing in it is executed.
+    Raises BadInput."""
     found = {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for one in inputs:
                 name, shape, kind = one["name"], tuple(one["shape"]), np.dtype(one["dtype"])
                 if name not in arrays or arrays[name].shape != shape or arrays[name].dtype != kind:
-                    raise BadInput(f"{path.name} has no array {name} of shape {shape} and type {kind}.")
+                    raise BadInput(
+                        f"{path.name} has no array {name} of shape {shape} and type {kind}."
+                    )
                 found[name] = np.ascontiguousarray(arrays[name])
     except BadInput:
         raise
@@ -76,7 +119,8 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def of(module: Any) -> list[dict[str, Any]]:
-    """The inputs of an imported module, with the bounds of those that indices or lengths are made of."""
+    """The inputs of an imported module, with the bounds of those that indices or lengths are made
+    of."""
     found = _Followed(module["main"])
     return [
         {
@@ -90,10 +134,13 @@ def of(module: Any) -> list[dict[str, Any]]:
 
 
 class _Followed:
-    """The ways of a function's parameters through operators that keep their values, to where they are indices or lengths."""
+    """The ways of a function's parameters through operators that keep their values, to where they
+    are indices or lengths."""
 
     def __init__(self, function: Any) -> None:
-        self._moved: dict[Any, _Moved] = {param: {number: (0, 0)} for number, param in enumerate(function.params)}
+        self._moved: dict[Any, _Moved] = {
+            param: {number: (0, 0)} for number, param in enumerate(function.params)
+        }
         self._known: dict[Any, Bounds] = {}
         self._indices: dict[int, list[Bounds]] = defaultdict(list)
         self._lengths: dict[int, list[Bounds]] = defaultdict(list)
@@ -102,7 +149,8 @@ class _Followed:
                 self._follow(Node(binding.var, binding.value))
 
     def bounds(self, number: int) -> Bounds | None:
-        """The values that are right in all places; of indices before lengths, which nothing breaks."""
+        """The values that are right in all places; of indices before lengths, which nothing
+        breaks."""
         for places in (self._indices[number], self._lengths[number]):
             if places:
                 low = max(low for low, _ in places)
@@ -131,7 +179,8 @@ class _Followed:
             self._known[node.var] = 0, shape[0] - 1
 
     def _keep(self, var: Any, sources: Sequence[Any]) -> None:
-        """Of two ways of one input the shorter counts: an index that may be negative is `where(i < 0, i + size, i)`."""
+        """Of two ways of one input the shorter counts: an index that may be negative is `where(i <
+        0, i + size, i)`."""
         for source in sources:
             for number, moved in self._of(source).items():
                 there = self._moved.setdefault(var, {})
@@ -145,7 +194,8 @@ class _Followed:
             if (limits := self._numbers(other)) is not None:
                 low, high = sorted(sign * limit for limit in limits)
                 self._moved[node.var] = {
-                    number: (moved[0] + low, moved[1] + high) for number, moved in self._of(one).items()
+                    number: (moved[0] + low, moved[1] + high)
+                    for number, moved in self._of(one).items()
                 }
 
     def _of(self, expression: Any) -> _Moved:
@@ -157,11 +207,17 @@ class _Followed:
         return found
 
     def _numbers(self, expression: Any) -> Bounds | None:
-        """The smallest and largest of known whole numbers; None for what is not known, and for others."""
+        """The smallest and largest of known whole numbers; None for what is not known, and for
+        others."""
         if isinstance(expression, relax.Var):
             return self._known.get(expression)
         constant = constant_of(expression)
-        if constant is None or not constant.size or constant.dtype.kind not in "iuf" or not np.isfinite(constant).all():
+        if (
+            constant is None
+            or not constant.size
+            or constant.dtype.kind not in "iuf"
+            or not np.isfinite(constant).all()
+        ):
             return None
         return int(constant.min()), int(constant.max())
 

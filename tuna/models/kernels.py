@@ -39,13 +39,17 @@ class Record:
 class Kernels:
     """Gives each task the best kernel that is known, and remembers of what class it was."""
 
-    def __init__(self, target: Any, records: Mapping[str, Record], *, winograd: bool = True) -> None:
-        """`records` are the winners by the keys of their tasks; without `winograd` only direct sums are predicted."""
+    def __init__(
+        self, target: Any, records: Mapping[str, Record], *, winograd: bool = True
+    ) -> None:
+        """`records` are the winners by the keys of their tasks; without `winograd` only direct sums
+        are predicted."""
         self._target, self._records, self._winograd = target, records, winograd
         self._found: dict[str, Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: by task key
         self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
-        self.plain: dict[str, Any] = {}  #: functions of tasks without a core as they were imported, by task key
+        #: functions of tasks without a core as they were imported, by task key
+        self.plain: dict[str, Any] = {}
 
     def __call__(self, task: TaskConfig) -> Chosen | None:
         """The kernel; None where no family has one."""
@@ -54,7 +58,8 @@ class Kernels:
         return self._found[task.key]
 
     def function(self, task: TaskConfig, function: Any) -> Any:
-        """The function of a task without a core, with the schedule of its record, else by rule where there is one."""
+        """The function of a task without a core, with the schedule of its record, else by rule
+        where there is one."""
         self.plain[task.key] = function
         record, found = self._records.get(task.key), None
         if record is not None:
@@ -82,8 +87,12 @@ class Kernels:
         """What `apply` makes of a record, None where it cannot be applied."""
         try:
             return apply()
-        except Exception as error:  # a record of another version of TVM or of the kernels fails in many ways
-            self.refused[task.key] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+        except (
+            Exception
+        ) as error:  # a record of another version of TVM or of the kernels fails in many ways
+            self.refused[task.key] = (
+                f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+            )
             return None
 
 
@@ -112,14 +121,17 @@ def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
 
 
 def _replayed(module: tvm.IRModule, record: Record) -> Schedule:
-    found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
+    found = ms.database.TuningRecord.from_json(
+        json.loads(record.params), ms.database.Workload(module)
+    )
     schedule = Schedule(module)
     found.trace.apply_to_schedule(schedule, remove_postproc=False)
     return schedule
 
 
 def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None:
-    """The point of another task's record in the space of this one; None where the space does not have it."""
+    """The point of another task's record in the space of this one; None where the space does not
+    have it."""
     here = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
     index = None if here is None else here.index_of(readable(record.params))
     return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
@@ -128,7 +140,11 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 def _chosen(problem: problems.Problem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
         packed = problem.layer.mode is Mode.NATIVE
-        return Chosen(module["main"], partial(problem.family.pack_weights, problem.layer) if packed else None, None)
+        return Chosen(
+            module["main"],
+            partial(problem.family.pack_weights, problem.layer) if packed else None,
+            None,
+        )
     sizes = problem.layer.shape
 
     def pack(weights: Any) -> Any:

@@ -1,4 +1,5 @@
-"""An imported model as data: its file, its inputs, and its tasks with their counts. Imports no TVM."""
+"""An imported model as data: its file, its inputs, and its tasks with their counts. Imports no
+TVM."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Class(str, enum.Enum):
     __str__ = str.__str__
 
 
-#: Fields that came later: left out where they are empty, so that an import keeps the version that it had.
+#: Fields that came later: left out where they are empty, so that an import keeps the version that
+#: it had.
 _LATER = {"bounds", "parameter", "data"}
 
 
@@ -82,7 +84,9 @@ class Manifest(_Data):
 
     def to_bytes(self) -> bytes:
         """The JSON form."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")
+        ).encode()
 
     @property
     def digest(self) -> str:
@@ -95,9 +99,13 @@ class Manifest(_Data):
         try:
             found = cls.model_validate_json(data)
         except ValueError as error:
-            raise BadInput(f"The model cannot be read: {str(error).splitlines()[0]}", hint="import it again") from None
+            raise BadInput(
+                f"The model cannot be read: {str(error).splitlines()[0]}", hint="import it again"
+            ) from None
         if found.version != VERSION:
-            raise BadInput("The model was imported by another version of Tuna.", hint="import it again")
+            raise BadInput(
+                "The model was imported by another version of Tuna.", hint="import it again"
+            )
         return found
 
     @property

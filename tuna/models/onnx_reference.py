@@ -1,4 +1,5 @@
-"""The right answer of an ONNX model: ONNX's reference evaluator, with operators of our own where it is wrong or slow. Imports onnx.
+"""The right answer of an ONNX model: ONNX's reference evaluator, with operators of our own where it
+is wrong or slow. Imports onnx.
 
 Each is written down from the operator's definition, in NumPy alone, and knows nothing of TVM.
 """
@@ -27,11 +28,21 @@ def run(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
 
 
 class BatchNormalization(OpRun):
-    """As in inference: that of ONNX's reference takes the statistics of the batch for models below opset 14."""
+    """As in inference: that of ONNX's reference takes the statistics of the batch for models below
+    opset 14."""
 
     op_domain = ""
 
-    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: Any = None, **_training: Any) -> Any:
+    def _run(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        mean: Any,
+        var: Any,
+        epsilon: Any = None,
+        **_training: Any,
+    ) -> Any:
         ones = (1,) * (x.ndim - 2)
         scale, bias, mean, var = (part.reshape(-1, *ones) for part in (scale, bias, mean, var))
         return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
@@ -42,8 +53,12 @@ class DequantizeLinear(OpRun):
 
     op_domain = ""
 
-    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any) -> Any:
-        centered = x.astype(np.float32) - (0 if zero is None else _along(zero.astype(np.float32), x, axis))
+    def _run(
+        self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any
+    ) -> Any:
+        centered = x.astype(np.float32) - (
+            0 if zero is None else _along(zero.astype(np.float32), x, axis)
+        )
         return (centered * _along(scale, x, axis),)
 
 
@@ -52,7 +67,9 @@ class QuantizeLinear(OpRun):
 
     op_domain = ""
 
-    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any) -> Any:
+    def _run(
+        self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any
+    ) -> Any:
         zero = np.zeros((), np.uint8) if zero is None else zero
         found = np.rint(x / _along(scale, x, axis)) + _along(zero.astype(np.float32), x, axis)
         limits = np.iinfo(zero.dtype)
@@ -115,7 +132,9 @@ class ConvTranspose(OpRun):
             )
             part = weights[(..., *tap)].swapaxes(1, 2) @ given
             found[(..., *window)] += part.reshape(batch, groups, per_out, *sizes)
-        inside = tuple(slice(begin, begin + extent) for begin, extent in zip(begins, extents, strict=True))
+        inside = tuple(
+            slice(begin, begin + extent) for begin, extent in zip(begins, extents, strict=True)
+        )
         answer = found.reshape(batch, groups * per_out, *whole)[(..., *inside)]
         return ((answer if b is None else answer + b.reshape(-1, *(1,) * axes)).astype(x.dtype),)
 
@@ -128,24 +147,32 @@ def _cut(
     pads: Sequence[int] | None,
     output_shape: Sequence[int] | None,
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Where the answer of a transposed convolution begins in all that it computes, and its extents."""
+    """Where the answer of a transposed convolution begins in all that it computes, and its
+    extents."""
     same = (auto_pad or "").startswith("SAME")
     if output_shape is None and not same:
         ahead, behind = np.array(pads or [0] * 2 * len(whole)).reshape(2, -1)
         return list(ahead), list(np.array(whole) - ahead - behind)
     wanted = output_shape or [size * stride for size, stride in zip(sizes, strides, strict=True)]
     cut = [extent - answer for extent, answer in zip(whole, wanted, strict=True)]
-    return [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in cut], list(wanted)
+    return [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in cut], list(
+        wanted
+    )
 
 
 class MaxPool(op_max_pool.MaxPool):
-    """With explicit padding: ONNX's reference goes over the values in Python, which takes most of the check of a ResNet."""
+    """With explicit padding: ONNX's reference goes over the values in Python, which takes most of
+    the check of a ResNet."""
 
     op_domain = ""
 
     def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
         alone = len(self.output) == 1 and x.dtype.kind == "f"
-        if not alone or attributes.get("ceil_mode") or attributes.get("auto_pad") not in (None, "NOTSET"):
+        if (
+            not alone
+            or attributes.get("ceil_mode")
+            or attributes.get("auto_pad") not in (None, "NOTSET")
+        ):
             return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
         found = None
         for window in _windows(x, attributes):
@@ -160,14 +187,19 @@ def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:
     strides, dilations = attributes.get("strides") or ones, attributes.get("dilations") or ones
     ahead, behind = np.array(attributes.get("pads") or [0] * 2 * len(taps)).reshape(2, -1)
     x = np.pad(x, [(0, 0), (0, 0), *zip(ahead, behind, strict=True)], constant_values=-np.inf)
-    reach = [size - (tap - 1) * dilation for size, tap, dilation in zip(x.shape[2:], taps, dilations, strict=True)]
+    reach = [
+        size - (tap - 1) * dilation
+        for size, tap, dilation in zip(x.shape[2:], taps, dilations, strict=True)
+    ]
     for tap in itertools.product(*map(range, taps)):
         yield x[
             (
                 ...,
                 *(
                     slice(at * dilation, at * dilation + length, stride)
-                    for at, dilation, length, stride in zip(tap, dilations, reach, strides, strict=True)
+                    for at, dilation, length, stride in zip(
+                        tap, dilations, reach, strides, strict=True
+                    )
                 ),
             )
         ]

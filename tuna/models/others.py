@@ -1,6 +1,8 @@
-"""The runtimes that a built model is timed beside, on as many threads: onnxruntime, and PyTorch with the same layers.
+"""The runtimes that a built model is timed beside, on as many threads: onnxruntime, and PyTorch
+with the same layers.
 
-None is needed. PyTorch has no reader of ONNX files, so the operators of convolutional networks are written down here.
+None is needed. PyTorch has no reader of ONNX files, so the operators of convolutional networks are
+written down here.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ def onnxruntime(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
 
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     given = dict(zip((value.name for value in session.get_inputs()), inputs, strict=True))
     return [lambda: list(session.run(None, given))]
 
 
 def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
-    """Eager, with channels last, and frozen for oneDNN; raises Absent for a model with another operator than those here."""
+    """Eager, with channels last, and frozen for oneDNN; raises Absent for a model with another
+    operator than those here."""
     _require("torch")
     import torch
 
@@ -51,10 +56,17 @@ def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
         frozen = jit.optimize_for_inference(jit.freeze(jit.trace(make(), given).eval()))
         for _ in range(3):  # which compiles it
             frozen(*given)
-    return [_without_gradients(eager, given), _without_gradients(last, last_given), _without_gradients(frozen, given)]
+    return [
+        _without_gradients(eager, given),
+        _without_gradients(last, last_given),
+        _without_gradients(frozen, given),
+    ]
 
 
-ALL: Mapping[str, Callable[[Any, Sequence[Any], int], list[Run]]] = {"onnxruntime": onnxruntime, "pytorch": pytorch}
+ALL: Mapping[str, Callable[[Any, Sequence[Any], int], list[Run]]] = {
+    "onnxruntime": onnxruntime,
+    "pytorch": pytorch,
+}
 
 
 def _require(name: str) -> None:
@@ -74,7 +86,10 @@ def _without_gradients(module: Any, given: Sequence[Any]) -> Run:
     def run() -> list[Any]:
         with torch.inference_mode():
             found = module(*given)
-        return [value.contiguous().numpy() for value in (found if isinstance(found, tuple) else (found,))]
+        return [
+            value.contiguous().numpy()
+            for value in (found if isinstance(found, tuple) else (found,))
+        ]
 
     return run
 
@@ -86,11 +101,14 @@ class _Network:
         from onnx import helper, numpy_helper
 
         graph = model.graph
-        self._weights = {value.name: np.array(numpy_helper.to_array(value)) for value in graph.initializer}
+        self._weights = {
+            value.name: np.array(numpy_helper.to_array(value)) for value in graph.initializer
+        }
         self._inputs = [value.name for value in graph.input if value.name not in self._weights]
         self._outputs = [value.name for value in graph.output]
         self._nodes = [
-            (node, {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}) for node in graph.node
+            (node, {entry.name: helper.get_attribute_value(entry) for entry in node.attribute})
+            for node in graph.node
         ]
         unknown = sorted({node.op_type for node in graph.node} - set(_LAYERS))
         if unknown:
@@ -100,7 +118,10 @@ class _Network:
         """A new module, ready for inference."""
         import torch
 
-        steps = [(node, _LAYERS[node.op_type](node, attributes, self._weights)) for node, attributes in self._nodes]
+        steps = [
+            (node, _LAYERS[node.op_type](node, attributes, self._weights))
+            for node, attributes in self._nodes
+        ]
         inputs, outputs = self._inputs, self._outputs
         constants = {name: torch.from_numpy(array) for name, array in self._weights.items()}
 
@@ -108,11 +129,15 @@ class _Network:
             values = dict(zip(inputs, given, strict=True))
             for node, layer in steps:
                 names = node.input[:1] if isinstance(layer, torch.nn.Module) else node.input
-                values[node.output[0]] = layer(*(values.get(n, constants.get(n)) for n in names if n))
+                values[node.output[0]] = layer(
+                    *(values.get(n, constants.get(n)) for n in names if n)
+                )
             found = tuple(values[name] for name in outputs)
             return found if len(found) > 1 else found[0]
 
-        found = torch.nn.ModuleList(layer for _, layer in steps if isinstance(layer, torch.nn.Module))
+        found = torch.nn.ModuleList(
+            layer for _, layer in steps if isinstance(layer, torch.nn.Module)
+        )
         found.forward = forward
         return found.eval()
 
@@ -156,7 +181,9 @@ def _dense(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any])
     kernel = weights[node.input[1]] if attributes.get("transB") else weights[node.input[1]].T
     layer = torch.nn.Linear(kernel.shape[1], kernel.shape[0], bias=len(node.input) > 2)
     _set(
-        layer, weight=np.ascontiguousarray(kernel), **({"bias": weights[node.input[2]]} if len(node.input) > 2 else {})
+        layer,
+        weight=np.ascontiguousarray(kernel),
+        **({"bias": weights[node.input[2]]} if len(node.input) > 2 else {}),
     )
     return layer
 
@@ -168,7 +195,9 @@ def _pool(_node: Any, attributes: Mapping[str, Any], _weights: Mapping[str, Any]
     if (top, left) != (bottom, right):
         raise Absent("it has pools that are padded on one side")
     return torch.nn.MaxPool2d(
-        tuple(attributes["kernel_shape"]), tuple(attributes.get("strides", (1, 1))), padding=(top, left)
+        tuple(attributes["kernel_shape"]),
+        tuple(attributes.get("strides", (1, 1))),
+        padding=(top, left),
     )
 
 
@@ -205,7 +234,9 @@ def _module(name: str, *args: Any) -> Callable[..., Any]:
 def _set(layer: Any, **values: Any) -> None:
     import torch
 
-    layer.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in values.items()}, strict=False)
+    layer.load_state_dict(
+        {name: torch.from_numpy(np.array(value)) for name, value in values.items()}, strict=False
+    )
 
 
 _LAYERS: Mapping[str, Callable[..., Any]] = {

@@ -1,4 +1,5 @@
-"""Calls the child process that has TVM: `child` says what it answers. Nothing of TVM or ONNX is imported here."""
+"""Calls the child process that has TVM: `child` says what it answers. Nothing of TVM or ONNX is
+imported here."""
 
 from __future__ import annotations
 
@@ -33,13 +34,16 @@ class ModelProcess:
         readable: Sequence[Path] = (),
         cpus: Sequence[int] | None = None,
     ) -> None:
-        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores, or as there are `cpus`.
+        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores,
+        or as there are `cpus`.
 
-        `model` is the name by which the user knows what is read. `writable` are the folders in which it works, `readable` the
-        files of others that it needs.
+        `model` is the name by which the user knows what is read. `writable` are the folders in
+        which it works, `readable` the files of others that it needs.
         """
         if importlib.util.find_spec("onnx") is None:
-            raise LibraryMissing("ONNX models need the package onnx.", hint=install_extra("tvm", "onnx"))
+            raise LibraryMissing(
+                "ONNX models need the package onnx.", hint=install_extra("tvm", "onnx")
+            )
         self._model = model
         self.threads = len(cpus) if cpus else int(json.loads(target).get("num-cores", 1))
         names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -53,12 +57,17 @@ class ModelProcess:
         try:
             answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
         except ChildFailed as error:
-            reason = str(error).splitlines()[0][:300].rstrip(".")  # after it TVM writes where it happened
+            # after it TVM writes where it happened
+            reason = str(error).splitlines()[0][:300].rstrip(".")
             cause = RuntimeError(error.traceback)
-            raise BadInput(f"The model {self._model} cannot be processed: {reason}.", hint=_HINT) from cause
+            raise BadInput(
+                f"The model {self._model} cannot be processed: {reason}.", hint=_HINT
+            ) from cause
         except (ChildCrashed, ChildTimeout) as error:
             cause = RuntimeError(error.tail)
-            raise BadInput(f"The process that compiles {self._model} ended: {error}.", hint=_HINT) from cause
+            raise BadInput(
+                f"The process that compiles {self._model} ended: {error}.", hint=_HINT
+            ) from cause
         return accepted(answer)
 
     def close(self) -> None:
@@ -70,6 +79,9 @@ class ModelProcess:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

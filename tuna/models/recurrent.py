@@ -1,7 +1,8 @@
 """Recurrent layers of ONNX, LSTM, GRU and RNN, as Relax. Imports TVM.
 
-The part of the inputs in the gates of all steps is one product of matrices, a task with a kernel like any other. The steps are
-one function for the whole sequence, so that a thousand of them take no longer to compile than one:
+The part of the inputs in the gates of all steps is one product of matrices, a task with a kernel
+like any other. The steps are one function for the whole sequence, so that a thousand of them take
+no longer to compile than one:
 
     for step, for row of the batch
         gates = part of the inputs + state * weights        columns in registers, in vectors
@@ -25,7 +26,8 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 from tuna.models.graph import constant_of, extents
 
 _LANES = 16
-#: Operators with the number of their gates, and the functions of gates and state that they have by default.
+#: Operators with the number of their gates, and the functions of gates and state that they have by
+#: default.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -70,7 +72,9 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     x, *others = [*inputs, *[None] * 8][:8]
     weights, recurrent, bias, ends = (
         _constant(value, what)
-        for value, what in zip(others, ("weights", "weights", "bias", "lengths of sequences"), strict=False)
+        for value, what in zip(
+            others, ("weights", "weights", "bias", "lengths of sequences"), strict=False
+        )
     )
     states = [others[4], others[5]] if kind == "LSTM" else [others[4]]
     peepholes = _constant(others[6], "peepholes")
@@ -93,30 +97,47 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
             reverse=backwards or number == 1,
             functions=functions,
             reset_after=bool(attributes.get("linear_before_reset", 0)),
-            ends=None if ends is None or np.all(ends == shape[0]) else tuple(int(end) for end in ends),
+            ends=None
+            if ends is None or np.all(ends == shape[0])
+            else tuple(int(end) for end in ends),
         )
         own = [_state(builder, value, number, steps) for value in states]
-        parts = [None if part is None else part[number] for part in (weights, recurrent, bias, peepholes)]
+        parts = [
+            None if part is None else part[number] for part in (weights, recurrent, bias, peepholes)
+        ]
         answers.append(_direction(builder, steps, x, own, *parts))
     whole = [_together(builder, parts) for parts in zip(*answers, strict=True)]
     if by_batch:
         orders = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
-        whole = [_turned(builder, value, order) for value, order in zip(whole, orders, strict=False)]
+        whole = [
+            _turned(builder, value, order) for value, order in zip(whole, orders, strict=False)
+        ]
     return relax.Tuple(whole)
 
 
 def _direction(
-    builder: Any, steps: _Steps, x: Any, states: list[Any], weights: Any, recurrent: Any, bias: Any, peepholes: Any
+    builder: Any,
+    steps: _Steps,
+    x: Any,
+    states: list[Any],
+    weights: Any,
+    recurrent: Any,
+    bias: Any,
+    peepholes: Any,
 ) -> list[Any]:
     """All answers of one direction and its last states, with an axis for the directions."""
     gates = _GATES[steps.kind]
-    of_input, of_state = np.zeros((2, gates * steps.units), np.float32) if bias is None else np.split(bias, 2)
+    of_input, of_state = (
+        np.zeros((2, gates * steps.units), np.float32) if bias is None else np.split(bias, 2)
+    )
     added, kept = of_input + of_state, np.zeros_like(of_state)
     if steps.reset_after:  # what belongs to the product with the state is reset as well
         kept[-steps.units :] = of_state[-steps.units :]
         added = added - kept
     found = relax.op.matmul(x, relax.const(np.ascontiguousarray(steps.filled(weights.T))))
-    found = builder.normalize(relax.op.add(builder.normalize(found), relax.const(steps.filled(added))))
+    found = builder.normalize(
+        relax.op.add(builder.normalize(found), relax.const(steps.filled(added)))
+    )
     packed = steps.filled(recurrent.T).reshape(steps.units, -1, steps.columns).swapaxes(0, 1)
     given = [found, relax.const(np.ascontiguousarray(packed)), *states]
     if steps.reset_after:
@@ -142,7 +163,9 @@ def _program(steps: _Steps, peepholes: bool, *tensors: Any) -> Any:
     states = 2 if steps.kind == "LSTM" else 1
     state = (steps.batch, steps.wide)
     shapes = [(steps.length, *state), *[state] * states]
-    outputs = [tirx.decl_buffer(shape, "float32", f"out{number}") for number, shape in enumerate(shapes)]
+    outputs = [
+        tirx.decl_buffer(shape, "float32", f"out{number}") for number, shape in enumerate(shapes)
+    ]
 
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
         with IRBuilder() as ib:
@@ -150,14 +173,21 @@ def _program(steps: _Steps, peepholes: bool, *tensors: Any) -> Any:
         return ib.get()
 
     return te.extern(
-        shapes, list(tensors), body, dtype=["float32"] * len(shapes), out_buffers=outputs, name=steps.kind.lower()
+        shapes,
+        list(tensors),
+        body,
+        dtype=["float32"] * len(shapes),
+        out_buffers=outputs,
+        name=steps.kind.lower(),
     )
 
 
 class _Body:
     """The statements of the steps, written in the order in which they run."""
 
-    def __init__(self, steps: _Steps, ins: Sequence[Any], outs: Sequence[Any], peepholes: bool) -> None:
+    def __init__(
+        self, steps: _Steps, ins: Sequence[Any], outs: Sequence[Any], peepholes: bool
+    ) -> None:
         self._steps = steps
         self._given, self._weights, *others = ins
         self._answers, *self._states = outs
@@ -202,7 +232,11 @@ class _Body:
         else:
             self._product(range(2), given, lambda unit: state[row, unit])
             function = _FUNCTIONS[steps.functions[0]]
-            self._each(lambda j: T.buffer_store(self._reset, function(self._gate(1, j)) * state[row, j], [j]))
+            self._each(
+                lambda j: T.buffer_store(
+                    self._reset, function(self._gate(1, j)) * state[row, j], [j]
+                )
+            )
             self._product([2], given, lambda unit: self._reset[unit])
         {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[steps.kind](row, at)
 
@@ -211,7 +245,11 @@ class _Body:
         state, cell = self._states
 
         def peep(number: int, j: Any, value: Any) -> Any:
-            return value if self._peepholes is None else value + self._peepholes[number, j] * cell[row, j]
+            return (
+                value
+                if self._peepholes is None
+                else value + self._peepholes[number, j] * cell[row, j]
+            )
 
         def unit(j: Any) -> None:
             into, keep = f(peep(0, j, self._gate(0, j))), f(peep(2, j, self._gate(2, j)))
@@ -231,7 +269,9 @@ class _Body:
                 found = self._given[at, row, 2 * wide + j] + f(self._gate(1, j)) * found
             T.buffer_store(self._reset, f(self._gate(0, j)), [j])
             old = self._reset[j]
-            T.buffer_store(state, (tirx.const(1.0, "float32") - old) * g(found) + old * state[row, j], [row, j])
+            T.buffer_store(
+                state, (tirx.const(1.0, "float32") - old) * g(found) + old * state[row, j], [row, j]
+            )
             T.buffer_store(self._answers, state[row, j], [at, row, j])
 
         self._each(unit)
@@ -248,7 +288,9 @@ class _Body:
     def _gate(self, number: int, unit: Any) -> Any:
         return self._gates[number * self._steps.wide + unit]
 
-    def _product(self, gates: Sequence[int], first: Callable[[Any], Any], state: Callable[[Any], Any]) -> None:
+    def _product(
+        self, gates: Sequence[int], first: Callable[[Any], Any], state: Callable[[Any], Any]
+    ) -> None:
         """Of gates side by side: what there is `first` and the state times the weights."""
         columns, blocks = self._steps.columns, self._steps.wide // self._steps.columns
         with T.serial(gates[0] * blocks, (gates[-1] + 1) * blocks) as block:
@@ -256,10 +298,14 @@ class _Body:
             with T.serial(0, self._steps.units) as unit:
                 self._columns(
                     lambda at: T.buffer_store(
-                        self._sums, self._sums[at] + state(unit) * self._weights[block, unit, at], [at]
+                        self._sums,
+                        self._sums[at] + state(unit) * self._weights[block, unit, at],
+                        [at],
                     )
                 )
-            self._columns(lambda at: T.buffer_store(self._gates, self._sums[at], [block * columns + at]))
+            self._columns(
+                lambda at: T.buffer_store(self._gates, self._sums[at], [block * columns + at])
+            )
 
     def _columns(self, write: Callable[[Any], None]) -> None:
         with T.unroll(0, self._steps.columns // _LANES) as part, T.vectorized(0, _LANES) as lane:
@@ -281,7 +327,9 @@ def _functions(kind: str, directions: int, attributes: Mapping[str, Any]) -> lis
     if unknown:
         raise ValueError(f"the activation {', '.join(unknown)} is not supported")
     count = len(_DEFAULTS[kind])
-    return [tuple(named[number * count :][:count]) or _DEFAULTS[kind] for number in range(directions)]
+    return [
+        tuple(named[number * count :][:count]) or _DEFAULTS[kind] for number in range(directions)
+    ]
 
 
 def _constant(value: Any, what: str) -> Any:

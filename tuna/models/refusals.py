@@ -1,4 +1,5 @@
-"""What is refused of a model: in one message, and across from a child process as an answer with `refused`, `hint`, `kind`."""
+"""What is refused of a model: in one message, and across from a child process as an answer with
+`refused`, `hint`, `kind`."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ TOLERANCE = 1e-3
 #: Nodes of an operator that are named, of those that are more.
 _NAMED = 6
 
-_KINDS: Mapping[str, type[TunaError]] = {kind.__name__: kind for kind in (BadInput, NotFound, ServiceError)}
+_KINDS: Mapping[str, type[TunaError]] = {
+    kind.__name__: kind for kind in (BadInput, NotFound, ServiceError)
+}
 
 
 def refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Of a child: a TunaError that the handler raises becomes an answer, for it is no fault of the child's."""
+    """Of a child: a TunaError that the handler raises becomes an answer, for it is no fault of the
+    child's."""
 
     @functools.wraps(handler)
     def answer(**arguments: Any) -> dict[str, Any]:
@@ -30,33 +34,48 @@ def refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, 
 
 
 def obstacles(
-    name: str, operators: Mapping[str, Sequence[str]], open_shapes: Mapping[str, Sequence[int | str]]
+    name: str,
+    operators: Mapping[str, Sequence[str]],
+    open_shapes: Mapping[str, Sequence[int | str]],
 ) -> BadInput | None:
     """All that keeps a model from being imported, in one message; None where nothing does.
 
-    `operators` that nothing here computes, with the names of their nodes; `open_shapes` of inputs, with the names of the extents
-    that are still open, or ? for one without a name.
+    `operators` that nothing here computes, with the names of their nodes; `open_shapes` of inputs,
+    with the names of the extents that are still open, or ? for one without a name.
     """
     parts, hints = [], []
     if operators:
-        listed = ", ".join(f"{operator} ({_nodes(nodes)})" for operator, nodes in sorted(operators.items()))
+        listed = ", ".join(
+            f"{operator} ({_nodes(nodes)})" for operator, nodes in sorted(operators.items())
+        )
         parts.append(f"operators that cannot be imported: {listed}")
     if open_shapes:
         shown = (f"{given}={','.join(map(str, extents))}" for given, extents in open_shapes.items())
         parts.append(
-            f"open extents in the shape of its input{'s' if len(open_shapes) > 1 else ''} {' and '.join(shown)}"
+            "open extents in the shape of its"
+            f" input{'s' if len(open_shapes) > 1 else ''} {' and '.join(shown)}"
         )
         named = dict.fromkeys(
-            extent for extents in open_shapes.values() for extent in extents if isinstance(extent, str)
+            extent
+            for extents in open_shapes.values()
+            for extent in extents
+            if isinstance(extent, str)
         )
         hints += [f"--shape {extent}=N" for extent in named if extent != "?"]
         for given, extents in open_shapes.items():
             if "?" in extents:
-                hints.append(f"--shape {given}={','.join('N' if one == '?' else str(one) for one in extents)}")
+                hints.append(
+                    "--shape"
+                    f" {given}={','.join('N' if one == '?' else str(one) for one in extents)}"
+                )
     if not parts:
         return None
     first = any(isinstance(extents[0], str) for extents in open_shapes.values())
-    hint = f"give them: {' '.join(hints)}{'; --batch N is the first of every input' if first else ''}" if hints else ""
+    hint = (
+        f"give them: {' '.join(hints)}{'; --batch N is the first of every input' if first else ''}"
+        if hints
+        else ""
+    )
     return BadInput(f"{name} has {'; and '.join(parts)}.", hint=hint)
 
 

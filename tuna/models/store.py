@@ -1,4 +1,5 @@
-"""Imported models in SQL: a row of `model` for each import, whose version is the digest of its manifest."""
+"""Imported models in SQL: a row of `model` for each import, whose version is the digest of its
+manifest."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db import configs, networks
-from tuna.db.models import Config, ConfigTag, Job, Kernel, Model, ModelConfig, Solver, SolverApplicability
+from tuna.db.models import (
+    Config,
+    ConfigTag,
+    Job,
+    Kernel,
+    Model,
+    ModelConfig,
+    Solver,
+    SolverApplicability,
+)
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.models.manifest import Manifest
@@ -43,15 +53,21 @@ def tag_of(name: str, version: str) -> str:
     return f"{name}@{version[:SHOWN]}"
 
 
-def save(connection: sa.Connection, name: str, manifest: Manifest, bodies: Mapping[str, bytes]) -> configs.Stored:
-    """Store an import under a name, the tasks as configs with their counts; the same import again changes nothing."""
+def save(
+    connection: sa.Connection, name: str, manifest: Manifest, bodies: Mapping[str, bytes]
+) -> configs.Stored:
+    """Store an import under a name, the tasks as configs with their counts; the same import again
+    changes nothing."""
     if not name.strip() or len(name) > 128 - SHOWN - 1 or "@" in name:
         raise BadInput(f"A model has a name of 1 to {128 - SHOWN - 1} characters without @.")
     data = manifest.to_bytes()
     row = {"digest": manifest.digest, "blob": data, "size_bytes": len(data)}
     upsert(connection, Kernel, [row], key=("digest",))
     kind, _, version = manifest.opset.rpartition(" ")
-    model, framework = networks.Named(name, manifest.digest), networks.Named(kind or _FRAMEWORK, version)
+    model, framework = (
+        networks.Named(name, manifest.digest),
+        networks.Named(kind or _FRAMEWORK, version),
+    )
     networks.add_model(connection, model)
     networks.add_framework(connection, framework)
     tasks = [entry.task for entry in manifest.tasks]
@@ -66,13 +82,17 @@ def save(connection: sa.Connection, name: str, manifest: Manifest, bodies: Mappi
 
 
 def find(connection: sa.Connection, name: str) -> StoredModel:
-    """The latest import under a name, or that of `name@version`; raises NotFound with the names there are."""
+    """The latest import under a name, or that of `name@version`; raises NotFound with the names
+    there are."""
     wanted, _, version = name.partition("@")
     for model in _all(connection):
         if model.name == wanted and model.version.startswith(version):
             return model
     hint = choices(wanted, (model.name for model in _all(connection)), "models")
-    raise NotFound(f"There is no imported model {name!r}.", hint=f"{hint}; add one: `tuna model import NAME FILE`")
+    raise NotFound(
+        f"There is no imported model {name!r}.",
+        hint=f"{hint}; add one: `tuna model import NAME FILE`",
+    )
 
 
 def list_all(connection: sa.Connection) -> list[StoredModel]:
@@ -82,9 +102,13 @@ def list_all(connection: sa.Connection) -> list[StoredModel]:
 
 def _all(connection: sa.Connection) -> list[StoredModel]:
     statement = (
-        sa.select(Model.name, Kernel.blob).join(Kernel, Kernel.digest == Model.version).order_by(Model.id.desc())
+        sa.select(Model.name, Kernel.blob)
+        .join(Kernel, Kernel.digest == Model.version)
+        .order_by(Model.id.desc())
     )
-    return [StoredModel(name, Manifest.from_bytes(blob)) for name, blob in connection.execute(statement)]
+    return [
+        StoredModel(name, Manifest.from_bytes(blob)) for name, blob in connection.execute(statement)
+    ]
 
 
 def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
@@ -102,7 +126,8 @@ def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
 def tunable(
     connection: sa.Connection, model: StoredModel, session_id: int, *, winograd: bool
 ) -> dict[str, tuple[int, set[str], set[str]]]:
-    """The id of each task that solvers can run, those that apply in the session, and those that have a job, by its key."""
+    """The id of each task that solvers can run, those that apply in the session, and those that
+    have a job, by its key."""
     pair = SolverApplicability
     statement = (
         sa.select(Config.key, Config.id, Solver.name, Job.id.label("job"))
@@ -112,7 +137,11 @@ def tunable(
         .join(ConfigTag, sa.and_(ConfigTag.config_id == pair.config_id, ConfigTag.tag == model.tag))
         .outerjoin(
             Job,
-            sa.and_(Job.session_id == session_id, Job.config_id == pair.config_id, Job.solver_id == pair.solver_id),
+            sa.and_(
+                Job.session_id == session_id,
+                Job.config_id == pair.config_id,
+                Job.solver_id == pair.solver_id,
+            ),
         )
         .where(pair.session_id == session_id)
     )

@@ -1,4 +1,5 @@
-"""Checks a built model against ONNX's reference, or PyTorch, and times it in turn with others. Imports TVM's runtime and onnx."""
+"""Checks a built model against ONNX's reference, or PyTorch, and times it in turn with others.
+Imports TVM's runtime and onnx."""
 
 from __future__ import annotations
 
@@ -21,26 +22,34 @@ from tuna.models.torch_importer import TorchModel
 _ROUNDS = 5
 #: A round runs each for about this long.
 _ROUND_S = 0.1
-#: Seconds after a run until the threads of TVM's, OpenMP's and onnxruntime's pools have stopped to spin
-#: on the cores of the next contender, which took up to three times as long beside them.
+#: Seconds after a run until the threads of TVM's, OpenMP's and onnxruntime's pools have stopped to
+#: spin on the cores of the next contender, which took up to three times as long beside them.
 _SPINNING_S = 0.5
 
 
 def clock(threads: int) -> Callable[[], float]:
-    """The clock, in seconds, that says how long a model takes: of this thread's CPU time, of several threads wall time."""
+    """The clock, in seconds, that says how long a model takes: of this thread's CPU time, of
+    several threads wall time."""
     return time.perf_counter if threads > 1 else time.thread_time
 
 
 def compare(
-    model: Any, library: Path, inputs: Mapping[str, Any], *, rivals: bool, threads: int = 1, untuned: str = ""
+    model: Any,
+    library: Path,
+    inputs: Mapping[str, Any],
+    *,
+    rivals: bool,
+    threads: int = 1,
+    untuned: str = "",
 ) -> dict[str, Any]:
     """Errors by what they are against, milliseconds by contender, milliseconds by function.
 
-    Where the reference is wrong or cannot compute the model, which `unanswered` says, `doubts` and errors of others do: onnxruntime
-    is asked then without `rivals` too.
+    Where the reference is wrong or cannot compute the model, which `unanswered` says, `doubts` and
+    errors of others do: onnxruntime is asked then without `rivals` too.
 
-    An error is the largest over the largest magnitude of an output, on these `inputs`. With `rivals`, onnxruntime and PyTorch take
-    part where they are installed; `untuned` is a library built without Tuna's kernels. All have so many `threads`.
+    An error is the largest over the largest magnitude of an output, on these `inputs`. With
+    `rivals`, onnxruntime and PyTorch take part where they are installed; `untuned` is a library
+    built without Tuna's kernels. All have so many `threads`.
     """
     machine, given = _loaded(library, inputs)
     ours = _answer(machine, given)
@@ -62,9 +71,12 @@ def compare(
                 doubts[name] = _error(answer, expected)
         except others.Absent as error:
             absent[name] = str(error)
-        except Exception as error:  # each has its own; a model that only we can run is no fault of the model's
+        except (
+            Exception
+        ) as error:  # each has its own; a model that only we can run is no fault of the model's
             absent[name] = (
-                f"it cannot run the model: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
+                "it cannot run the model:"
+                f" {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
             )
         else:
             contenders |= {name: run} if rivals else {}
@@ -88,7 +100,9 @@ def error_of(model: Any, library: Path, inputs: Mapping[str, Any]) -> float:
     return _error(_answer(*_loaded(library, inputs)), _reference(model, inputs))
 
 
-def _best(ways: Sequence[Callable[[], list[Any]]], now: Callable[[], float]) -> Callable[[], list[Any]]:
+def _best(
+    ways: Sequence[Callable[[], list[Any]]], now: Callable[[], float]
+) -> Callable[[], list[Any]]:
     """The fastest of the ways to run a rival."""
     for way in ways:
         way()
@@ -145,7 +159,9 @@ def _in_turn(
     return times_ms, wall_ms
 
 
-def _seconds(run: Callable[[], object], number: int, now: Callable[[], float]) -> tuple[float, float]:
+def _seconds(
+    run: Callable[[], object], number: int, now: Callable[[], float]
+) -> tuple[float, float]:
     """Time by this clock and wall time of so many runs."""
     wall_s, started = time.perf_counter(), now()
     for _ in range(number):
@@ -154,7 +170,8 @@ def _seconds(run: Callable[[], object], number: int, now: Callable[[], float]) -
 
 
 def _shares(machine: Any, given: list[Any], now: Callable[[], float]) -> dict[str, float]:
-    """Milliseconds of each function that the model calls in a run, the runtime's own included; medians of a few runs."""
+    """Milliseconds of each function that the model calls in a run, the runtime's own included;
+    medians of a few runs."""
     spent: dict[str, float] = defaultdict(float)
     started = 0.0
 
@@ -173,4 +190,6 @@ def _shares(machine: Any, given: list[Any], now: Callable[[], float]) -> dict[st
         machine["main"](*given)
         runs.append(dict(spent))
     names = {name for run in runs for name in run}
-    return {name: statistics.median(run.get(name, 0.0) for run in runs) * 1e3 for name in sorted(names)}
+    return {
+        name: statistics.median(run.get(name, 0.0) for run in runs) * 1e3 for name in sorted(names)
+    }

@@ -38,7 +38,9 @@ class TorchModel:
         return [
             {
                 "name": name,
-                "shape": [self.sizes[extent] if isinstance(extent, str) else extent for extent in extents],
+                "shape": [
+                    self.sizes[extent] if isinstance(extent, str) else extent for extent in extents
+                ],
                 "dtype": str(kind).removeprefix("torch."),
             }
             for name, extents, kind in _inputs(self.program)
@@ -53,7 +55,8 @@ class TorchModel:
         return [part.numpy() for part in ([answer] if isinstance(answer, torch.Tensor) else answer)]
 
     def to_relax(self, name: str) -> tvm.IRModule:
-        """The program as a Relax module; raises BadInput that names every operator which cannot be imported."""
+        """The program as a Relax module; raises BadInput that names every operator which cannot be
+        imported."""
         from tvm.relax.frontend.torch import from_exported_program
 
         program = _decomposed(self.program, name)
@@ -61,17 +64,24 @@ class TorchModel:
         if found is not None:
             raise found
         try:
-            module = from_exported_program(program, unwrap_unit_return_tuple=True, run_ep_decomposition=False)
-            return relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
+            module = from_exported_program(
+                program, unwrap_unit_return_tuple=True, run_ep_decomposition=False
+            )
+            return (
+                relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
+            )
         except Exception as error:  # TVM raises whatever its converters do
             raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 
 
-def read(path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> TorchModel:
-    """The program with inputs of these shapes, `batch` as the first extent of those that are not named.
+def read(
+    path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int | None = None
+) -> TorchModel:
+    """The program with inputs of these shapes, `batch` as the first extent of those that are not
+    named.
 
-    Only extents that were exported as dynamic can be chosen, by their names too. Raises BadInput, in one message for all extents
-    that nothing says and all operators that cannot be imported.
+    Only extents that were exported as dynamic can be chosen, by their names too. Raises BadInput,
+    in one message for all extents that nothing says and all operators that cannot be imported.
     """
     try:
         import torch
@@ -85,18 +95,26 @@ def read(path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int 
         raise BadInput(f"{name} is no program of torch.export: {_last_line(error)}") from None
     given = _inputs(program)
     named = {extent for _, extents, _ in given for extent in extents if isinstance(extent, str)}
-    sizes = {extent: values[0] for extent, values in shapes.items() if extent in named and len(values) == 1}
+    sizes = {
+        extent: values[0]
+        for extent, values in shapes.items()
+        if extent in named and len(values) == 1
+    }
     unknown = set(shapes) - {found for found, *_ in given} - set(sizes)
     if unknown:
         there = ", ".join(found for found, *_ in given)
-        raise BadInput(f"{name} has no input {', '.join(sorted(unknown))}.", hint=f"inputs: {there}")
+        raise BadInput(
+            f"{name} has no input {', '.join(sorted(unknown))}.", hint=f"inputs: {there}"
+        )
     for found, extents, _ in given:
         wanted = shapes.get(found)
         if wanted is None and batch is not None and extents:
             wanted = [batch, *extents[1:]]  # type: ignore[list-item]
         _fix(found, extents, extents if wanted is None else wanted, sizes)
     still_open = {
-        found: [sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents]
+        found: [
+            sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents
+        ]
         for found, extents, _ in given
         if any(isinstance(extent, str) and extent not in sizes for extent in extents)
     }
@@ -114,7 +132,9 @@ def _decomposed(program: Any, name: str) -> Any:
         raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 
 
-def _fix(name: str, extents: Sequence[int | str], wanted: Sequence[int | str], sizes: dict[str, int]) -> None:
+def _fix(
+    name: str, extents: Sequence[int | str], wanted: Sequence[int | str], sizes: dict[str, int]
+) -> None:
     """Give the open extents of an input their values."""
     if len(wanted) != len(extents):
         raise BadInput(f"The input {name} has {len(extents)} dimensions, not {len(wanted)}.")
@@ -124,8 +144,15 @@ def _fix(name: str, extents: Sequence[int | str], wanted: Sequence[int | str], s
                 f"The input {name} was exported with an extent of {extent}, not {value}.",
                 hint="export it again: torch.export.export(model, inputs, dynamic_shapes=...)",
             )
-        if isinstance(extent, str) and isinstance(value, int) and sizes.setdefault(extent, value) != value:
-            raise BadInput(f"The input {name} needs the extent {sizes[extent]} that another one has, not {value}.")
+        if (
+            isinstance(extent, str)
+            and isinstance(value, int)
+            and sizes.setdefault(extent, value) != value
+        ):
+            raise BadInput(
+                f"The input {name} needs the extent {sizes[extent]} that another one has, not"
+                f" {value}."
+            )
 
 
 def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:

@@ -1,4 +1,5 @@
-"""In which order the tasks of a model are tuned, and how many jobs still fit into the time. Imports no TVM."""
+"""In which order the tasks of a model are tuned, and how many jobs still fit into the time. Imports
+no TVM."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field
 _DOUBT = 0.7
 #: Tasks that take less of the model's time get one candidate.
 _SMALL = 0.001
-#: Functions that have a schedule by rule are tuned where they take so much of the model's time, with so many times as many
-#: candidates, which are random.
+#: Functions that have a schedule by rule are tuned where they take so much of the model's time,
+#: with so many times as many candidates, which are random.
 _WORTH, _MORE = 0.01, 4
 
 
@@ -22,8 +23,10 @@ class Tunable:
     count: int  #: how often the model calls it
     solvers: frozenset[str]  #: that apply
     loaded: frozenset[str] = frozenset()  #: of them, those that have a job in this session
-    cycles: Mapping[str, float] = field(default_factory=dict)  #: of the best point of a solver, by estimate
-    by_rule: bool = False  #: it has no core, and a schedule by rule, which a search may improve a little
+    #: of the best point of a solver, by estimate
+    cycles: Mapping[str, float] = field(default_factory=dict)
+    #: it has no core, and a schedule by rule, which a search may improve a little
+    by_rule: bool = False
     #: by solver, the fastest first, the points that won for the bare layer or a similar task
     won: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,10 +54,11 @@ class Wanted:
 def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
     """The jobs that are missing, the most useful first.
 
-    Each task first gets a job of the solver that won for what is the most alike, else of the one that should win. Tasks on
-    which the model spends most of its time come before the others. Then other solvers follow by what the model may gain: its
-    time in the task, times the part of it that they may save. Those that can hardly win are left out, and so are functions
-    with a schedule by rule that take little time.
+    Each task first gets a job of the solver that won for what is the most alike, else of the one
+    that should win. Tasks on which the model spends most of its time come before the others. Then
+    other solvers follow by what the model may gain: its time in the task, times the part of it that
+    they may save. Those that can hardly win are left out, and so are functions with a schedule by
+    rule that take little time.
     """
     total = sum(task.count * task.least for task in tasks)
     found: list[tuple[tuple[int, float], Wanted]] = []
@@ -62,7 +66,11 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
         weight = task.count * task.least
         small = total > 0 and weight < _SMALL * total
         if task.by_rule:
-            wanted = [name for name in sorted(task.solvers - task.loaded) if weight > 0 and weight >= _WORTH * total]
+            wanted = [
+                name
+                for name in sorted(task.solvers - task.loaded)
+                if weight > 0 and weight >= _WORTH * total
+            ]
             jobs = (Wanted(task.config_id, name, _MORE * candidates) for name in wanted)
             found += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
             continue
@@ -71,7 +79,9 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
             if solver in task.loaded or (rank > 0 and (gain == 0.0 or small)):
                 continue
             worth = weight if rank == 0 else task.count * gain
-            job = Wanted(task.config_id, solver, 1 if small else candidates, task.won.get(solver, ""))
+            job = Wanted(
+                task.config_id, solver, 1 if small else candidates, task.won.get(solver, "")
+            )
             found.append(((min(rank, 1), -worth), job))
     return [job for _, job in sorted(found, key=lambda entry: entry[0])]
 
@@ -98,7 +108,8 @@ class Budget:
         self._began: tuple[float, int] | None = None
 
     def more(self, elapsed_s: float, finished: int, unfinished: int) -> int:
-        """How many jobs to load now; `finished` and `unfinished` are numbers of jobs since the start."""
+        """How many jobs to load now; `finished` and `unfinished` are numbers of jobs since the
+        start."""
         if finished and self._began is None:
             self._began = elapsed_s, finished
         left_s = self.seconds - elapsed_s

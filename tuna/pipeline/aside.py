@@ -1,4 +1,5 @@
-"""Sessions that a coordinator leaves out for a while, since their library's own code failed in it; it serves the others."""
+"""Sessions that a coordinator leaves out for a while, since their library's own code failed in it;
+it serves the others."""
 
 from __future__ import annotations
 
@@ -43,10 +44,19 @@ class Aside:
         except Exception as error:  # a plug-in's own code
             if server_errors.kind(error) is not ErrorKind.BUG:
                 raise
-            fault = f"the code of the library {work.library.name} failed: {type(error).__name__}: {error}"
+            fault = (
+                f"the code of the library {work.library.name} failed: {type(error).__name__}:"
+                f" {error}"
+            )
             if not self.others([work]):
                 return
-            log.error("session set aside", session=work.session_id, fault=fault, pause_s=_PAUSE_S, exc_info=error)
+            log.error(
+                "session set aside",
+                session=work.session_id,
+                fault=fault,
+                pause_s=_PAUSE_S,
+                exc_info=error,
+            )
             self._until[work.session_id] = time.monotonic() + _PAUSE_S
             self._served.discard(work.session_id)
             if self.faults.get(work.session_id) != fault:

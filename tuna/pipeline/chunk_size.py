@@ -13,16 +13,19 @@ from tuna.libraries.items import StepResult
 _MIN_CHUNK_S = 2.0
 #: Maximum size, as a multiple of the step's own chunk size.
 _GROWTH = 16
-#: A longer chunk shrinks: losing its worker would cost too much, and other workers would idle at the end.
+#: A longer chunk shrinks: losing its worker would cost too much, and other workers would idle at
+#: the end.
 _MAX_CHUNK_S = 60.0
-#: Results before which the step's own chunk size is used, and size of the window of the latest ones.
+#: Results before which the step's own chunk size is used, and size of the window of the latest
+#: ones.
 _MIN_RESULTS, _WINDOW = 20, 200
-#: Where the items of each step take so many seconds on average, one chunk waits beside what runs, and a process finds it within
-#: some milliseconds; weight of the latest item in that average.
+#: Where the items of each step take so many seconds on average, one chunk waits beside what runs,
+#: and a process finds it within some milliseconds; weight of the latest item in that average.
 _LONG_S, _WEIGHT = 1.0, 0.2
-#: Where items of all steps together take so many seconds on average, none waits: the next chunk, chosen when one ends, comes some
-#: 20 milliseconds later, and up to 100 where much goes on. That is 0.2 to 1 % of such a chunk; one that waits makes few searches
-#: take 1 to 3 % longer (docs/scheduling.md).
+#: Where items of all steps together take so many seconds on average, none waits: the next chunk,
+#: chosen when one ends, comes some 20 milliseconds later, and up to 100 where much goes on. That is
+#: 0.2 to 1 % of such a chunk; one that waits makes few searches take 1 to 3 % longer
+#: (docs/scheduling.md).
 _VERY_LONG_S = 10.0
 
 
@@ -36,7 +39,10 @@ class ChunkSizer:
 
     def note(self, session_id: int, result: StepResult) -> None:
         """Remember how long a result took; sizes of chunks follow from good ones alone."""
-        key, seconds = (session_id, result.step), result.busy_s or result.ended_at - result.started_at
+        key, seconds = (
+            (session_id, result.step),
+            result.busy_s or result.ended_at - result.started_at,
+        )
         before_s = self._average_s.get(key, seconds)
         self._average_s[key] = before_s + _WEIGHT * (seconds - before_s)
         self._latest.append((key, seconds))
@@ -53,14 +59,17 @@ class ChunkSizer:
         return max(1, min(grown, int(_MAX_CHUNK_S / median_s)))
 
     def ahead(self, steps: Collection[tuple[int, str]]) -> int | None:
-        """Chunks that may wait for each process beside what it runs, in a queue with these steps of sessions.
+        """Chunks that may wait for each process beside what it runs, in a queue with these steps of
+        sessions.
 
-        None: as many as anywhere, for items are short. Before the first result of each process none waits.
+        None: as many as anywhere, for items are short. Before the first result of each process none
+        waits.
         """
         known = [self._average_s[key] for key in steps if key in self._average_s]
         if not known:
             return 0
         latest = [seconds for key, seconds in self._latest if key in steps]
-        if latest and statistics.fmean(latest) >= _VERY_LONG_S:  # however short some are: each costs the same moment
+        # however short some are: each costs the same moment
+        if latest and statistics.fmean(latest) >= _VERY_LONG_S:
             return 0
         return None if min(known) < _LONG_S else 1

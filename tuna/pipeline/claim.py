@@ -30,8 +30,9 @@ class ClaimedChunk:
     items: tuple[WorkItem, ...]
 
 
-#: Into so many chunks a chunk is divided whose worker was lost. Less would cost more lost workers until the job is found that
-#: kills them, more would cost more chunks where none does: a worker that was killed once makes about five chunks of one.
+#: Into so many chunks a chunk is divided whose worker was lost. Less would cost more lost workers
+#: until the job is found that kills them, more would cost more chunks where none does: a worker
+#: that was killed once makes about five chunks of one.
 _DIVIDE = 4
 #: One statement per chunk, by primary key; built once, because building costs more than running it.
 _LEASE = (
@@ -75,7 +76,9 @@ class _Company(NamedTuple):
     alone: int = 0  #: the job's own number if it has to be alone
     avoid: str = ""  #: where all of them failed, and whose workers decline the chunk
     losses: int = (
-        0  #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE each time
+        #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE
+        #: each time
+        0
     )
 
     def size(self, size: int) -> int:
@@ -83,11 +86,15 @@ class _Company(NamedTuple):
         return 1 if self.alone else max(1, size // _DIVIDE**self.losses)
 
 
-#: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
+#: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort.
+#: SQLite ignores FOR UPDATE.
 _WAITING = (
     sa.select(packed(getattr(Job, name) for name in _Waiting._fields))
     .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"))
-    .where(Job.state == sa.bindparam("in_state"), sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")))
+    .where(
+        Job.state == sa.bindparam("in_state"),
+        sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")),
+    )
     .order_by(Job.id)
     .limit(sa.bindparam("most", type_=sa.Integer))
     .with_for_update(skip_locked=True)
@@ -103,8 +110,8 @@ def claim(
     most: int | None = None,
     only: sa.ColumnElement[bool] | None = None,
 ) -> list[ClaimedChunk]:
-    """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks of `size` (0: the step's own).
-    The caller commits, then publishes."""
+    """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks
+    of `size` (0: the step's own). The caller commits, then publishes."""
     rows = _waiting(connection, scope.session_id, step, limit, only)
     if not rows:
         return []
@@ -116,22 +123,29 @@ def claim(
     companies: dict[_Company, list[tuple[int, WorkItem]]] = {}
     for row, item in zip(rows, items, strict=True):
         companies.setdefault(row.company, []).append((row.config_id, item))
-    # Last the jobs that may be with any other: where those came first, the others were left in the window of the next claims,
-    # which they filled more and more, so that chunks shrank and the oldest jobs were done last. No group is larger than `size`,
-    # so that the rows that are left are enough for full chunks.
+    # Last the jobs that may be with any other: where those came first, the others were left in the
+    # window of the next claims, which they filled more and more, so that chunks shrank and the
+    # oldest jobs were done last. No group is larger than `size`, so that the rows that are left are
+    # enough for full chunks.
     ordinary = companies.pop(_Company(), [])
-    groups = [group for one, pairs in companies.items() for group in _groups(pairs, one.size(size or step.chunk))]
+    groups = [
+        group
+        for one, pairs in companies.items()
+        for group in _groups(pairs, one.size(size or step.chunk))
+    ]
     for group in [*groups, *_groups(ordinary, size or step.chunk)][:most]:
         chunk = ClaimedChunk(new_id(), tuple(group))
         ids = [item.job_id for item in group]
-        connection.execute(_LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now})
+        connection.execute(
+            _LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now}
+        )
         chunks.append(chunk)
     return chunks
 
 
 def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[WorkItem]]:
-    """Items, with their config, in lists of at most `size`; a config's items stay together where they fit, for a library
-    may do them at once."""
+    """Items, with their config, in lists of at most `size`; a config's items stay together where
+    they fit, for a library may do them at once."""
     group: list[WorkItem] = []
     for _, pairs in itertools.groupby(items, key=lambda pair: pair[0]):
         same = [item for _, item in pairs]
@@ -147,7 +161,11 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
 
 
 def _waiting(
-    connection: sa.Connection, session_id: int, step: Step, limit: int, only: sa.ColumnElement[bool] | None
+    connection: sa.Connection,
+    session_id: int,
+    step: Step,
+    limit: int,
+    only: sa.ColumnElement[bool] | None,
 ) -> list[_Waiting]:
     """Jobs that wait for `step` and are due, oldest first, locked."""
     rows: list[_Waiting] = []
@@ -156,6 +174,8 @@ def _waiting(
     for state in CLAIMABLE[step.resource]:
         if len(rows) >= limit:
             break
-        found = unpacked(connection, query, {**values, "in_state": state.value, "most": limit - len(rows)})
+        found = unpacked(
+            connection, query, {**values, "in_state": state.value, "most": limit - len(rows)}
+        )
         rows += [_Waiting(json_object(options), *rest) for options, *rest in found]
     return rows

@@ -1,4 +1,5 @@
-"""Moves members' reports to the results of all workers: checked, and under the names of those whose streams they were in."""
+"""Moves members' reports to the results of all workers: checked, and under the names of those whose
+streams they were in."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ log = structlog.get_logger(__name__)
 _READ_ARTIFACTS, _READ_ARTIFACT_BYTES = 64, 8 << 20
 #: Bytes of one result, at most.
 _RESULT_BYTES = 256 << 10
-#: So much is read of one member, in bytes of reports each second: it takes some 5 % of a coordinator's time. What a report costs
-#: however small it is; how much cheaper artifacts are; how long a member may save up what it does not use.
+#: So much is read of one member, in bytes of reports each second: it takes some 5 % of a
+#: coordinator's time. What a report costs however small it is; how much cheaper artifacts are; how
+#: long a member may save up what it does not use.
 _COST_PER_S, _ENTRY_COST, _ARTIFACTS_CHEAPER, _SAVED_S = 4 << 20, 8 << 10, 16, 1.0
 _CHUNK = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -45,15 +47,19 @@ class Collector:
         self._dealt = dealt
         self._artifacts = artifacts
         self._pace = pace
-        self._taken: dict[str, set[str]] = {}  # chunk -> artifacts that it needs, or that were taken in
+        # chunk -> artifacts that it needs, or that were taken in
+        self._taken: dict[str, set[str]] = {}
         self._next_at: dict[str, float] = {}  # when a member has used up what was read of it
 
     def collect(self, members: Sequence[Member]) -> int:
-        """Move what there is, a bounded part of each member's; returns the number of reports that were moved."""
+        """Move what there is, a bounded part of each member's; returns the number of reports that
+        were moved."""
         now = time.monotonic()
         turn = [member for member in members if self._next_at.get(member.name, now) <= now]
         found = self._inbox.reports(turn) if turn else {}
-        return sum(self._collect(member, found[member.name]) for member in turn if member.name in found)
+        return sum(
+            self._collect(member, found[member.name]) for member in turn if member.name in found
+        )
 
     def forget(self, but: Collection[str]) -> None:
         """Forget all chunks but these."""
@@ -79,13 +85,17 @@ class Collector:
                 report = checked
             moved += self._move(member, entry, report)
         now = time.monotonic()
-        self._next_at[member.name] = max(now - _SAVED_S, self._next_at.get(member.name, 0.0)) + cost / _COST_PER_S
+        self._next_at[member.name] = (
+            max(now - _SAVED_S, self._next_at.get(member.name, 0.0)) + cost / _COST_PER_S
+        )
         return moved
 
     def _move(self, member: Member, entry: RawReport, report: Report) -> bool:
         checked = _as_of(member, report)
         text, count = checked.to_json(), len(checked.results)
-        outcome = self._dealt.move(member.name, report.chunk, entry.id, report.kind.value, text, count)
+        outcome = self._dealt.move(
+            member.name, report.chunk, entry.id, report.kind.value, text, count
+        )
         if outcome.what:
             self._inbox.blame(member.name, f"reports: {outcome.what}")
         if outcome.moved and report.kind is ReportKind.FINISHED:
@@ -95,14 +105,19 @@ class Collector:
         return outcome.moved
 
     def _take_in(self, member: Member, report: Report, record: Dealt) -> tuple[Report | None, int]:
-        """The report with failures instead of results whose artifacts are not there, and bytes read; the others are now in
-        the store, signed. None: there are more than fit into one turn, or into the store; what was read need not be again."""
+        """The report with failures instead of results whose artifacts are not there, and bytes
+        read; the others are now in the store, signed. None: there are more than fit into one turn,
+        or into the store; what was read need not be again."""
         taken = self._taken.setdefault(report.chunk, set(record.inputs))
         named = sorted({digest for result in report.results for digest in _named(result)} - taken)
         good = [digest for digest in named if _DIGEST.fullmatch(digest)]
         missing = set(named) - set(good)
         some = good[:_READ_ARTIFACTS]
-        found = self._inbox.artifacts(member.name, report.chunk, some, _READ_ARTIFACT_BYTES) if some else []
+        found = (
+            self._inbox.artifacts(member.name, report.chunk, some, _READ_ARTIFACT_BYTES)
+            if some
+            else []
+        )
         read_bytes = 0
         for digest, data in zip(some, found, strict=False):  # as many as were read
             if data is None or hashlib.sha256(data).hexdigest() != digest:
@@ -119,8 +134,12 @@ class Collector:
             return None, read_bytes
         if not missing:
             return report, read_bytes
-        log.warning("artifacts of a member are missing or damaged", worker=member.name, number=len(missing))
-        results = tuple(_without_artifact(one) if missing & set(_named(one)) else one for one in report.results)
+        log.warning(
+            "artifacts of a member are missing or damaged", worker=member.name, number=len(missing)
+        )
+        results = tuple(
+            _without_artifact(one) if missing & set(_named(one)) else one for one in report.results
+        )
         return report.model_copy(update={"results": results}), read_bytes
 
 

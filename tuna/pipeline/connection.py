@@ -1,4 +1,5 @@
-"""Connections to Redis and the broker, from the settings; starts the embedded server when none is configured."""
+"""Connections to Redis and the broker, from the settings; starts the embedded server when none is
+configured."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-#: A message that a dead worker held is delivered again after this long. A copy of a chunk that is still held, or was
-#: returned since, is dropped by its lease, so the value only decides how soon stale messages are removed.
+#: A message that a dead worker held is delivered again after this long. A copy of a chunk that is
+#: still held, or was returned since, is dropped by its lease, so the value only decides how soon
+#: stale messages are removed.
 _VISIBILITY_S = 300
 
 
@@ -77,9 +79,11 @@ def make_celery(settings: Settings) -> Celery:
         task_serializer="json",
         task_ignore_result=True,
         task_acks_late=True,
-        task_reject_on_worker_lost=False,  # expiry of the lease requeues the jobs, and counts the attempt
+        # expiry of the lease requeues the jobs, and counts the attempt
+        task_reject_on_worker_lost=False,
         worker_prefetch_multiplier=1,
-        worker_cancel_long_running_tasks_on_connection_loss=False,  # the lease decides who holds a chunk
+        # the lease decides who holds a chunk
+        worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_consumer="tuna.celery_internals:consumer",
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
@@ -88,18 +92,22 @@ def make_celery(settings: Settings) -> Celery:
         broker_transport_options={"visibility_timeout": _VISIBILITY_S},
         task_default_queue="tuna",
         task_create_missing_queues=True,
-        worker_enable_remote_control=not settings.namespace,  # a joined worker could send commands to others
+        # a joined worker could send commands to others
+        worker_enable_remote_control=not settings.namespace,
         enable_utc=True,
     )
     if settings.is_member:
         made.conf.update(celery_internals.member_broker_settings(keys.of(settings, "")))
     # At each lost connection Celery warns about a setting that is set above.
-    warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 we introduced", CPendingDeprecationWarning)
+    warnings.filterwarnings(
+        "ignore", r"\s*In Celery 5\.1 we introduced", CPendingDeprecationWarning
+    )
     return made
 
 
 def redis_url(settings: Settings) -> str:
-    """URL of the Redis that holds streams and leases, secrets included; raises ServiceError when there is none."""
+    """URL of the Redis that holds streams and leases, secrets included; raises ServiceError when
+    there is none."""
     if settings.redis_url is not None:
         return settings.redis_url.get_secret_value()
     if settings.broker_url is None:
@@ -127,13 +135,18 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
     except (redis.RedisError, OSError) as error:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-        raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: `tuna doctor`") from None
+        raise ServiceError(
+            f"Redis at {address} cannot be used: {error}", hint="run: `tuna doctor`"
+        ) from None
     return client
 
 
 def impatient_clients(settings: Settings, wait_s: float) -> tuple[redis.Redis, redis.Redis]:
-    """A client, and one as the user that admits workers; neither has connected yet, and each waits `wait_s` for an answer."""
-    return _client(redis_url(settings), wait_s), _client(_admin_url(settings) or redis_url(settings), wait_s)
+    """A client, and one as the user that admits workers; neither has connected yet, and each waits
+    `wait_s` for an answer."""
+    return _client(redis_url(settings), wait_s), _client(
+        _admin_url(settings) or redis_url(settings), wait_s
+    )
 
 
 def _admin_url(settings: Settings) -> str:
@@ -142,7 +155,11 @@ def _admin_url(settings: Settings) -> str:
 
 def _client(url: str, wait_s: float | None = None) -> redis.Redis:
     try:
-        return redis_client.single_attempt_client(url, wait_s) if wait_s else redis_client.retrying_client(url)
+        return (
+            redis_client.single_attempt_client(url, wait_s)
+            if wait_s
+            else redis_client.retrying_client(url)
+        )
     except ValueError:  # whose text would quote what it parses as a port, such as half a password
         hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"
         raise ServiceError("The URL of Redis is not usable.", hint=hint) from None
@@ -150,7 +167,8 @@ def _client(url: str, wait_s: float | None = None) -> redis.Redis:
 
 @contextlib.contextmanager
 def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
-    """A connection to the broker, of whichever kind; raises ServiceError unless it answers within `wait_s`."""
+    """A connection to the broker, of whichever kind; raises ServiceError unless it answers within
+    `wait_s`."""
     from kombu import Connection
 
     url, use_ssl = tls.for_celery(broker_url(settings))
@@ -160,18 +178,22 @@ def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
         except Exception as error:  # each transport raises its own errors
             parts = urlsplit(url)
             where = f"{parts.scheme} at {parts.hostname or 'localhost'}"
-            raise ServiceError(f"The broker, {where}, does not answer: {error}", hint="see TUNA_BROKER_URL") from None
+            raise ServiceError(
+                f"The broker, {where}, does not answer: {error}", hint="see TUNA_BROKER_URL"
+            ) from None
         yield connection
 
 
 def queue_depth(connection: Any, queue: str) -> int:
     """Messages that wait in a queue of the broker; 0 if the queue does not exist.
 
-    Uses a separate channel, because a broker closes the one on which a missing queue is declared passively.
+    Uses a separate channel, because a broker closes the one on which a missing queue is declared
+    passively.
     """
     channel = connection.channel()
     try:
-        # In Redis nothing is declared, and kombu would look for the queue without the prefix of a member's keys.
+        # In Redis nothing is declared, and kombu would look for the queue without the prefix of a
+        # member's keys.
         passive = connection.transport.driver_type != "redis"
         count = int(channel.queue_declare(queue, passive=passive).message_count)
     except connection.channel_errors as error:

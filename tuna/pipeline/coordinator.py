@@ -1,6 +1,7 @@
 """The coordinator: fills the queues, drains results, and reclaims the jobs of lost workers.
 
-It holds no state that matters. Kill it and start it again, or run several: SQL says what is to be done.
+It holds no state that matters. Kill it and start it again, or run several: SQL says what is to be
+done.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from tuna.db.types import utc_now
 from tuna.membership.announcements import NAMESPACES_KEY, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import followers, key_rotation, needed_artifacts, reaper, served_time, server_errors
+from tuna.pipeline import (
+    followers,
+    key_rotation,
+    needed_artifacts,
+    reaper,
+    served_time,
+    server_errors,
+)
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -48,18 +56,20 @@ from tuna.signatures import Keys
 
 log = structlog.get_logger(__name__)
 
-#: Between claim (committed) and publish a chunk is in SQL only; the reaper ignores it for this long.
+#: Between claim (committed) and publish a chunk is in SQL only; the reaper ignores it for this
+#: long.
 GRACE_S = 5.0
 _IDLE_MS = 200
 #: The same while members do something, whose reports arrive elsewhere.
 _MEMBERS_MS = 50
-#: Rounds of claiming, publishing and draining that move something come this far apart on average, so that results gather: a
-#: transaction costs the same for one as for a thousand. So many may follow each other at once after a time with fewer, so
-#: that what ends while little goes on is followed up without a pause.
+#: Rounds of claiming, publishing and draining that move something come this far apart on average,
+#: so that results gather: a transaction costs the same for one as for a thousand. So many may
+#: follow each other at once after a time with fewer, so that what ends while little goes on is
+#: followed up without a pause.
 _ROUND_S, _BURST = 0.1, 10
 _REAP_EVERY_S = 1.0
-#: New objects before the garbage collector looks: more than a batch has, or it looks through all of Tuna for each batch,
-#: which was a third of the CPU time.
+#: New objects before the garbage collector looks: more than a batch has, or it looks through all of
+#: Tuna for each batch, which was a third of the CPU time.
 _GC_THRESHOLD = 100_000
 #: How often the sessions to serve and their priorities are read.
 _REFRESH_EVERY_S = 0.5
@@ -94,9 +104,10 @@ class Coordinator:
         *,
         fixed_workers: bool = False,
     ) -> None:
-        """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now. `on_stored` is the
-        drain's; `policy`: what is published next, by default what the setting says; `fixed_workers`: no autoscaler starts more
-        workers where many chunks wait, so fewer do where they are long, or none (`ChunkSizer.ahead`)."""
+        """`works`: the sessions to serve at first; `refresh` says twice a second which they are by
+        now. `on_stored` is the drain's; `policy`: what is published next, by default what the
+        setting says; `fixed_workers`: no autoscaler starts more workers where many chunks wait, so
+        fewer do where they are long, or none (`ChunkSizer.ahead`)."""
         self._engine = engine
         self._celery = celery
         self._settings = settings
@@ -108,13 +119,19 @@ class Coordinator:
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
         keys = self._read_keys()
-        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, keys, self._read_keys, waits=False)
+        self._artifacts = artifacts = Artifacts.from_settings(
+            settings, namespace, keys, self._read_keys, waits=False
+        )
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
-        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone, on_stored)
+        self.drain = Drain(
+            engine, self._stream, artifacts, settings.max_attempts, board.is_alone, on_stored
+        )
         self.aside = aside or Aside(engine)
         chosen = policy or POLICIES.get(settings.policy)
-        snapshots = Snapshots(engine, board, self.aside, self.drain.ended, settings.queue_bound, chosen)
+        snapshots = Snapshots(
+            engine, board, self.aside, self.drain.ended, settings.queue_bound, chosen
+        )
         self.publisher = Publisher(
             engine,
             client,
@@ -130,20 +147,29 @@ class Coordinator:
         self._client = client
         told = settings_of_members(settings)
         admin = connect_admin(settings) if settings.redis_admin_url else None
-        self._gate = Gate(engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin)
+        self._gate = Gate(
+            engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin
+        )
         self._retirement = key_rotation.Retirement(engine, artifacts)
-        self._members = MemberWork(engine, client, celery, settings, namespace, artifacts, self._leases, board)
+        self._members = MemberWork(
+            engine, client, celery, settings, namespace, artifacts, self._leases, board
+        )
         self._has_published_bootstrap = False
-        self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = self._round_due_at = 0.0
+        self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = (
+            self._round_due_at
+        ) = 0.0
         self._kept_at = self._rounds_at = self._noted_at = -math.inf
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
-        """Work until `finished()`, which is polled when idle, is True; `tick` is called in each round."""
+        """Work until `finished()`, which is polled when idle, is True; `tick` is called in each
+        round."""
         going = True
         with contextlib.ExitStack() as stack:
             if len(self._works) == 1:
-                stack.enter_context(structlog.contextvars.bound_contextvars(session=self._works[0].session_id))
+                stack.enter_context(
+                    structlog.contextvars.bound_contextvars(session=self._works[0].session_id)
+                )
             stack.callback(gc.set_threshold, *gc.get_threshold())
             gc.set_threshold(_GC_THRESHOLD)
             stack.callback(instrumentation.set_on_retry_hooks, instrumentation.get_on_retry_hooks())
@@ -166,7 +192,8 @@ class Coordinator:
                     log.warning("servers work again")
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
-        """One round; False when nothing was left to do. It is idempotent, so an error in the middle only costs a repeat."""
+        """One round; False when nothing was left to do. It is idempotent, so an error in the middle
+        only costs a repeat."""
         round_at = time.monotonic()
         if self._refresh is not None and round_at - self._refreshed_at >= _REFRESH_EVERY_S:
             self._refreshed_at = round_at
@@ -200,17 +227,21 @@ class Coordinator:
 
     def publish(self) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
-        if not self._has_published_bootstrap:  # not when it is constructed: Redis may take no writes then
+        # not when it is constructed: Redis may take no writes then
+        if not self._has_published_bootstrap:
             self._stream.open()  # before there are results: a full Redis makes no group
             self._publish_bootstrap()
         return self.publisher.publish(self._works, members=self._members.is_busy)
 
     def _load(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
-        """Make the jobs that follow others, of all configs or of those that `configs` says of a session; returns how many."""
+        """Make the jobs that follow others, of all configs or of those that `configs` says of a
+        session; returns how many."""
         loaded = 0
         for work in self.aside.others(self._works):
             with self.aside.guard(work):
-                found = followers.load(self._engine, work, None if configs is None else configs(work.session_id))
+                found = followers.load(
+                    self._engine, work, None if configs is None else configs(work.session_id)
+                )
                 loaded += self._expect_followers(work, found)
         return loaded
 
@@ -222,7 +253,8 @@ class Coordinator:
         return number
 
     def _open_rounds(self) -> int:
-        """Open rounds that are due because of what another coordinator drained, or a worker that was lost; end late searches."""
+        """Open rounds that are due because of what another coordinator drained, or a worker that
+        was lost; end late searches."""
         started_at = time.monotonic()
         if started_at >= self._noted_at + served_time.NOTE_EVERY_S:
             followers.note_served(self._engine, self.aside.others(self._works))
@@ -241,7 +273,8 @@ class Coordinator:
         return opened
 
     def ahead(self) -> dict[int, int]:
-        """Chunks of each other session that workers do, or do first, while none of those served here is being done."""
+        """Chunks of each other session that workers do, or do first, while none of those served
+        here is being done."""
         chunks = set(self._leases.all())
         with reading(self._engine) as connection:
             return ahead(connection, chunks, self._leases.untaken(), self._works)
@@ -263,12 +296,15 @@ class Coordinator:
         untaken = self._to_sweep()  # read before SQL, where a chunk is written first
         with reading(self._engine) as connection:
             old = self._orphans(connection)
-            unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
+            # canceled or reclaimed, without a write to Redis
+            unwanted = untaken - reaper.wanted(connection, untaken)
             others = reaper.of_missing_libraries(connection, expired)
         expired = [chunk for chunk in expired if chunk not in others]
         unbegun = set(self._members.released)
         gone = set(self._leases.missing(list(old))) | unwanted | unbegun
-        unsent = self._lost_in_queue({chunk: old[chunk] for chunk in old.keys() - gone - set(expired)})
+        unsent = self._lost_in_queue(
+            {chunk: old[chunk] for chunk in old.keys() - gone - set(expired)}
+        )
         if not expired and not gone and not unsent:
             return
         self._drain_all()  # reports sent before a worker was lost count
@@ -278,7 +314,8 @@ class Coordinator:
                 lost = release(connection, expired, max_attempts=most, worker_lost=True)
                 again = release(connection, sorted(gone), max_attempts=most)
                 again += release(connection, sorted(unsent), max_attempts=most, message_lost=True)
-        # SQL first: after a crash here the next reaper finds the chunks again, without jobs in flight.
+        # SQL first: after a crash here the next reaper finds the chunks again, without jobs in
+        # flight.
         self._leases.drop([*expired, *sorted(gone), *sorted(unsent)])
         self._members.released -= unbegun
         if lost or again:
@@ -297,21 +334,28 @@ class Coordinator:
         return found
 
     def _to_sweep(self) -> set[str]:
-        """All untaken chunks, every _SWEEP_EVERY_S: looking each up in SQL every round cost 10 % of the throughput."""
+        """All untaken chunks, every _SWEEP_EVERY_S: looking each up in SQL every round cost 10 % of
+        the throughput."""
         if time.monotonic() - self._swept_at < _SWEEP_EVERY_S:
             return set()
         self._swept_at = time.monotonic()
         return set(self._leases.untaken())
 
     def _publish_bootstrap(self) -> None:
-        """Publish namespace, key and store URL; repeated because Redis may have been flushed, or full the last time."""
+        """Publish namespace, key and store URL; repeated because Redis may have been flushed, or
+        full the last time."""
         with redis_client.skip_if_full():
             self._client.sadd(NAMESPACES_KEY, self._namespace)
-            self._artifacts.keys = key_rotation.announce(self._engine, self._client, self._settings, self._namespace)
+            self._artifacts.keys = key_rotation.announce(
+                self._engine, self._client, self._settings, self._namespace
+            )
             url = store_url(self._settings).encode()
             before = self._client.set(store_name(self._namespace), url, get=True)
             if before not in (None, url):
-                log.warning("artifact store URL changed", hint="use one TUNA_ARTIFACTS_URL for all coordinators")
+                log.warning(
+                    "artifact store URL changed",
+                    hint="use one TUNA_ARTIFACTS_URL for all coordinators",
+                )
         self._has_published_bootstrap = True
 
     def _read_keys(self) -> Keys:
@@ -319,7 +363,8 @@ class Coordinator:
             return sessions.artifact_keys(connection, self._settings)
 
     def _lost_in_queue(self, old: Mapping[str, str]) -> set[str]:
-        """Untaken chunks although their queue holds no message any more: their messages were lost."""
+        """Untaken chunks although their queue holds no message any more: their messages were
+        lost."""
         queues = {old[chunk] for chunk in old.keys() & set(self._leases.untaken())}
         empty = {queue for queue in queues if not self._depth(queue)}
         if not empty:
@@ -331,7 +376,8 @@ class Coordinator:
             return queue_depth(connection, queue)
 
     def _drain_all(self) -> None:
-        """Drain everything that is in the stream by now, including entries that are pending in another drain."""
+        """Drain everything that is in the stream by now, including entries that are pending in
+        another drain."""
         self._members.collect()
         last = self._stream.last_id()
         deadline = time.monotonic() + 2 * self._settings.lease_s

@@ -1,7 +1,9 @@
-"""Dead letters: reports that were taken from the stream and could not be drained, in SQL with their bytes and the reason.
+"""Dead letters: reports that were taken from the stream and could not be drained, in SQL with their
+bytes and the reason.
 
-There are two kinds. A report about a session whose library is not installed here waits for a coordinator that has it. A
-report that is malformed, or that the database refused, is kept for a person to look at.
+There are two kinds. A report about a session whose library is not installed here waits for a
+coordinator that has it. A report that is malformed, or that the database refused, is kept for a
+person to look at.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from tuna.pipeline.winners import fits
 
 log = structlog.get_logger(__name__)
 
-#: Bytes of a malformed report that are kept, and how many such reports: workers must not be able to fill the database.
+#: Bytes of a malformed report that are kept, and how many such reports: workers must not be able to
+#: fill the database.
 KEPT_BYTES, KEPT = 1 << 20, 1000
 
 
 @dataclass(frozen=True)
 class Letter:
-    """A report that could not be drained; `library` is the one that is missing here, empty if that is not the reason."""
+    """A report that could not be drained; `library` is the one that is missing here, empty if that
+    is not the reason."""
 
     fault: str
     body: bytes
@@ -52,25 +56,39 @@ def keep(connection: sa.Connection, letters: Iterable[Letter]) -> None:
 
 
 def fitting(connection: sa.Connection, report: Report) -> list[Report]:
-    """The report in parts that the database takes: of one result each, a failure in the place of one that is too long."""
+    """The report in parts that the database takes: of one result each, a failure in the place of
+    one that is too long."""
     size_bytes = len(report.to_json())
     if fits(connection, size_bytes):
         return [report]
     if len(report.results) > 1:
         return [part for one in report.parts() if one.results for part in fitting(connection, one)]
-    text = f"The result has {size_bytes} bytes, more than the database takes: set its max_allowed_packet to 256M."
+    text = (
+        f"The result has {size_bytes} bytes, more than the database takes: set its"
+        " max_allowed_packet to 256M."
+    )
     log.error("result too long for the database", worker=report.worker, size_bytes=size_bytes)
     return [report.failed(text)]
 
 
 def for_installed_libraries(connection: sa.Connection, limit: int) -> dict[int, Report]:
-    """Up to `limit` reports, by their letter's id, that waited for a library which is installed here."""
-    names = connection.execute(sa.select(DeadLetter.library).where(DeadLetter.library != "").distinct()).scalars()
+    """Up to `limit` reports, by their letter's id, that waited for a library which is installed
+    here."""
+    names = connection.execute(
+        sa.select(DeadLetter.library).where(DeadLetter.library != "").distinct()
+    ).scalars()
     here = [name for name in names if find_library(name) is not None]
     if not here:
         return {}
-    query = sa.select(DeadLetter.id, DeadLetter.body).where(DeadLetter.library.in_(here)).order_by(DeadLetter.id)
-    return {row.id: Report.model_validate_json(row.body) for row in connection.execute(query.limit(limit))}
+    query = (
+        sa.select(DeadLetter.id, DeadLetter.body)
+        .where(DeadLetter.library.in_(here))
+        .order_by(DeadLetter.id)
+    )
+    return {
+        row.id: Report.model_validate_json(row.body)
+        for row in connection.execute(query.limit(limit))
+    }
 
 
 def delete(connection: sa.Connection, ids: Iterable[int]) -> None:

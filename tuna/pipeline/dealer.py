@@ -29,23 +29,28 @@ from tuna.pipeline.dealt import Dealt, DealtChunks
 
 log = structlog.get_logger(__name__)
 
-#: A member has so many chunks more than processes, so that none of these waits for a coordinator; of short chunks as many as it
-#: finished in the last _AHEAD_S, since a coordinator comes by some ten times a second, but at most MOST_AHEAD.
+#: A member has so many chunks more than processes, so that none of these waits for a coordinator;
+#: of short chunks as many as it finished in the last _AHEAD_S, since a coordinator comes by some
+#: ten times a second, but at most MOST_AHEAD.
 _AHEAD, _AHEAD_S = 1, 0.5
-#: Shares of a member's quota for the artifacts of the chunks that it has, and of short ones; the rest is for what it makes.
+#: Shares of a member's quota for the artifacts of the chunks that it has, and of short ones; the
+#: rest is for what it makes.
 _INPUTS, _SHORT_INPUTS = 1 / 2, 1 / 4
 #: Chunks that one call deals at most: a coordinator has other things to do.
 _MOST = 256
 #: Beyond the time limits of its chunks, for the way of messages and reports.
 _MARGIN_S = 10.0
-#: So long a job that failed on a member waits for another worker; messages that are looked through for the next chunk.
+#: So long a job that failed on a member waits for another worker; messages that are looked through
+#: for the next chunk.
 _AVOID_S, _MOST_AVOIDED = 60.0, 32
-#: Pause in dealing to a member that ended a chunk without doing it; doubled each time until it finishes one.
+#: Pause in dealing to a member that ended a chunk without doing it; doubled each time until it
+#: finishes one.
 _PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
 
 
 class _Item(BaseModel):
-    """What of a `WorkItem` says what it needs; made by this installation, so not looked at closely."""
+    """What of a `WorkItem` says what it needs; made by this installation, so not looked at
+    closely."""
 
     model_config = ConfigDict(extra="ignore")
     job_id: int
@@ -73,12 +78,15 @@ class _Handed(Enum):
 
 
 class Pace:
-    """How far ahead chunks are dealt to each member, and how long none to those that give them back, or lose them."""
+    """How far ahead chunks are dealt to each member, and how long none to those that give them
+    back, or lose them."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
         self._until: dict[str, float] = {}
-        self._finished: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_AHEAD))
+        self._finished: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=MOST_AHEAD)
+        )
 
     def fail(self, worker: str) -> None:
         """A chunk was not done."""
@@ -117,7 +125,8 @@ class Dealer:
         pace: Pace,
         is_alone: Callable[[str], bool],
     ) -> None:
-        """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`)."""
+        """`is_alone`: whether no live worker but those at this place does the same work
+        (`HeartbeatBoard.is_alone`)."""
         self._engine = engine
         self._celery = celery
         self._artifacts = artifacts
@@ -129,18 +138,22 @@ class Dealer:
         self._is_alone = is_alone
         self._avoided_at: dict[str, float] = {}  # chunks that a member is not to have -> since when
         self._connection: Any = None
-        self._channels: dict[str, Any] = {}  # by queue: a broker closes that of a queue which does not exist
+        # by queue: a broker closes that of a queue which does not exist
+        self._channels: dict[str, Any] = {}
 
     def has_place(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> bool:
         """Whether any member could do more. `dealt`: all chunks that members have."""
         return bool(self._free_places(members, dealt))
 
     def deal(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> int:
-        """Fill free places, one chunk for each member in turn; returns the number of chunks. `dealt`: all there are."""
+        """Fill free places, one chunk for each member in turn; returns the number of chunks.
+        `dealt`: all there are."""
         free = self._free_places(members, dealt)
         if not free:
             return 0
-        ends = {name: [one.ends_by for one in dealt.values() if one.member == name] for name in free}
+        ends = {
+            name: [one.ends_by for one in dealt.values() if one.member == name] for name in free
+        }
         by_name = {one.name: one for one in members}
         empty: set[str] = set()
         sent = 0
@@ -186,7 +199,8 @@ class Dealer:
                     except Exception:
                         message.requeue()
                         raise
-                    if outcome is _Handed.AVOIDED:  # put back at the end, or it would be the next one again
+                    # put back at the end, or it would be the next one again
+                    if outcome is _Handed.AVOIDED:
                         stack.callback(message.requeue)
                         left += 1
                         continue
@@ -215,7 +229,8 @@ class Dealer:
             raise
 
     def _hand_over(self, member: Member, message: Any, ends: list[float]) -> _Handed:
-        """Deal the chunk of a message. `ends`: when those that the member has end; this one's is added."""
+        """Deal the chunk of a message. `ends`: when those that the member has end; this one's is
+        added."""
         try:
             chunk = _Chunk.model_validate_json(celery_internals.task_arguments(message)["chunk"])
         except (KeyError, ValueError, ValidationError) as error:
@@ -227,22 +242,31 @@ class Dealer:
         size_bytes, is_short = sum(map(len, files.values())), len(ends) >= member.processes + _AHEAD
         if size_bytes > self._most_bytes(member, is_short=is_short):
             if not is_short:
-                log.warning("chunk not dealt: its artifacts are too large", worker=member.name, chunk=chunk.id)
+                log.warning(
+                    "chunk not dealt: its artifacts are too large",
+                    worker=member.name,
+                    chunk=chunk.id,
+                )
                 self._pace.fail(member.name)
             return _Handed.REFUSED
         now = self._dealt.now()
         running = sorted(ends)[-member.processes :]
-        begins_by = running[0] if len(running) == member.processes else now  # when a process is free at the latest
+        # when a process is free at the latest
+        begins_by = running[0] if len(running) == member.processes else now
         record = Dealt(
             member=member.name,
             items=len(chunk.items),
             inputs=tuple(sorted({name.partition(".")[0] for name in files})),
             dealt_at=now,
-            ends_by=max(now, begins_by) + min(celery_internals.time_limit_s(message), 1e9) + _MARGIN_S,
+            ends_by=max(now, begins_by)
+            + min(celery_internals.time_limit_s(message), 1e9)
+            + _MARGIN_S,
         )
         queue, entry = celery_internals.queue_entry(message, keys.WORK)
         if len(entry) > MESSAGE_BYTES:
-            log.warning("chunk not dealt: its message is too large", worker=member.name, chunk=chunk.id)
+            log.warning(
+                "chunk not dealt: its message is too large", worker=member.name, chunk=chunk.id
+            )
             self._pace.fail(member.name)
             return _Handed.REFUSED
         outcome = self._dealt.deal(chunk.id, record, queue, entry, files)
@@ -255,22 +279,34 @@ class Dealer:
     def _most_bytes(self, member: Member, *, is_short: bool) -> float:
         """Bytes of artifacts that one chunk may bring."""
         quota = self._inbox.quotas.artifact_bytes
-        return quota * _SHORT_INPUTS / MOST_AHEAD if is_short else quota * _INPUTS / (member.processes + _AHEAD)
+        return (
+            quota * _SHORT_INPUTS / MOST_AHEAD
+            if is_short
+            else quota * _INPUTS / (member.processes + _AHEAD)
+        )
 
     def _should_avoid(self, member: Member, chunk: _Chunk) -> bool:
-        """Whether the chunk failed on this member before and another worker may do it; for a while, since that one may hang."""
-        places = {item.avoid for item in chunk.items if place_of_member(member.name, item.avoid) == item.avoid}
+        """Whether the chunk failed on this member before and another worker may do it; for a while,
+        since that one may hang."""
+        places = {
+            item.avoid
+            for item in chunk.items
+            if place_of_member(member.name, item.avoid) == item.avoid
+        }
         if all(self._is_alone(place) for place in places):
             return False
         now = time.monotonic()
         since = self._avoided_at.setdefault(chunk.id, now)
         if now - since < _AVOID_S:
             return True
-        self._avoided_at = {name: at for name, at in self._avoided_at.items() if now - at < _AVOID_S}
+        self._avoided_at = {
+            name: at for name, at in self._avoided_at.items() if now - at < _AVOID_S
+        }
         return False
 
     def _files(self, chunk: _Chunk) -> dict[str, bytes]:
-        """The files of the artifacts that the items need and the store has: a worker reports what is missing."""
+        """The files of the artifacts that the items need and the store has: a worker reports what
+        is missing."""
         named = set(_named(chunk))
         if not named:
             return {}

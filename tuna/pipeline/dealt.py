@@ -1,10 +1,12 @@
-"""Chunks that are dealt to members: a coordinator holds their leases, because no word of a member counts.
+"""Chunks that are dealt to members: a coordinator holds their leases, because no word of a member
+counts.
 
 Keys, all under `tuna:{<namespace>}:`, the owner's alone:
 
     dealt         hash        chunk -> `Dealt` as JSON
     dealt_counts  hash        `<chunk>/reports`, `<chunk>/results` -> how many were moved
-    dealt_past    sorted set  `<member>:<chunk>` -> when it ended (ms): reports that cross its end are no fault of the member
+    dealt_past    sorted set  `<member>:<chunk>` -> when it ended (ms): reports that cross its end
+    are no fault of the member
 
 In `holders` (see `leases`) the token of a dealt chunk is `<member>:dealt/<id>`.
 """
@@ -21,7 +23,8 @@ from tuna import redis_client
 from tuna.membership.inbox import FORGET_CHUNK, Inbox
 from tuna.pipeline.leases import NOW, Leases, new_id
 
-#: Reports are repeated when an answer of Redis was lost: so often may all of a chunk's items be reported.
+#: Reports are repeated when an answer of Redis was lost: so often may all of a chunk's items be
+#: reported.
 _REPEATS = 2
 #: Reports without results: that it began, and that it ended.
 _MORE_REPORTS = 8
@@ -53,7 +56,8 @@ redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
 return 'dealt'
 """
 )
-# A chunk leaves the member.  KEYS: leases, holders, dealt, counts, past, the member's: dealt, artifacts
+# A chunk leaves the member.  KEYS: leases, holders, dealt, counts, past, the member's: dealt,
+# artifacts
 _END = (
     FORGET_CHUNK
     + """
@@ -119,7 +123,8 @@ over(chunk, member)
 return was and 1 or 0
 """
 )
-# KEYS: leases, holders.  ARGV: lease in ms, [chunk, member, whether to renew, ..].  Returns the chunks that are not held
+# KEYS: leases, holders.  ARGV: lease in ms, [chunk, member, whether to renew, ..].  Returns the
+# chunks that are not held
 _RENEW = (
     NOW
     + """
@@ -167,15 +172,21 @@ class Outcome(NamedTuple):
 class DealtChunks:
     """The dealt chunks of one database."""
 
-    def __init__(self, client: redis.Redis, namespace: str, leases: Leases, inbox: Inbox, lease_s: float) -> None:
+    def __init__(
+        self, client: redis.Redis, namespace: str, leases: Leases, inbox: Inbox, lease_s: float
+    ) -> None:
         self._client = client
         self._inbox = inbox
         self._leases = leases
         self._lease_ms = int(lease_s * 1000)
-        self._key, self._past_key = (f"tuna:{{{namespace}}}:{name}" for name in ("dealt", "dealt_past"))
+        self._key, self._past_key = (
+            f"tuna:{{{namespace}}}:{name}" for name in ("dealt", "dealt_past")
+        )
         self._counts_key = leases.dealt_counts_key
         scripts = (_DEAL, _MOVE, _TAKE_BACK, _RENEW, _TRIM)
-        self._deal, self._move, self._take_back, self._renew, self._trim = map(client.register_script, scripts)
+        self._deal, self._move, self._take_back, self._renew, self._trim = map(
+            client.register_script, scripts
+        )
         self._records: dict[str, Dealt] = {}
 
     def now(self) -> float:
@@ -185,12 +196,16 @@ class DealtChunks:
 
     def all(self) -> dict[str, Dealt]:
         """Each dealt chunk, those of other coordinators and former members included."""
-        there = {redis_client.text(chunk) for chunk in cast(list[Any], self._client.hkeys(self._key))}
+        there = {
+            redis_client.text(chunk) for chunk in cast(list[Any], self._client.hkeys(self._key))
+        }
         self._records = {chunk: one for chunk, one in self._records.items() if chunk in there}
         if unknown := sorted(there - self._records.keys()):
             texts = cast(list[Any], self._client.hmget(self._key, unknown))
             found = zip(unknown, texts, strict=True)
-            self._records |= {chunk: Dealt.model_validate_json(text) for chunk, text in found if text is not None}
+            self._records |= {
+                chunk: Dealt.model_validate_json(text) for chunk, text in found if text is not None
+            }
         return dict(self._records)
 
     def of_member(self, chunk: str, worker: str) -> Dealt | None:
@@ -200,8 +215,11 @@ class DealtChunks:
             found = self._records[chunk] = Dealt.model_validate_json(cast(bytes, text))
         return found if found is not None and found.member == worker else None
 
-    def deal(self, chunk: str, record: Dealt, queue: str, message: bytes, artifacts: Mapping[str, bytes]) -> str:
-        """Lease a chunk and give it to a member, in one step: `dealt`, `stale` or `wrong type` (of a key of the member's).
+    def deal(
+        self, chunk: str, record: Dealt, queue: str, message: bytes, artifacts: Mapping[str, bytes]
+    ) -> str:
+        """Lease a chunk and give it to a member, in one step: `dealt`, `stale` or `wrong type` (of
+        a key of the member's).
 
         `queue`: the list, relative to the member's keys; `artifacts`: bytes by name.
         """
@@ -217,27 +235,45 @@ class DealtChunks:
             self._records[chunk] = record
         return outcome
 
-    def move(self, worker: str, chunk: str, entry: bytes, kind: str, text: bytes, results: int) -> Outcome:
-        """Move one report of a member to the results: exactly once, and only while the chunk is its own."""
+    def move(
+        self, worker: str, chunk: str, entry: bytes, kind: str, text: bytes, results: int
+    ) -> Outcome:
+        """Move one report of a member to the results: exactly once, and only while the chunk is its
+        own."""
         record = self.of_member(chunk, worker)
         items = record.items if record else 0
         names = [*self._keys(worker), self._inbox.key(worker, "reports"), self._leases.results_key]
         most = [_REPEATS * items + _MORE_REPORTS, _REPEATS * items]
-        args = [*self._whose(chunk, worker), entry, kind, text, results, *most, self._lease_ms, int(record is not None)]
+        args = [
+            *self._whose(chunk, worker),
+            entry,
+            kind,
+            text,
+            results,
+            *most,
+            self._lease_ms,
+            int(record is not None),
+        ]
         outcome = redis_client.text(self._move(keys=names, args=args))
         return Outcome(outcome == "moved", "" if outcome in ("moved", "gone", "late") else outcome)
 
     def take_back(self, chunk: str, worker: str, *, expire: bool) -> bool:
-        """Take a chunk from a member, whose lease expires at once, or is the caller's to drop; False if it was no longer held."""
+        """Take a chunk from a member, whose lease expires at once, or is the caller's to drop;
+        False if it was no longer held."""
         args = [*self._whose(chunk, worker), "expire" if expire else ""]
         return bool(self._take_back(keys=self._keys(worker), args=args))
 
     def renew(self, chunks: Mapping[str, Dealt], live: Iterable[str]) -> list[str]:
-        """Renew the leases of the chunks of live members; returns the chunks that no member holds any longer."""
+        """Renew the leases of the chunks of live members; returns the chunks that no member holds
+        any longer."""
         alive = set(live)
         triples = [(chunk, one.member, int(one.member in alive)) for chunk, one in chunks.items()]
         args = [self._lease_ms, *(part for triple in triples for part in triple)]
-        found = self._renew(keys=[self._leases.leases_key, self._leases.holders_key], args=args) if triples else []
+        found = (
+            self._renew(keys=[self._leases.leases_key, self._leases.holders_key], args=args)
+            if triples
+            else []
+        )
         return [redis_client.text(chunk) for chunk in found]
 
     def started(self, chunks: Sequence[str]) -> set[str]:
@@ -251,7 +287,14 @@ class DealtChunks:
     def _keys(self, worker: str) -> list[str]:
         mine = [self._inbox.key(worker, name) for name in ("dealt", "artifacts")]
         leases = self._leases
-        return [leases.leases_key, leases.holders_key, self._key, self._counts_key, self._past_key, *mine]
+        return [
+            leases.leases_key,
+            leases.holders_key,
+            self._key,
+            self._counts_key,
+            self._past_key,
+            *mine,
+        ]
 
     def _whose(self, chunk: str, worker: str) -> list[Any]:
         return [chunk, worker, self._inbox.quotas.artifact_bytes]

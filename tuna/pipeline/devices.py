@@ -1,4 +1,5 @@
-"""The device that a worker measures on: the first that is visible, by `tuna worker --devices` or the parent's variables.
+"""The device that a worker measures on: the first that is visible, by `tuna worker --devices` or
+the parent's variables.
 
 A measurement has it alone, and its cores too.
 """
@@ -27,7 +28,8 @@ def device_for(
     environ: Mapping[str, str] = os.environ,
     found: Sequence[Device] | None = None,
 ) -> DeviceHandle:
-    """The handle of the first device of the library's kind that is visible; `found` stands in for `discovery.discover`."""
+    """The handle of the first device of the library's kind that is visible; `found` stands in for
+    `discovery.discover`."""
     if elsewhere := library.own_device():
         return elsewhere
     cpus, kind = eval_cpus(settings), library.device_kind
@@ -35,7 +37,9 @@ def device_for(
     if kind is Kind.CPU:
         return cores
     here = discovery.discover(environ=environ) if found is None else found
-    usable = [device for device in here if device.kind is not Kind.CPU and kind in (None, device.kind)]
+    usable = [
+        device for device in here if device.kind is not Kind.CPU and kind in (None, device.kind)
+    ]
     chosen = {name: environ[name] for name in VISIBILITY if name in environ}
     if usable:
         device = usable[0]
@@ -49,9 +53,11 @@ def device_for(
 
 
 def place_of(worker: str, device: DeviceHandle | None, node: str = "") -> str:
-    """A device of a machine, or else a worker with its toolchain: what may be at fault for failures there.
+    """A device of a machine, or else a worker with its toolchain: what may be at fault for failures
+    there.
 
-    `worker`: see `runner.Runner`; `node`: distinguishes the Celery nodes of one machine, which may have different toolchains.
+    `worker`: see `runner.Runner`; `node`: distinguishes the Celery nodes of one machine, which may
+    have different toolchains.
     """
     machine = worker or socket.gethostname()
     return (f"{machine}/{device.id}" if device else worker or node or machine)[:255]
@@ -59,12 +65,19 @@ def place_of(worker: str, device: DeviceHandle | None, node: str = "") -> str:
 
 @contextlib.contextmanager
 def measuring_on(
-    device: DeviceHandle, wait_s: float = float("inf"), cancelled: Callable[[], bool] = lambda: False
+    device: DeviceHandle,
+    wait_s: float = float("inf"),
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Have the device and its cores for a measurement; this machine builds nothing meanwhile where that disturbs (TUNA_QUIET).
+    """Have the device and its cores for a measurement; this machine builds nothing meanwhile where
+    that disturbs (TUNA_QUIET).
 
-    Raises DeviceBusy as `device_lock` does. Builds on the cores are moved away, and with quiet are waited for.
+    Raises DeviceBusy as `device_lock` does. Builds on the cores are moved away, and with quiet are
+    waited for.
     """
     quiet = bool(device.cpus) and quiet_needed(get_settings(), cores_only=device.cores_only).needed
-    with device_lock(device.locks, wait_s, cancelled), measuring(device.cpus, quiet=quiet, cancelled=cancelled):
+    with (
+        device_lock(device.locks, wait_s, cancelled),
+        measuring(device.cpus, quiet=quiet, cancelled=cancelled),
+    ):
         yield

@@ -1,4 +1,5 @@
-"""The states of a job as a drawing, made from the table of transitions: `python -m tuna.pipeline.diagram` prints it."""
+"""The states of a job as a drawing, made from the table of transitions: `python -m
+tuna.pipeline.diagram` prints it."""
 
 from __future__ import annotations
 

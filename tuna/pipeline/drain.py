@@ -1,7 +1,8 @@
 """The drain: moves what workers report from the stream into SQL, exactly once.
 
-A batch is one transaction, and its entries are acknowledged after the commit. A drain that is killed in between leads
-to redelivery of the entries; a result whose attempt is no longer the job's current one is counted and dropped.
+A batch is one transaction, and its entries are acknowledged after the commit. A drain that is
+killed in between leads to redelivery of the entries; a result whose attempt is no longer the job's
+current one is counted and dropped.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
 log = structlog.get_logger(__name__)
 
-#: A transaction has about this many results at most, which bounds memory and locks; entries are read this many at a
-#: time until the limit is reached.
+#: A transaction has about this many results at most, which bounds memory and locks; entries are
+#: read this many at a time until the limit is reached.
 _BATCH_RESULTS = 5000
 _READ_ENTRIES = 50
 
@@ -70,7 +71,11 @@ class _Job(NamedTuple):
 
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 #: Built once: building a statement costs more than running it. By primary key.
-_JOBS = sa.select(packed(getattr(Job, name) for name in _Job._fields)).where(Job.id.in_(_IDS)).with_for_update()
+_JOBS = (
+    sa.select(packed(getattr(Job, name) for name in _Job._fields))
+    .where(Job.id.in_(_IDS))
+    .with_for_update()
+)
 _START = (
     sa.update(Job)
     .where(Job.chunk.in_(sa.bindparam("chunks", expanding=True)), Job.state == sa.bindparam("from"))
@@ -99,8 +104,10 @@ class DrainCounts:
     refused: int = 0  #: results of an attempt that is no longer current
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    configs: set[tuple[int, int]] = field(default_factory=set)  #: of jobs that something may follow, with the session
-    due: set[tuple[int, str]] = field(default_factory=set)  #: session and step for which jobs wait by that
+    #: of jobs that something may follow, with the session
+    configs: set[tuple[int, int]] = field(default_factory=set)
+    #: session and step for which jobs wait by that
+    due: set[tuple[int, str]] = field(default_factory=set)
     unneeded: set[str] = field(default_factory=set)  #: artifacts, after one batch
     jobs: set[int] = field(default_factory=set)  #: that moved, likewise
 
@@ -114,11 +121,14 @@ class _Outcome(NamedTuple):
     after: NextState
 
     def after_losses(self, losses: Mapping[int, AttemptedRow]) -> _Outcome:
-        """The same, with the failures kept of a job that lost an artifact and goes on: see `losses_of`."""
+        """The same, with the failures kept of a job that lost an artifact and goes on: see
+        `losses_of`."""
         job = losses.get(self.result.job_id)
         if job is None or self.cause is not None or self.after.step == job.step:
             return self
-        return self._replace(after=self.after._replace(failures=job.failures, uncharged=job.uncharged))
+        return self._replace(
+            after=self.after._replace(failures=job.failures, uncharged=job.uncharged)
+        )
 
 
 class Drain:
@@ -133,11 +143,13 @@ class Drain:
         is_alone: Callable[[str], bool] = lambda _: True,
         on_stored: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
-        """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`).
-        `on_stored` gets the jobs of each transaction after its commit, unless this process is killed in between."""
+        """`is_alone`: whether no live worker but those at this place does the same work
+        (`HeartbeatBoard.is_alone`). `on_stored` gets the jobs of each transaction after its commit,
+        unless this process is killed in between."""
         self._engine, self._stream = engine, stream
         self._libraries: dict[int, Library] = {}  # by session
-        self._missing: dict[int, str] = {}  # names of libraries that are not installed here, by session
+        # names of libraries that are not installed here, by session
+        self._missing: dict[int, str] = {}
         self._artifacts, self._winners = artifacts, Winners(artifacts)
         self._max_attempts = max_attempts
         self._is_alone, self._on_stored = is_alone, on_stored
@@ -146,7 +158,8 @@ class Drain:
         self.ended: Ended = deque(maxlen=_BATCH_RESULTS)
 
     def once(self, *, block_ms: int | None = None) -> int:
-        """Drain the new entries, waiting up to `block_ms` for the first; returns the number of entries."""
+        """Drain the new entries, waiting up to `block_ms` for the first; returns the number of
+        entries."""
         entries: list[Entry] = []
         while sum(len(entry.report.results) for entry in entries if entry.report) < _BATCH_RESULTS:
             more = self._stream.read(_READ_ENTRIES, None if entries else block_ms)
@@ -163,7 +176,8 @@ class Drain:
         return len(entries)
 
     def take_moved(self, session_id: int) -> set[int]:
-        """Configs of the session of which jobs ended since the last call, or rounds of a search got on."""
+        """Configs of the session of which jobs ended since the last call, or rounds of a search got
+        on."""
         found = {pair for pair in self.counts.configs if pair[0] == session_id}
         self.counts.configs -= found
         return {config_id for _, config_id in found}
@@ -180,24 +194,29 @@ class Drain:
         letters = [Letter(entry.fault, entry.body) for entry in entries if entry.fault]
         if letters:
             self.counts.unreadable += len(letters)
-            log.error("invalid reports became dead letters", number=len(letters), fault=letters[0].fault)
+            log.error(
+                "invalid reports became dead letters", number=len(letters), fault=letters[0].fault
+            )
         reports = [entry.report for entry in entries if entry.report is not None]
         self._store(reports, letters)
         self._stream.acknowledge(entries)
 
     def take_letters(self) -> int:
-        """Drain reports that waited in SQL for a library which is installed here; returns their number."""
+        """Drain reports that waited in SQL for a library which is installed here; returns their
+        number."""
         with reading(self._engine) as connection:
             found = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
         if found:
             self._store(list(found.values()))
-            # Like entries of the stream: after a crash before this they are drained again, and refused.
+            # Like entries of the stream: after a crash before this they are drained again, and
+            # refused.
             with writing(self._engine) as connection:
                 dead_letters.delete(connection, found)
         return len(found)
 
     def _store(self, reports: Sequence[Report], letters: Sequence[Letter] = ()) -> None:
-        """Write them in one transaction. A result that the database rejects must not block the others."""
+        """Write them in one transaction. A result that the database rejects must not block the
+        others."""
         try:
             self._commit(reports, letters)
         except Exception as error:
@@ -215,7 +234,9 @@ class Drain:
                 self._store([part])
 
     def _commit(self, reports: Sequence[Report], letters: Sequence[Letter]) -> None:
-        fetched = self._winners.fetch(self._engine, (result for report in reports for result in report.results))
+        fetched = self._winners.fetch(
+            self._engine, (result for report in reports for result in report.results)
+        )
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
                 counts = self._write_reports(connection, reports, fetched)
@@ -228,16 +249,26 @@ class Drain:
         self._artifacts.release(counts.unneeded)
         self._on_stored(counts.jobs)
 
-    def _write_reports(self, connection: sa.Connection, reports: Sequence[Report], fetched: Fetched) -> DrainCounts:
-        ended = {report.chunk for report in reports if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)}
-        started = [r.chunk for r in reports if r.kind is ReportKind.STARTED and r.chunk not in ended]
+    def _write_reports(
+        self, connection: sa.Connection, reports: Sequence[Report], fetched: Fetched
+    ) -> DrainCounts:
+        ended = {
+            report.chunk
+            for report in reports
+            if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)
+        }
+        started = [
+            r.chunk for r in reports if r.kind is ReportKind.STARTED and r.chunk not in ended
+        ]
         counts = DrainCounts()
         if started:
             self._mark_started(connection, started)
         results = [(result, report) for report in reports for result in report.results]
         if results:
             self._write_results(connection, results, counts, fetched)
-        returned = {report.chunk: report for report in reports if report.kind is ReportKind.RETURNED}
+        returned = {
+            report.chunk: report for report in reports if report.kind is ReportKind.RETURNED
+        }
         for report in returned.values():
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
@@ -260,12 +291,20 @@ class Drain:
         found = map(_Job._make, unpacked(connection, _JOBS, {"ids": ids}))
         jobs, now = {job.id: job for job in found}, utc_now()
         self._learn(connection, {job.session_id for job in jobs.values()})
-        checks = ResultChecks(now, trials_asked(connection, self._libraries, (result for result, _ in results)))
+        checks = ResultChecks(
+            now, trials_asked(connection, self._libraries, (result for result, _ in results))
+        )
         accepted: dict[int, _Outcome] = {}
-        others: dict[tuple[str, int], list[StepResult]] = defaultdict(list)  # of libraries that are not here
+        # of libraries that are not here
+        others: dict[tuple[str, int], list[StepResult]] = defaultdict(list)
         for result, report in results:
             job = jobs.get(result.job_id)
-            if job is None or job.chunk != report.chunk or not _is_current(job, result) or job.id in accepted:
+            if (
+                job is None
+                or job.chunk != report.chunk
+                or not _is_current(job, result)
+                or job.id in accepted
+            ):
                 counts.refused += 1
                 continue
             if job.session_id in self._missing:
@@ -278,14 +317,26 @@ class Drain:
         outcomes = list(accepted.values())
         of_finals = [o for o in outcomes if o.cause is None and o.result.step == FINALS]
         finals.write(connection, jobs, [(o.result, o.report.member) for o in of_finals])
-        write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
-        winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
-        failures = self._winners.write(connection, jobs, [outcome.result for outcome in winners], fetched)
+        write_trials(
+            connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS]
+        )
+        winners = [
+            outcome
+            for outcome in outcomes
+            if self._is_measurement(jobs[outcome.result.job_id], outcome)
+        ]
+        failures = self._winners.write(
+            connection, jobs, [outcome.result for outcome in winners], fetched
+        )
         for job_id, failure in failures.items():
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
             reject_trials(connection, failure)
         losses = losses_of(connection, jobs.values())
-        outcomes = [outcome.after_losses(losses) for outcome in accepted.values()] if losses else [*accepted.values()]
+        outcomes = (
+            [outcome.after_losses(losses) for outcome in accepted.values()]
+            if losses
+            else [*accepted.values()]
+        )
         ended: list[_Job] = []
         for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes):
             if self._ends(job, after):
@@ -318,12 +369,17 @@ class Drain:
                 self._libraries[session_id] = library
 
     def _for_others(
-        self, connection: sa.Connection, others: Mapping[tuple[str, int], list[StepResult]], sent: Mapping[str, Report]
+        self,
+        connection: sa.Connection,
+        others: Mapping[tuple[str, int], list[StepResult]],
+        sent: Mapping[str, Report],
     ) -> Iterator[Letter]:
         for (chunk, session_id), mine in others.items():
             library = self._missing[session_id]
             fault = f"the library {library} is not installed where this was drained"
-            rest = sent[chunk].model_copy(update={"kind": ReportKind.RESULTS, "results": tuple(mine)})
+            rest = sent[chunk].model_copy(
+                update={"kind": ReportKind.RESULTS, "results": tuple(mine)}
+            )
             fitting = dead_letters.fitting(connection, rest)
             yield from (Letter(fault, part.to_json(), library, session_id) for part in fitting)
 
@@ -332,7 +388,9 @@ class Drain:
             return self._decide(job, result, report, now)
         except Exception as error:  # a plug-in's own code
             state, text = after_bug(job, error)
-            failure = result.model_copy(update={"ok": False, "cause": Cause.INFRA, "output_tail": text})
+            failure = result.model_copy(
+                update={"ok": False, "cause": Cause.INFRA, "output_tail": text}
+            )
             return _Outcome(failure, report, Cause.INFRA, state)
 
     def _decide(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
@@ -353,7 +411,9 @@ class Drain:
         steps = step_names(job.steps)
         following = library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, report, None, NextState(done(library.step(job.step).resource), job.step))
+            return _Outcome(
+                result, report, None, NextState(done(library.step(job.step).resource), job.step)
+            )
         state = waiting(following, steps, library.step(following).resource)
         return _Outcome(result, report, None, NextState(state, following))
 
@@ -365,17 +425,23 @@ class Drain:
     def _leads_on(self, job: JobRow, after: NextState) -> bool:
         """Whether finals may follow the job, or another round."""
         library = self._libraries[job.session_id]
-        return rounds.searches(job, library) or (library.finals is not None and self._ends(job, after))
+        return rounds.searches(job, library) or (
+            library.finals is not None and self._ends(job, after)
+        )
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         if not outcome.result.ok or outcome.result.step == FINALS:
             return False
-        on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
+        on_device = (
+            self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
+        )
         return on_device and best(outcome.result) is not None
 
 
 def _is_current(job: JobRow, result: StepResult) -> bool:
-    return job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
+    return (
+        job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
+    )
 
 
 def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome]) -> None:

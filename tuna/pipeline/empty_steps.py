@@ -14,7 +14,8 @@ from tuna.pipeline.policies import OpenStep
 from tuna.pipeline.states import CLAIMABLE
 from tuna.vocabulary import Resource
 
-#: How often SQL says whether jobs wait by now that other processes added, and the share of the time that this takes at most.
+#: How often SQL says whether jobs wait by now that other processes added, and the share of the time
+#: that this takes at most.
 _LOOK_EVERY_S, _LOOK_SHARE = 0.25, 0.05
 
 #: Session, step, and whether it continues.
@@ -26,7 +27,8 @@ def _key(step: OpenStep) -> _Key:
 
 
 class EmptySteps:
-    """The steps that are known to be empty, by what was claimed last and by a look at all of them in one query."""
+    """The steps that are known to be empty, by what was claimed last and by a look at all of them
+    in one query."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -45,13 +47,19 @@ class EmptySteps:
         states = [state.value for state in CLAIMABLE[resource]]
         due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now"))
         # Index ix_job_claim (session_id, step, state, id).
-        of_step = (Job.session_id == step.session_id, Job.step == step.step, Job.state.in_(states), due)
+        of_step = (
+            Job.session_id == step.session_id,
+            Job.step == step.step,
+            Job.state.in_(states),
+            due,
+        )
         self._expected.discard(_key(step))
         self._some = self._some - {_key(step)} | (set() if only is None else {_key(step)})
         self._waits[_key(step)] = sa.exists().where(*of_step, *(() if only is None else (only,)))
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
-        """Jobs of these sessions wait for these steps by now; where only some are meant, `look_for_expected` asks for them."""
+        """Jobs of these sessions wait for these steps by now; where only some are meant,
+        `look_for_expected` asks for them."""
         for session_id, step in due:
             for key in ((session_id, step, True), (session_id, step, False)):
                 if key in self._some:
@@ -71,9 +79,14 @@ class EmptySteps:
             self._look([key for key in map(_key, steps) if key in self._expected])
 
     def look(self, steps: Iterable[OpenStep]) -> bool:
-        """Ask SQL, four times a second at most, for which of `steps` jobs wait after all; returns whether any do."""
+        """Ask SQL, four times a second at most, for which of `steps` jobs wait after all; returns
+        whether any do."""
         started_at = time.monotonic()
-        keys = [key for key in map(_key, steps) if key in self._waits] if started_at >= self._look_at else []
+        keys = (
+            [key for key in map(_key, steps) if key in self._waits]
+            if started_at >= self._look_at
+            else []
+        )
         if not keys:
             return False
         found = self._look(keys)
@@ -85,7 +98,9 @@ class EmptySteps:
         if not keys:
             return False
         with reading(self._engine) as connection:
-            found = connection.execute(sa.select(*(self._waits[key] for key in keys)), {"now": utc_now()}).one()
+            found = connection.execute(
+                sa.select(*(self._waits[key] for key in keys)), {"now": utc_now()}
+            ).one()
         self._expected.difference_update(keys)
         for key, waits in zip(keys, found, strict=True):
             if waits:

@@ -22,12 +22,14 @@ from tuna.vocabulary import Cause, State
 
 log = structlog.get_logger(__name__)
 
-#: Maximum of uncharged failures in a row; further ones are charged, so that no job is retried endlessly.
+#: Maximum of uncharged failures in a row; further ones are charged, so that no job is retried
+#: endlessly.
 MAX_UNCHARGED = 20
 
 
 class NextState(NamedTuple):
-    """Columns of a job after an attempt. A tuple for speed: one is created and compared for each drained result."""
+    """Columns of a job after an attempt. A tuple for speed: one is created and compared for each
+    drained result."""
 
     state: State
     step: str
@@ -78,19 +80,24 @@ def after_failure(
 
 
 def with_loss(job: AttemptedRow) -> dict[str, Any]:
-    """Columns of a job whose worker was lost while another job of its chunk was charged for that: it is never charged itself,
-    not even at the maximum, and still avoids the place where it failed."""
+    """Columns of a job whose worker was lost while another job of its chunk was charged for that:
+    it is never charged itself, not even at the maximum, and still avoids the place where it
+    failed."""
     return {"uncharged": min(job.uncharged + 1, MAX_UNCHARGED), "cause": Cause.WORKER_LOST.value}
 
 
 def _first(job: AttemptedRow, steps: tuple[str, ...], library: Library) -> str:
-    """The step from which a job repeats all; a round of a search has its candidates in SQL, and is not proposed again."""
-    proposed = library.search is not None and steps[0] == library.search.name and job.step != steps[0]
+    """The step from which a job repeats all; a round of a search has its candidates in SQL, and is
+    not proposed again."""
+    proposed = (
+        library.search is not None and steps[0] == library.search.name and job.step != steps[0]
+    )
     return steps[1] if proposed else steps[0]
 
 
 def after_bug(job: AttemptedRow, error: Exception) -> tuple[NextState, str]:
-    """The same where the library's own code raised `error`, with the words for it: the jobs of others must go on.
+    """The same where the library's own code raised `error`, with the words for it: the jobs of
+    others must go on.
 
     Raises the error again if it is of a server.
     """
@@ -102,10 +109,11 @@ def after_bug(job: AttemptedRow, error: Exception) -> tuple[NextState, str]:
 
 
 def losses_of(connection: sa.Connection, jobs: Iterable[JobRow]) -> dict[int, JobRow]:
-    """Those of `jobs`, by id, that failed since they were loaded or retried, and ever because an artifact was lost.
+    """Those of `jobs`, by id, that failed since they were loaded or retried, and ever because an
+    artifact was lost.
 
-    Their failures count until they end: to build a lost artifact again succeeds each time, so that a job which loses it
-    each time would never end.
+    Their failures count until they end: to build a lost artifact again succeeds each time, so that
+    a job which loses it each time would never end.
     """
     failed = {job.id: job for job in jobs if job.failures or job.uncharged}
     if not failed:

@@ -1,4 +1,5 @@
-"""The jobs that follow from others that got on: further rounds of searches, then the finals of configs."""
+"""The jobs that follow from others that got on: further rounds of searches, then the finals of
+configs."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ def load(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None =
     return open_rounds(engine, work, configs) + _load_finals(engine, work, configs)
 
 
-def open_rounds(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None = None) -> int:
-    """Make the rounds that are due, whatever steps are served: another coordinator may be there for those of a CPU."""
+def open_rounds(
+    engine: sa.Engine, work: SessionWork, configs: Collection[int] | None = None
+) -> int:
+    """Make the rounds that are due, whatever steps are served: another coordinator may be there for
+    those of a CPU."""
     if work.library.search is None:
         return 0
     for attempt in retrying():

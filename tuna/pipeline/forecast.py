@@ -25,7 +25,8 @@ _SAMPLE = 100
 class Left:
     """Jobs of a session that have not ended, and what they have to go through.
 
-    Of a search these are its open rounds, and those that may follow where its options say how many at most.
+    Of a search these are its open rounds, and those that may follow where its options say how many
+    at most.
     """
 
     jobs: int  #: a search is one
@@ -34,7 +35,8 @@ class Left:
     is_bounded: bool = True  #: False: its searches have no known number of rounds
 
     def seconds(self, times: StageTimes) -> dict[str, float]:
-        """By queue: the predicted work of one process, without stages of which no duration is known."""
+        """By queue: the predicted work of one process, without stages of which no duration is
+        known."""
         found: dict[str, float] = defaultdict(float)
         for kind, number in self.stages.items():
             if prediction := times.predict(kind):
@@ -46,10 +48,17 @@ class Left:
         return self.is_bounded and all(times.predict(kind) for kind in self.stages)
 
     def error(self, times: StageTimes) -> float | None:
-        """The errors of the predictions (`Prediction.error`), weighted by the predicted work; None where nothing is."""
-        found = [(number, one) for kind, number in self.stages.items() if (one := times.predict(kind))]
+        """The errors of the predictions (`Prediction.error`), weighted by the predicted work; None
+        where nothing is."""
+        found = [
+            (number, one) for kind, number in self.stages.items() if (one := times.predict(kind))
+        ]
         whole = sum(number * one.seconds for number, one in found)
-        return sum(number * one.seconds * one.error for number, one in found) / whole if whole else None
+        return (
+            sum(number * one.seconds * one.error for number, one in found) / whole
+            if whole
+            else None
+        )
 
 
 def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
@@ -58,7 +67,8 @@ def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
 
 
 def left(connection: sa.Connection, work: SessionWork) -> Left:
-    """What is left of the session. Jobs are counted by state and step, and taken to have the solvers and steps of the latest."""
+    """What is left of the session. Jobs are counted by state and step, and taken to have the
+    solvers and steps of the latest."""
     stages: dict[StageKind, float] = defaultdict(float)
     sample: dict[int, str] = {}
     unfinished = 0
@@ -81,15 +91,25 @@ def left(connection: sa.Connection, work: SessionWork) -> Left:
             stages[stage_kind(work, solver_id, one.name)] += number
     of_searches = rounds.unfinished(connection, work.session_id, work.library)
     unfinished += of_searches.searches - of_searches.rounds
-    return Left(unfinished, {kind: number for kind, number in stages.items() if number}, sample, to_come is not None)
+    return Left(
+        unfinished,
+        {kind: number for kind, number in stages.items() if number},
+        sample,
+        to_come is not None,
+    )
 
 
-def learn(connection: sa.Connection, work: SessionWork, sample: Mapping[int, str], times: StageTimes) -> None:
-    """Note the durations of the good attempts at these jobs of the session; by the unique key (job_id, step, attempt)."""
+def learn(
+    connection: sa.Connection, work: SessionWork, sample: Mapping[int, str], times: StageTimes
+) -> None:
+    """Note the durations of the good attempts at these jobs of the session; by the unique key
+    (job_id, step, attempt)."""
     columns = (StepResult.job_id, StepResult.step, StepResult.started_at, StepResult.ended_at)
     for part in parts(sorted(sample)):
         good = (StepResult.job_id.in_(part), StepResult.ok.is_(True))
-        for job_id, step, started_at, ended_at in connection.execute(sa.select(*columns).where(*good)):
+        for job_id, step, started_at, ended_at in connection.execute(
+            sa.select(*columns).where(*good)
+        ):
             if started_at and ended_at:
                 kind = stage_kind(work, int(sample[job_id]), step)
                 times.note(kind, (ended_at - started_at).total_seconds())

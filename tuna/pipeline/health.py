@@ -1,7 +1,8 @@
-"""Whether a worker's machine and device are fit for work: examined before the first chunk and after each failure.
+"""Whether a worker's machine and device are fit for work: examined before the first chunk and after
+each failure.
 
-What is the machine's or the device's own fault is not charged to a job. The worker takes nothing more for a pause, longer each
-time, and until an examination finds nothing.
+What is the machine's or the device's own fault is not charged to a job. The worker takes nothing
+more for a pause, longer each time, and until an examination finds nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ log = structlog.get_logger(__name__)
 PROBE_S = 60.0
 #: Different jobs that fail in a row here while others succeed elsewhere.
 IN_A_ROW = 3
-#: Failures in a row after which the device is to repeat what it did before, if no other worker is there to compare with; each
-#: time that it does, the failures are the jobs' own, and it is asked again after twice as many.
+#: Failures in a row after which the device is to repeat what it did before, if no other worker is
+#: there to compare with; each time that it does, the failures are the jobs' own, and it is asked
+#: again after twice as many.
 _REPEAT_AFTER = 3
 _FINAL = (Again.NEVER, Again.CONFIRMED)
 #: Time that this has; an item is repeated that took half of it at most.
@@ -46,11 +48,22 @@ _TEST_BYTES = 1 << 20
 _TICK_S = 0.5
 #: A program that runs out of space where there is this much without it is at fault itself.
 _ROOM_BYTES = 1 << 28
-#: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no processes or files left.
+#: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no
+#: processes or files left.
 _ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ENOMEM,
+        errno.EAGAIN,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
 )
-#: What a foreign program says without space. What it wrote is gone with it, so that there may be some again.
+#: What a foreign program says without space. What it wrote is gone with it, so that there may be
+#: some again.
 _WORDS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 #: Failures that say nothing of the machine.
 _OF_THE_JOB = frozenset({Cause.ARTIFACT_LOST, Cause.NOT_APPLICABLE})
@@ -70,7 +83,13 @@ class Fault(NamedTuple):
     def charged_to_worker(self, result: StepResult) -> StepResult:
         """The result as a failure of this worker's; what it measured does not count."""
         text = f"{result.output_tail}\n{self.text}".strip()
-        facts = {"ok": False, "cause": self.cause, "uncharged": True, "trials": (), "output_tail": tail(text)}
+        facts = {
+            "ok": False,
+            "cause": self.cause,
+            "uncharged": True,
+            "trials": (),
+            "output_tail": tail(text),
+        }
         return result.model_copy(update=facts)
 
 
@@ -95,7 +114,8 @@ class Health:
         first_pause_s: float = 2.0,
         longest_pause_s: float = 300.0,
     ) -> None:
-        """`folders` must be writable; `mend` may repair the device, and is called before it is examined again.
+        """`folders` must be writable; `mend` may repair the device, and is called before it is
+        examined again.
 
         `ending`: whether the worker is to end, which a worker that is aside does at once.
         """
@@ -132,7 +152,11 @@ class Health:
             except OSError as error:
                 return Fault(Cause.INFRA, f"{folder} cannot be written: {error.strerror}")
         words = _probe(library, self._device, self._ending) if self._device else ""
-        return Fault(Cause.DEVICE_LOST, f"{self._device.id if self._device else ''}: {words}") if words else None
+        return (
+            Fault(Cause.DEVICE_LOST, f"{self._device.id if self._device else ''}: {words}")
+            if words
+            else None
+        )
 
     def judge(
         self,
@@ -141,10 +165,11 @@ class Health:
         succeeds_elsewhere: Callable[[], bool | None],
         repeats: Repeats = lambda: None,
     ) -> Fault | None:
-        """Why the failure in `result` is this worker's; None for one that is the job's, and for success.
+        """Why the failure in `result` is this worker's; None for one that is the job's, and for
+        success.
 
-        `succeeds_elsewhere`: whether the same work does; None while there is no news of others. `repeats`: whether the device
-        does again what it did before; None while it has done nothing.
+        `succeeds_elsewhere`: whether the same work does; None while there is no news of others.
+        `repeats`: whether the device does again what it did before; None while it has done nothing.
         """
         if result.ok:
             self._failed.clear()
@@ -158,9 +183,11 @@ class Health:
         if result.cause in _OF_THE_JOB:
             return None
         output = "\n".join([result.output_tail, *(trial.output_tail for trial in result.trials)])
-        if any(words in output for words in _WORDS) and (fault := self._lack_of_room()):  # any program can say them
+        # any program can say them
+        if any(words in output for words in _WORDS) and (fault := self._lack_of_room()):
             return fault
-        if result.cause is Cause.DEVICE_LOST:  # what is known need not be asked of a device that may not answer
+        # what is known need not be asked of a device that may not answer
+        if result.cause is Cause.DEVICE_LOST:
             return Fault(Cause.DEVICE_LOST, tail(result.output_tail) or "the device was lost")
         if fault := self.examine(library):
             return fault
@@ -170,11 +197,16 @@ class Health:
             self._wrong.add(result.job_id)
         count = max(len(self._failed), len(self._wrong))
         cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
-        if count >= IN_A_ROW and self._elsewhere(succeeds_elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
+        if count >= IN_A_ROW and self._elsewhere(
+            succeeds_elsewhere, NEWS_S if count == IN_A_ROW else 0.0
+        ):
             return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
         self._charged += 1
         # A final failure is confirmed by another worker, where there is one.
-        final = library.retry(result.cause or Cause.INFRA).again in _FINAL and succeeds_elsewhere() is False
+        final = (
+            library.retry(result.cause or Cause.INFRA).again in _FINAL
+            and succeeds_elsewhere() is False
+        )
         if self._charged < self._repeat_at and not final:
             return None
         if repeats() is False:
@@ -203,12 +235,17 @@ class Health:
     def of_error(self, error: BaseException, library: Library) -> Fault | None:
         """Why an error that the library raised is the machine's fault; None if it is not."""
         for one in _chain(error):
-            if isinstance(one, ChildNotStarted | LibraryMissing) or (isinstance(one, OSError) and one.errno in _ERRNOS):
+            if isinstance(one, ChildNotStarted | LibraryMissing) or (
+                isinstance(one, OSError) and one.errno in _ERRNOS
+            ):
                 return Fault(Cause.INFRA, f"{type(one).__name__}: {one}")
         return self.examine(library)
 
-    def stay_aside(self, fault: Fault, library: Library, limit_s: float, repeats: Repeats = lambda: None) -> None:
-        """Wait until an examination finds nothing, for `limit_s` at most; `fault` stays set if it does not by then.
+    def stay_aside(
+        self, fault: Fault, library: Library, limit_s: float, repeats: Repeats = lambda: None
+    ) -> None:
+        """Wait until an examination finds nothing, for `limit_s` at most; `fault` stays set if it
+        does not by then.
 
         `repeats`: see `judge`.
         """
@@ -241,7 +278,8 @@ class Health:
 
 
 def to_repeat(item: WorkItem, result: StepResult, seconds: float) -> WorkItem | None:
-    """The least of an item that succeeded in `seconds`: one of its good candidates, if it has some; None if that takes too long."""
+    """The least of an item that succeeded in `seconds`: one of its good candidates, if it has some;
+    None if that takes too long."""
     if item.rivals:
         return None
     good = {trial.index for trial in result.trials if trial.cause is None}
@@ -251,9 +289,12 @@ def to_repeat(item: WorkItem, result: StepResult, seconds: float) -> WorkItem | 
 
 
 def does_again(library: Library, item: WorkItem, context: RunContext) -> bool | None:
-    """True if an item that succeeded succeeds again; None if that is not known: it was canceled, or its artifact is gone."""
+    """True if an item that succeeded succeeds again; None if that is not known: it was canceled, or
+    its artifact is gone."""
     until = time.monotonic() + REPEAT_S
-    in_time = dataclasses.replace(context, cancelled=lambda: context.cancelled() or time.monotonic() >= until)
+    in_time = dataclasses.replace(
+        context, cancelled=lambda: context.cancelled() or time.monotonic() >= until
+    )
     try:
         results = list(library.run(library.step(item.step), [item], in_time))
     except (StorageFull, StoreUnavailable):
@@ -282,7 +323,8 @@ def _write_to(folder: Path) -> None:
 
 
 def _probe(library: Library, device: DeviceHandle, ending: Callable[[], bool]) -> str:
-    """What `Library.probe` says; one that raises or does not answer, also by the time of `ending`, is as good as a bad one."""
+    """What `Library.probe` says; one that raises or does not answer, also by the time of `ending`,
+    is as good as a bad one."""
     said: list[str] = []
 
     def ask() -> None:
@@ -296,4 +338,8 @@ def _probe(library: Library, device: DeviceHandle, ending: Callable[[], bool]) -
     until = time.monotonic() + PROBE_S
     while asking.is_alive() and (left_s := until - time.monotonic()) > 0 and not ending():
         asking.join(min(left_s, _TICK_S))
-    return said[0] if said else f"no answer to a probe within {PROBE_S:g} s, or before this worker was to end"
+    return (
+        said[0]
+        if said
+        else f"no answer to a probe within {PROBE_S:g} s, or before this worker was to end"
+    )

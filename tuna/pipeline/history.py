@@ -1,8 +1,10 @@
-"""The history of a search for its next round: a block of trials for each earlier one, as artifacts, since workers have no SQL.
+"""The history of a search for its next round: a block of trials for each earlier one, as artifacts,
+since workers have no SQL.
 
-A block is gzip of one JSON object a line, in the order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The
-round just before the one that is proposed may still be measured, so its block has params alone, whether it is or not: what is
-proposed depends on results, never on when they arrived.
+A block is gzip of one JSON object a line, in the order of the candidates: `params`, `time_ms`
+(null: it failed) and `cause`. The round just before the one that is proposed may still be measured,
+so its block has params alone, whether it is or not: what is proposed depends on results, never on
+when they arrived.
 """
 
 from __future__ import annotations
@@ -23,18 +25,24 @@ from tuna.libraries.results import is_time
 from tuna.pipeline.job_rows import ClaimRow
 
 
-def blocks(connection: sa.Connection, session_id: int, rows: Iterable[ClaimRow]) -> dict[int, list[bytes]]:
+def blocks(
+    connection: sa.Connection, session_id: int, rows: Iterable[ClaimRow]
+) -> dict[int, list[bytes]]:
     """By job: the blocks of the rounds before its own, the first round first."""
     found: dict[int, list[bytes]] = {}
     for row in rows:
         if row.round:
             trials = _trials(connection, _of_search(session_id, row))
-            found[row.id] = [block(trials[number], measured=number < row.round - 1) for number in range(row.round)]
+            found[row.id] = [
+                block(trials[number], measured=number < row.round - 1)
+                for number in range(row.round)
+            ]
     return found
 
 
 def find(connection: sa.Connection, digests: Mapping[str, int]) -> dict[str, bytes]:
-    """Blocks by their SHA-256, of the searches of the jobs whose ids are given; what changed meanwhile is left out."""
+    """Blocks by their SHA-256, of the searches of the jobs whose ids are given; what changed
+    meanwhile is left out."""
     found: dict[str, bytes] = {}
     columns = (Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.steps, Job.round)
     for part in parts(sorted(set(digests.values()))):
@@ -53,7 +61,10 @@ def block(trials: Sequence[Any], *, measured: bool) -> bytes:
     """Rows of `trial` with `params`, and with `time_ms` and `cause` if they are `measured`."""
     lines = (
         json.dumps(
-            {"params": row.params, **({"time_ms": _time_ms(row), "cause": row.cause} if measured else {})},
+            {
+                "params": row.params,
+                **({"time_ms": _time_ms(row), "cause": row.cause} if measured else {}),
+            },
             separators=(",", ":"),
         )
         for row in trials
@@ -62,7 +73,8 @@ def block(trials: Sequence[Any], *, measured: bool) -> bytes:
 
 
 def _time_ms(row: Any) -> float | None:
-    """The time of a row of `trial`; None for one that an older version took in and that no run can have taken."""
+    """The time of a row of `trial`; None for one that an older version took in and that no run can
+    have taken."""
     time_ms: float | None = row.time_ms
     return time_ms if is_time(time_ms) else None
 

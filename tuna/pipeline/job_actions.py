@@ -22,7 +22,8 @@ from tuna.vocabulary import State
 
 #: Jobs changed in one transaction, so that claiming and draining can run concurrently.
 _BATCH = 20_000
-#: In the order of the transitions, so that a job which advances meanwhile is found by a later query.
+#: In the order of the transitions, so that a job which advances meanwhile is found by a later
+#: query.
 _ORDER = (
     State.NEW,
     State.SEARCHING,
@@ -50,7 +51,8 @@ class Selection:
 class Canceled:
     """Numbers of canceled jobs by their former state, and the chunks that they were in.
 
-    Without its lease a chunk's worker stops at once, and the reaper takes other jobs of the chunk back, uncharged.
+    Without its lease a chunk's worker stops at once, and the reaper takes other jobs of the chunk
+    back, uncharged.
     """
 
     states: dict[str, int] = field(default_factory=dict)
@@ -58,7 +60,8 @@ class Canceled:
 
 
 def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str, int]:
-    """Send errored jobs back to the step that failed, with all attempts before them; returns how many by step.
+    """Send errored jobs back to the step that failed, with all attempts before them; returns how
+    many by step.
 
     Canceled jobs begin anew if they are named. A search whose canceled rounds do goes on.
     """
@@ -83,8 +86,14 @@ def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
     for part in parts(selection.jobs):
         for attempt in retrying():
             with attempt, writing(engine) as connection:
-                where = (Job.id.in_(part), Job.session_id == selection.session_id, Job.state == State.CANCELED.value)
-                found = connection.execute(sa.select(Job.id, Job.steps).where(*where).with_for_update())
+                where = (
+                    Job.id.in_(part),
+                    Job.session_id == selection.session_id,
+                    Job.state == State.CANCELED.value,
+                )
+                found = connection.execute(
+                    sa.select(Job.id, Job.steps).where(*where).with_for_update()
+                )
                 first = {job_id: jobs.step_names(steps)[0] for job_id, steps in found}
                 for job_id, step in first.items():
                     values = {**_FORGIVEN, "state": to, "step": step, "updated_at": utc_now()}
@@ -95,20 +104,24 @@ def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
 
 
 def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Canceled:
-    """Cancel every job that is not finished; late results of its attempts are refused. A search opens no more rounds."""
+    """Cancel every job that is not finished; late results of its attempts are refused. A search
+    opens no more rounds."""
     done = Canceled()
     while _cancel_once(engine, library, selection, done):
         pass  # a job that a worker returned meanwhile is found by the next round
     for attempt in retrying():
         with attempt, writing(engine) as connection:
-            rounds.load(connection, selection.session_id, library)  # says of searches that they ended
+            # says of searches that they ended
+            rounds.load(connection, selection.session_id, library)
     return done
 
 
 def _cancel_once(engine: sa.Engine, library: Library, selection: Selection, done: Canceled) -> int:
     moved = 0
     groups = _groups(engine, selection)
-    for step, state in sorted((g for g in groups if g[1] in _ORDER), key=lambda g: _ORDER.index(g[1])):
+    for step, state in sorted(
+        (g for g in groups if g[1] in _ORDER), key=lambda g: _ORDER.index(g[1])
+    ):
         if not is_open(state, library.step(step).resource):
             continue  # `compiled` after the last CPU step is finished
         values = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None}
@@ -124,31 +137,48 @@ def _groups(engine: sa.Engine, selection: Selection) -> list[tuple[str, State]]:
         if selection.tag is not None:
             configs.require_tag(connection, selection.tag)
         _require_jobs(connection, selection)
-        return [(step, State(state)) for state, step in jobs.by_state(connection, selection.session_id)]
+        return [
+            (step, State(state)) for state, step in jobs.by_state(connection, selection.session_id)
+        ]
 
 
 def _require_jobs(connection: sa.Connection, selection: Selection) -> None:
     there: set[int] = set()
     for part in parts(selection.jobs):
-        statement = sa.select(Job.id).where(Job.id.in_(part), Job.session_id == selection.session_id)
+        statement = sa.select(Job.id).where(
+            Job.id.in_(part), Job.session_id == selection.session_id
+        )
         there |= set(connection.execute(statement).scalars())
     missing = sorted(set(selection.jobs) - there)
     if missing:
-        raise NotFound(f"Session {selection.session_id} has no job {', '.join(map(str, missing[:10]))}.")
+        raise NotFound(
+            f"Session {selection.session_id} has no job {', '.join(map(str, missing[:10]))}."
+        )
 
 
 def _at(selection: Selection, step: str, state: State) -> list[Any]:
-    """Conditions that index ix_job_claim (session_id, step, state, id) serves, and those of the selection."""
-    where: list[Any] = [Job.session_id == selection.session_id, Job.step == step, Job.state == state.value]
+    """Conditions that index ix_job_claim (session_id, step, state, id) serves, and those of the
+    selection."""
+    where: list[Any] = [
+        Job.session_id == selection.session_id,
+        Job.step == step,
+        Job.state == state.value,
+    ]
     if selection.tag is not None:
-        where.append(Job.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == selection.tag)))
+        where.append(
+            Job.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == selection.tag))
+        )
     if selection.cause is not None:
         where.append(Job.cause == selection.cause)
     return where
 
 
 def _move(
-    engine: sa.Engine, selection: Selection, where: list[Any], values: dict[str, Any], chunks: set[str] | None = None
+    engine: sa.Engine,
+    selection: Selection,
+    where: list[Any],
+    values: dict[str, Any],
+    chunks: set[str] | None = None,
 ) -> int:
     """Update the jobs in batches; adds their chunks to `chunks`."""
     moved = 0
@@ -178,5 +208,7 @@ def _move_batch(
     if "chunk" in values:
         statement = sa.select(Job.chunk).where(*these, Job.chunk.is_not(None)).distinct()
         chunks = {chunk for chunk in connection.execute(statement).scalars() if chunk}
-    count = connection.execute(sa.update(Job).where(*these).values(**values, updated_at=utc_now())).rowcount
+    count = connection.execute(
+        sa.update(Job).where(*these).values(**values, updated_at=utc_now())
+    ).rowcount
     return count, high, chunks

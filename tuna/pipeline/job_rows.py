@@ -1,4 +1,5 @@
-"""Rows of `job` as the hot statements select them: SQLAlchemy's rows, with the types that these lack."""
+"""Rows of `job` as the hot statements select them: SQLAlchemy's rows, with the types that these
+lack."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Rotation of the key that signs artifacts: a new secret in SQL; the former public key is accepted for a while.
+"""Rotation of the key that signs artifacts: a new secret in SQL; the former public key is accepted
+for a while.
 
-In that time workers finish the chunks in which they sign with the former key, and reports that name such artifacts are
-drained. What jobs need is signed again: by the command that rotates, and once more by a coordinator before it forgets the
-former key. Each step may be repeated, by several at once; what no accepted key signed is refused, and compiled again.
+In that time workers finish the chunks in which they sign with the former key, and reports that name
+such artifacts are drained. What jobs need is signed again: by the command that rotates, and once
+more by a coordinator before it forgets the former key. Each step may be repeated, by several at
+once; what no accepted key signed is refused, and compiled again.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from tuna.signatures import Keys
 
 log = structlog.get_logger(__name__)
 
-#: How long a former key is accepted: longer than a chunk takes, and than Redis keeps artifacts that are not renewed.
+#: How long a former key is accepted: longer than a chunk takes, and than Redis keeps artifacts that
+#: are not renewed.
 ACCEPTED = timedelta(days=1)
 _PAGE = 200
 #: Expiry of a member's public keys, which coordinators publish again each second.
@@ -45,7 +48,8 @@ class Page(NamedTuple):
 
 
 def replace(engine: sa.Engine, settings: Settings, *, leaked: bool) -> None:
-    """Make a new secret; the former key, and those before it, are accepted for a while, or no more at all if `leaked`."""
+    """Make a new secret; the former key, and those before it, are accepted for a while, or no more
+    at all if `leaked`."""
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             row = sa.select(Installation.id).with_for_update()  # one rotation after the other
@@ -54,28 +58,36 @@ def replace(engine: sa.Engine, settings: Settings, *, leaked: bool) -> None:
             if leaked:
                 connection.execute(sa.delete(FormerKey))
             else:
-                connection.execute(sa.insert(FormerKey).values(public=former, superseded_at=utc_now()))
+                connection.execute(
+                    sa.insert(FormerKey).values(public=former, superseded_at=utc_now())
+                )
             connection.execute(sa.update(Installation).values(secret=secrets.token_hex(32)))
 
 
 def announce(engine: sa.Engine, client: redis.Redis, settings: Settings, namespace: str) -> Keys:
-    """Publish the keys of artifacts as they are in SQL: to own workers with the secret, to members without; returns them."""
-    # Read before SQL, so that a coordinator never replaces a newer key by the one that it read earlier.
+    """Publish the keys of artifacts as they are in SQL: to own workers with the secret, to members
+    without; returns them."""
+    # Read before SQL, so that a coordinator never replaces a newer key by the one that it read
+    # earlier.
     published = client.get(signer_key(namespace))
     with reading(engine) as connection:
         found = sessions.artifact_keys(connection, settings)
         names = [member.name for member in members(connection)]
-    if published != found.to_json().encode() and settings.artifacts_key is None:  # else own workers have it, too
+    # else own workers have it, too
+    if published != found.to_json().encode() and settings.artifacts_key is None:
         client.set(signer_key(namespace), found.to_json())
     with client.pipeline(transaction=False) as pipe:
         for name in names:  # with an expiry, for one that is revoked at this moment
-            pipe.set(keys.prefix(namespace, name) + "public", found.verifier.to_json(), ex=_PUBLIC_TTL_S)
+            pipe.set(
+                keys.prefix(namespace, name) + "public", found.verifier.to_json(), ex=_PUBLIC_TTL_S
+            )
         pipe.execute()
     return found
 
 
 def sign_page(engine: sa.Engine, artifacts: Artifacts, after: str = "") -> Page:
-    """Sign again the next artifacts that jobs need, in the order of their digests; raises what the store does."""
+    """Sign again the next artifacts that jobs need, in the order of their digests; raises what the
+    store does."""
     query = (  # primary key (digest, job_id): a range in order
         sa.select(JobArtifact.digest)
         .where(JobArtifact.digest > after)
@@ -105,7 +117,8 @@ def accepted_until(connection: sa.Connection) -> dict[str, datetime]:
 
 
 class Retirement:
-    """Forgets former keys when their time is over; a coordinator calls `tick` about once a second."""
+    """Forgets former keys when their time is over; a coordinator calls `tick` about once a
+    second."""
 
     def __init__(self, engine: sa.Engine, artifacts: Artifacts) -> None:
         self._engine = engine

@@ -2,13 +2,16 @@
 
 Keys, all under `tuna:{<namespace>}:`
 
-    leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it waits in a queue
-    holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty for a revoked worker
+    leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it
+    waits in a queue
+    holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty
+    for a revoked worker
     results  stream      what workers report (see `results`)
     queues   hash        chunk -> its queue, for coordinators alone
 
-A chunk that is not in `leases` has no holder: a worker that finds its chunk missing stops, and a message whose chunk is
-missing or already held is a stale copy and is dropped. So at-least-once delivery by the broker is enough.
+A chunk that is not in `leases` has no holder: a worker that finds its chunk missing stops, and a
+message whose chunk is missing or already held is a stale copy and is dropped. So at-least-once
+delivery by the broker is enough.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ _RENEW = NOW + _HOLDS + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1
 _REPORT = (
     NOW
     + _HOLDS
-    + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); redis.call('XADD', KEYS[3], '*', 'r', ARGV[4]); return 1"
+    + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); redis.call('XADD', KEYS[3], '*',"
+    " 'r', ARGV[4]); return 1"
 )
 _FINISH = (
     _HOLDS
@@ -54,7 +58,8 @@ redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """
 )
-# By any holder but a revoked one: at shutdown a worker knows the chunks of its pool processes and not their tokens.
+# By any holder but a revoked one: at shutdown a worker knows the chunks of its pool processes and
+# not their tokens.
 _RETURN_CHUNK = """
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HGET', KEYS[2], ARGV[1]) == '' then return 0 end
 redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
@@ -82,19 +87,23 @@ class WorkerLeases(Protocol):
     """The worker's side of leases: `Leases`, or `MemberLeases` behind the gate."""
 
     def take(self, chunk: str, token: str, entry: str) -> bool:
-        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not exist."""
+        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not
+        exist."""
 
     def renew(self, chunk: str, token: str) -> bool:
         """Heartbeat; False if the lease is lost."""
 
     def report(self, chunk: str, token: str, entry: str) -> bool:
-        """Append `entry` to the results, if still the holder; False (and nothing appended) if the lease is lost."""
+        """Append `entry` to the results, if still the holder; False (and nothing appended) if the
+        lease is lost."""
 
     def finish(self, chunk: str, token: str, entry: str) -> bool:
-        """Append the last `entry` and release the lease; False (and nothing appended) if the lease is lost."""
+        """Append the last `entry` and release the lease; False (and nothing appended) if the lease
+        is lost."""
 
     def return_chunk(self, chunk: str, entry: str) -> bool:
-        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`; False if it is done."""
+        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`;
+        False if it is done."""
 
     def forfeit(self, chunk: str) -> None:
         """Expire the lease of a held chunk at once: its worker process is known to be dead."""
@@ -114,14 +123,22 @@ class Leases:
         self._client = client
         self._lease_ms = int(lease_s * 1000)
         prefix = f"tuna:{{{namespace}}}:"
-        self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
+        self.leases_key, self.holders_key, self.results_key = (
+            prefix + n for n in ("leases", "holders", "results")
+        )
         self.dealt_counts_key = prefix + "dealt_counts"  #: see `dealt`
         self._queues_key = prefix + "queues"
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
-        self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
-        self._return_chunk, self._evict = client.register_script(_RETURN_CHUNK), client.register_script(_EVICT)
+        self._take, self._renew, self._report, self._finish = (
+            client.register_script(text) for text in scripts
+        )
+        self._return_chunk, self._evict = (
+            client.register_script(_RETURN_CHUNK),
+            client.register_script(_EVICT),
+        )
 
-    # -- the coordinator's side ------------------------------------------------------------------------------------------
+    # -- the coordinator's side
+    # ------------------------------------------------------------------------------------------
 
     def open(self, chunks: Iterable[str], queue: str = "") -> None:
         """Register chunks that are about to be published in a queue."""
@@ -134,7 +151,9 @@ class Leases:
     def published(self) -> Published:
         """The chunks that wait and that workers hold, whichever coordinator published them."""
         queues = cast(dict[Any, Any], self._client.hgetall(self._queues_key))
-        scores = cast(list[Any], self._client.zmscore(self.leases_key, list(queues))) if queues else []
+        scores = (
+            cast(list[Any], self._client.zmscore(self.leases_key, list(queues))) if queues else []
+        )
         waiting, running, gone = Counter[str](), Counter[str](), []
         for (chunk, queue), score in zip(queues.items(), scores, strict=True):
             if score is None:
@@ -148,7 +167,8 @@ class Leases:
     def drop(self, chunks: Sequence[str]) -> None:
         """Delete the chunks and their leases, held or not."""
         if chunks:
-            with self._client.pipeline(transaction=False) as pipe:  # a full Redis refuses every command within MULTI
+            # a full Redis refuses every command within MULTI
+            with self._client.pipeline(transaction=False) as pipe:
                 pipe.zrem(self.leases_key, *chunks)
                 pipe.hdel(self.holders_key, *chunks)
                 pipe.execute()
@@ -156,10 +176,15 @@ class Leases:
     def evict(self, worker: str) -> list[str]:
         """Revoke the leases that a worker holds, which expire at once; returns their chunks.
 
-        Chunks that were dealt to a member which has not begun them have no lease any longer: no attempt was lost.
+        Chunks that were dealt to a member which has not begun them have no lease any longer: no
+        attempt was lost.
         """
         held = cast(dict[Any, Any], self._client.hgetall(self.holders_key))
-        mine = [(chunk, token) for chunk, token in held.items() if token.startswith(f"{worker}:".encode())]
+        mine = [
+            (chunk, token)
+            for chunk, token in held.items()
+            if token.startswith(f"{worker}:".encode())
+        ]
         dealt = [chunk for chunk, token in mine if token.startswith(f"{worker}:dealt/".encode())]
         self.drop(_texts(set(dealt) - set(self.begun(dealt))))
         keys = [self.leases_key, self.holders_key]
@@ -194,10 +219,12 @@ class Leases:
         """Chunks that no worker has taken yet."""
         return _texts(self._client.zrangebyscore(self.leases_key, "+inf", "+inf"))
 
-    # -- the worker's side --------------------------------------------------------------------------------------------
+    # -- the worker's side
+    # --------------------------------------------------------------------------------------------
 
     def take(self, chunk: str, token: str, entry: str) -> bool:
-        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not exist."""
+        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not
+        exist."""
         return self._call(self._take, chunk, token, entry)
 
     def renew(self, chunk: str, token: str) -> bool:
@@ -205,15 +232,18 @@ class Leases:
         return self._call(self._renew, chunk, token, "")
 
     def report(self, chunk: str, token: str, entry: str) -> bool:
-        """Append `entry` to the results, if still the holder, and renew; False (and nothing appended) if the lease is lost."""
+        """Append `entry` to the results, if still the holder, and renew; False (and nothing
+        appended) if the lease is lost."""
         return self._call(self._report, chunk, token, entry)
 
     def finish(self, chunk: str, token: str, entry: str) -> bool:
-        """Append the last `entry` and release the lease; False (and nothing appended) if the lease is lost."""
+        """Append the last `entry` and release the lease; False (and nothing appended) if the lease
+        is lost."""
         return self._call(self._finish, chunk, token, entry)
 
     def return_chunk(self, chunk: str, entry: str) -> bool:
-        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`; False if it is done."""
+        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`;
+        False if it is done."""
         return self._call(self._return_chunk, chunk, "", entry)
 
     def forfeit(self, chunk: str) -> None:

@@ -1,7 +1,8 @@
-"""The worker's side of the gate: a member's chunks, reports and artifacts, all in its own keys, without a script.
+"""The worker's side of the gate: a member's chunks, reports and artifacts, all in its own keys,
+without a script.
 
-`membership.keys` lists the keys. What a member writes there are claims: a coordinator holds the leases, and checks each report and
-each artifact before it counts.
+`membership.keys` lists the keys. What a member writes there are claims: a coordinator holds the
+leases, and checks each report and each artifact before it counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ log = structlog.get_logger(__name__)
 
 
 class MemberLeases:
-    """The chunks that were dealt to this member; the methods are those of the worker's side of `Leases`."""
+    """The chunks that were dealt to this member; the methods are those of the worker's side of
+    `Leases`."""
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
         self._client = client
@@ -35,9 +37,11 @@ class MemberLeases:
         self._given_up: dict[str, str] = {}
 
     def take(self, chunk: str, token: str, entry: str) -> bool:
-        """Mark a chunk that was dealt as taken, and append `entry`; False if it is taken or no longer dealt.
+        """Mark a chunk that was dealt as taken, and append `entry`; False if it is taken or no
+        longer dealt.
 
-        A coordinator that withdraws it between the two steps costs this member the time of one chunk, and nothing else.
+        A coordinator that withdraws it between the two steps costs this member the time of one
+        chunk, and nothing else.
         """
         if self._client.hget(self._dealt, chunk) not in (b"", token.encode()):
             return False
@@ -53,11 +57,13 @@ class MemberLeases:
         return True
 
     def renew(self, chunk: str, token: str) -> bool:
-        """False if the chunk was withdrawn. The coordinator renews the lease for as long as this process has a heartbeat."""
+        """False if the chunk was withdrawn. The coordinator renews the lease for as long as this
+        process has a heartbeat."""
         return self._client.hget(self._dealt, chunk) == token.encode()
 
     def report(self, chunk: str, token: str, entry: str) -> bool:
-        """Append `entry` to the reports; False (and nothing appended) if the chunk was withdrawn."""
+        """Append `entry` to the reports; False (and nothing appended) if the chunk was
+        withdrawn."""
         if not self.renew(chunk, token):
             return False
         self._client.xadd(self._reports, {"r": entry})
@@ -68,7 +74,8 @@ class MemberLeases:
         return self.renew(chunk, token) and self._end(chunk, entry)
 
     def return_chunk(self, chunk: str, entry: str) -> bool:
-        """Append the last `entry` of a chunk, whichever process of this worker holds it; False if it is done."""
+        """Append the last `entry` of a chunk, whichever process of this worker holds it; False if
+        it is done."""
         return bool(self._client.hexists(self._dealt, chunk)) and self._end(chunk, entry)
 
     def forfeit(self, chunk: str) -> None:
@@ -79,7 +86,8 @@ class MemberLeases:
     def give_up(self, chunk: str) -> None:
         """Stop work on a chunk, which this process may have ended or not.
 
-        A coordinator holds the lease for as long as this process has a heartbeat, so it gets a report: now, or by `tell`.
+        A coordinator holds the lease for as long as this process has a heartbeat, so it gets a
+        report: now, or by `tell`.
         """
         if token := self._held.pop(chunk, ""):
             self._given_up[chunk] = token

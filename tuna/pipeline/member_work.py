@@ -1,7 +1,9 @@
-"""What a coordinator does for members in each round: shows their heartbeats, collects their reports, holds their leases, deals.
+"""What a coordinator does for members in each round: shows their heartbeats, collects their
+reports, holds their leases, deals.
 
-The way of a chunk: shared queue -> member's queue (`dealer`) -> member's stream -> results (`collector`) -> SQL (`drain`). The
-lease is the coordinator's all the time (`dealt`); without a coordinator that renews it, it expires like that of any other worker.
+The way of a chunk: shared queue -> member's queue (`dealer`) -> member's stream -> results
+(`collector`) -> SQL (`drain`). The lease is the coordinator's all the time (`dealt`); without a
+coordinator that renews it, it expires like that of any other worker.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ log = structlog.get_logger(__name__)
 _LOOK_EVERY_S = 0.5
 #: How often heartbeats are shown, and the sizes of keys compared with the quotas.
 _CHECK_EVERY_S = 1.0
-#: A chunk that no process began so long after it was dealt, while the queue of its member is empty, was lost on its way.
+#: A chunk that no process began so long after it was dealt, while the queue of its member is empty,
+#: was lost on its way.
 _ARRIVES_WITHIN_S = 5.0
 
 
 class MemberWork:
-    """The members of one database, and their chunks; costs a query each half second while there are none."""
+    """The members of one database, and their chunks; costs a query each half second while there are
+    none."""
 
     def __init__(
         self,
@@ -56,22 +60,28 @@ class MemberWork:
     ) -> None:
         self._roster = Roster(engine)
         self._conduct = Conduct(engine, client, namespace)
-        inbox = self._inbox = Inbox(client, namespace, Quotas.from_settings(settings), self._conduct.blame)
+        inbox = self._inbox = Inbox(
+            client, namespace, Quotas.from_settings(settings), self._conduct.blame
+        )
         self._relay = Relay(inbox, board, settings.lease_s)
         dealt = self._dealt = DealtChunks(client, namespace, leases, inbox, settings.lease_s)
         pace = self._pace = Pace()
         self._collector = Collector(inbox, dealt, artifacts, pace)
-        self._dealer = Dealer(engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pace, board.is_alone)
+        self._dealer = Dealer(
+            engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pace, board.is_alone
+        )
         self._client = client
         self._chunks: dict[str, Dealt] = {}
-        #: Chunks that were taken from members which had not begun them: for a coordinator to release, uncharged, and to drop.
+        #: Chunks that were taken from members which had not begun them: for a coordinator to
+        #: release, uncharged, and to drop.
         self.released: set[str] = set()
         self._looked_at = self._checked_at = -math.inf
         self._changes = 0
         self._idle = False
 
     def tick(self) -> int:
-        """Do what is due; returns how many reports were moved and chunks dealt. A coordinator calls it in each round."""
+        """Do what is due; returns how many reports were moved and chunks dealt. A coordinator calls
+        it in each round."""
         members = self._roster.members()
         if not members and self._idle:
             return 0
@@ -122,14 +132,16 @@ class MemberWork:
     def _deal(self, members: Sequence[Member]) -> int:
         if not self._dealer.has_place(members, self._chunks) or is_nearly_full(self._client):
             return 0
-        self._chunks = self._dealt.all()  # without those that ended since they were read: there may be more places
+        # without those that ended since they were read: there may be more places
+        self._chunks = self._dealt.all()
         sent = self._dealer.deal(members, self._chunks)
         if sent:
             self._chunks = self._dealt.all()
         return sent
 
     def _hold(self, members: Mapping[str, Member]) -> None:
-        """Renew the leases of chunks, and take back those that are revoked, canceled, lost on the way, or over their limits."""
+        """Renew the leases of chunks, and take back those that are revoked, canceled, lost on the
+        way, or over their limits."""
         live = {name for name in members if self._relay.is_alive(name)}
         for chunk in self._dealt.renew(self._chunks, live):
             self._take_back(chunk, expire=False)
@@ -146,17 +158,25 @@ class MemberWork:
                 why = "lost on its way"
             else:
                 continue
-            log.warning("chunk taken from a member", worker=one.member, chunk=chunk, why=why, begun=begun)
+            log.warning(
+                "chunk taken from a member", worker=one.member, chunk=chunk, why=why, begun=begun
+            )
             self._pace.fail(one.member)
             if self._take_back(chunk, expire=begun) and not begun:
                 self.released.add(chunk)
 
-    def _arriving(self, members: Mapping[str, Member], unbegun: Collection[str], now: float) -> set[str]:
+    def _arriving(
+        self, members: Mapping[str, Member], unbegun: Collection[str], now: float
+    ) -> set[str]:
         """Those of the chunks that may still be on their way to a process of their member."""
         old = {chunk for chunk in unbegun if now - self._chunks[chunk].dealt_at > _ARRIVES_WITHIN_S}
         names = sorted({self._chunks[chunk].member for chunk in old} & members.keys())
         waiting = self._inbox.waiting([members[name] for name in names]) if names else {}
-        return {chunk for chunk in unbegun if chunk not in old or waiting.get(self._chunks[chunk].member, 0) > 0}
+        return {
+            chunk
+            for chunk in unbegun
+            if chunk not in old or waiting.get(self._chunks[chunk].member, 0) > 0
+        }
 
     def _take_back(self, chunk: str, *, expire: bool) -> bool:
         return self._dealt.take_back(chunk, self._chunks.pop(chunk).member, expire=expire)

@@ -1,5 +1,5 @@
-"""Rounds of searches that wait for a worker, each as a separate open step, with the progress of its search: a policy chooses
-between them."""
+"""Rounds of searches that wait for a worker, each as a separate open step, with the progress of its
+search: a policy chooses between them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from tuna.pipeline.states import CLAIMABLE, is_open
 
 #: Rounds of each step that a policy chooses from: the oldest.
 _LIMIT = 1000
-#: Built once: building a statement costs more than running it. Index ix_job_claim (session_id, step, state, id).
+#: Built once: building a statement costs more than running it. Index ix_job_claim (session_id,
+#: step, state, id).
 _WAITING = (
     sa.select(Job.id, Job.config_id, Job.solver_id, Job.steps, Job.round, Job.updated_at)
-    .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"), are_rounds(Job.steps))
+    .where(
+        Job.session_id == sa.bindparam("of_session"),
+        Job.step == sa.bindparam("for_step"),
+        are_rounds(Job.steps),
+    )
     .where(Job.state.in_(sa.bindparam("states", expanding=True)))
     .where(sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")))
     .order_by(Job.id)
@@ -33,7 +38,8 @@ Search = tuple[int, int, str]
 
 
 def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
-    """Whether a job is a round of a search; false for all jobs of a library that does not search."""
+    """Whether a job is a round of a search; false for all jobs of a library that does not
+    search."""
     return are_rounds(Job.steps) if work.library.search else sa.false()
 
 
@@ -71,13 +77,21 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progr
         if any(is_open(part.state, work.library.step(part.step).resource) for part in parts):
             continue
         rounds[search] += 1
-        if known := [ms for ms in (*best[search][-1:], *(part.best_ms for part in parts)) if ms is not None]:
+        if known := [
+            ms for ms in (*best[search][-1:], *(part.best_ms for part in parts)) if ms is not None
+        ]:
             best[search].append(min(known))
-    return {search: Progress(found.get(search[0], 0.0), tuple(best[search]), rounds[search]) for search in rounds}
+    return {
+        search: Progress(found.get(search[0], 0.0), tuple(best[search]), rounds[search])
+        for search in rounds
+    }
 
 
-def open_steps(connection: sa.Connection, work: SessionWork, known: Mapping[Search, Progress]) -> list[OpenStep]:
-    """The rounds that wait for a worker, the oldest ones of each step, of a library that searches."""
+def open_steps(
+    connection: sa.Connection, work: SessionWork, known: Mapping[Search, Progress]
+) -> list[OpenStep]:
+    """The rounds that wait for a worker, the oldest ones of each step, of a library that
+    searches."""
     return [one for step in work.steps for one in _of_step(connection, work, step, known)]
 
 
@@ -85,15 +99,23 @@ def _of_step(
     connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[Search, Progress]
 ) -> list[OpenStep]:
     states = [state.value for state in CLAIMABLE[step.resource]]
-    values = {"of_session": work.session_id, "for_step": step.name, "states": states, "now": utc_now()}
+    values = {
+        "of_session": work.session_id,
+        "for_step": step.name,
+        "states": states,
+        "now": utc_now(),
+    }
     return [_open_step(work, step, row, known) for row in connection.execute(_WAITING, values)]
 
 
-def _open_step(work: SessionWork, step: Step, row: Any, known: Mapping[Search, Progress]) -> OpenStep:
+def _open_step(
+    work: SessionWork, step: Step, row: Any, known: Mapping[Search, Progress]
+) -> OpenStep:
     steps = [work.library.step(name) for name in row.steps.split(",")]
     place = steps.index(step)
     resources = {one.resource for one in steps}
-    # A first step goes on where the round before ended, unless it would keep a process for all rounds.
+    # A first step goes on where the round before ended, unless it would keep a process for all
+    # rounds.
     before = steps[place - 1] if place else steps[-1] if row.round and len(resources) > 1 else None
     return OpenStep(
         session_id=work.session_id,

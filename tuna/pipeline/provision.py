@@ -1,6 +1,7 @@
 """Copies what work items need and SQL keeps to the artifact store, which may lose it.
 
-That is config bodies, the code of rivals, and the history of searches and of those that they learn from.
+That is config bodies, the code of rivals, and the history of searches and of those that they learn
+from.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ log = structlog.get_logger(__name__)
 
 
 def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
-    """Put what `items` need, SQL has and the store lacks into the store; returns how many artifacts.
+    """Put what `items` need, SQL has and the store lacks into the store; returns how many
+    artifacts.
 
-    For a coordinator, before it publishes items that it has claimed. Items without any cost nothing; each different
-    one is checked, because a store may expire entries. Raises StoreUnavailable, on which a coordinator retries,
-    also for a full store.
+    For a coordinator, before it publishes items that it has claimed. Items without any cost
+    nothing; each different one is checked, because a store may expire entries. Raises
+    StoreUnavailable, on which a coordinator retries, also for a full store.
     """
     put = 0
     past: dict[str, int] = {}
@@ -52,11 +54,15 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
                 else:
                     blob = configs.body(connection, digest)
             if blob is None:
-                continue  # a round was repeated since the claim: the worker finds the block lost, and its job is claimed anew
+                # a round was repeated since the claim: the worker finds the block lost, and its job
+                # is claimed anew
+                continue
             try:
                 artifacts.put(blob)
             except StorageFull as error:
-                raise StoreUnavailable(f"There is no space left for what work items need: {error}") from error
+                raise StoreUnavailable(
+                    f"There is no space left for what work items need: {error}"
+                ) from error
             put += 1
     if put:
         log.info("artifacts of SQL stored", count=put)

@@ -38,8 +38,8 @@ log = structlog.get_logger(__name__)
 #: Nothing is published while Redis uses a larger share of its `maxmemory`.
 _MEMORY_SHARE = 0.75
 _FULL_BACKOFF_S = 5.0
-#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a priority and urgent steps, and
-#: of the others.
+#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a
+#: priority and urgent steps, and of the others.
 _URGENT, _ORDINARY = 0, 3
 #: Rides out a short outage of the broker.
 _RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
@@ -48,7 +48,10 @@ _RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
 def is_nearly_full(client: redis.Redis) -> bool:
     """Whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
     memory = client.info("memory")
-    return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
+    return (
+        bool(memory.get("maxmemory"))
+        and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
+    )
 
 
 def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
@@ -59,7 +62,8 @@ def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
 
 
 def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool] | None:
-    """Which of the jobs that wait for the step are meant, None: all; `chooses`: see `Publisher._publish`."""
+    """Which of the jobs that wait for the step are meant, None: all; `chooses`: see
+    `Publisher._publish`."""
     if chooses:
         return Job.id.in_(step.jobs) if step.jobs else ~open_searches.is_round(work)
     if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
@@ -97,7 +101,8 @@ class Publisher:
         self._fixed_workers = fixed_workers
         self._policy: Policy | None = None  #: the latest
         self._empty = EmptySteps(engine)
-        self._served: dict[tuple[int, str], int] = {}  # session, queue -> number of its last share there
+        # session, queue -> number of its last share there
+        self._served: dict[tuple[int, str], int] = {}
         self._full_until = 0.0
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
@@ -116,7 +121,9 @@ class Publisher:
         waiting, running = self.leases.published()
         snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
         if self._fixed_workers:
-            snapshot = replace(snapshot, ahead=self._ahead(works, least=int(members)), running=running)
+            snapshot = replace(
+                snapshot, ahead=self._ahead(works, least=int(members)), running=running
+            )
         with_room = [one for one in snapshot.open if snapshot.room(one.queue)]
         self._empty.look_for_expected(with_room)
         empty = [one for one in with_room if not one.jobs and one in self._empty]
@@ -136,7 +143,8 @@ class Publisher:
         waiting: Counter[str],
         open_steps: Iterable[OpenStep],
     ) -> int:
-        """Publish of these steps what the policy chooses, counted in the snapshot's `waiting`; returns the number of chunks."""
+        """Publish of these steps what the policy chooses, counted in the snapshot's `waiting`;
+        returns the number of chunks."""
         sent = 0
         steps = {id(one): one for one in open_steps}
         by_id = {work.session_id: work for work in works}
@@ -150,7 +158,9 @@ class Publisher:
                     chooses = self._snapshots.chooses(policy, work)
                     sharing = {one.session_id for one in snapshot.open if one.queue == step.queue}
                     devices = snapshot.processes.get(step.queue, 0) // max(1, len(sharing))
-                    chunks, all_claimed = self._publish(work, share, chooses=chooses, devices=devices)
+                    chunks, all_claimed = self._publish(
+                        work, share, chooses=chooses, devices=devices
+                    )
                     self._aside.served(work)
                 sent += chunks
                 waiting[step.queue] += chunks
@@ -168,10 +178,13 @@ class Publisher:
         found = {queue: self._pace.ahead(keys) for queue, keys in steps.items()}
         return {queue: max(ahead, least) for queue, ahead in found.items() if ahead is not None}
 
-    def _publish(self, work: SessionWork, share: Share, *, chooses: bool, devices: int) -> tuple[int, bool]:
+    def _publish(
+        self, work: SessionWork, share: Share, *, chooses: bool, devices: int
+    ) -> tuple[int, bool]:
         """How many chunks were published, and whether no job waits for the step any more.
 
-        `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of the live processes.
+        `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of
+        the live processes.
         """
         step = work.library.step(share.step.step)
         size = self._pace.chunk(work.session_id, step)
@@ -181,9 +194,13 @@ class Publisher:
         chunks: list[ClaimedChunk] = []
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
-                if work.library.search is not None and round_parts.divide(connection, work.session_id, step, devices):
+                if work.library.search is not None and round_parts.divide(
+                    connection, work.session_id, step, devices
+                ):
                     size = 1  # a chunk is for one device
-                chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted, only)
+                chunks = claim(
+                    connection, work.scope, step, min(batch, wanted * size), size, wanted, only
+                )
                 # The library's code, before the commit: if it fails, nothing was claimed.
                 limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
         all_claimed = len(chunks) < wanted
@@ -192,14 +209,18 @@ class Publisher:
         if not chunks:
             return 0, True
         self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
-        provision.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
+        provision.provide(
+            self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items)
+        )
         self.leases.open((chunk.id for chunk in chunks), share.step.queue)
         with self._celery.producer_or_acquire() as producer:
             for chunk, limit_s in zip(chunks, limits_s, strict=True):
                 self.send(producer, work, step, chunk, limit_s)
         return len(chunks), all_claimed
 
-    def send(self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk, limit_s: int) -> None:
+    def send(
+        self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk, limit_s: int
+    ) -> None:
         """Publish one chunk."""
         environment = work.environment
         message = Chunk(

@@ -19,7 +19,17 @@ from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
 _COLUMNS = (
-    *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.options, Job.chunk, Job.state, Job.step, Job.steps),
+    *(
+        Job.id,
+        Job.session_id,
+        Job.config_id,
+        Job.solver_id,
+        Job.options,
+        Job.chunk,
+        Job.state,
+        Job.step,
+        Job.steps,
+    ),
     *(Job.attempt, Job.failures, Job.uncharged, Job.avoid, Job.workload, Job.leased_at),
 )
 
@@ -27,7 +37,10 @@ _COLUMNS = (
 #: What is said of a job whose worker was lost, and of jobs whose message was.
 _TAILS = {
     Cause.WORKER_LOST: "The worker died or was silent for longer than its lease.",
-    Cause.INFRA: "Its message left the queue and no worker began it: does another version of Tuna take from this queue?",
+    Cause.INFRA: (
+        "Its message left the queue and no worker began it: does another version of Tuna take from"
+        " this queue?"
+    ),
 }
 
 
@@ -41,11 +54,12 @@ def release(
 ) -> int:
     """Make the unfinished jobs of `chunks` claimable again; returns how many.
 
-    When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; it is alone in
-    its chunk until it succeeds. The others, uncharged, are from now on in smaller chunks, which `claim` makes of them: so a
-    job which kills its worker is soon identified and errored, and a worker that was killed makes few chunks more.
-    When their message was lost, all of them have failed, uncharged, of which the first one tells. Failed jobs whose library
-    is not installed here stay as they are.
+    When their worker was lost, its first unfinished job has failed, and its library's policy says
+    what follows; it is alone in its chunk until it succeeds. The others, uncharged, are from now on
+    in smaller chunks, which `claim` makes of them: so a job which kills its worker is soon
+    identified and errored, and a worker that was killed makes few chunks more. When their message
+    was lost, all of them have failed, uncharged, of which the first one tells. Failed jobs whose
+    library is not installed here stay as they are.
     """
     cause = Cause.WORKER_LOST if worker_lost else Cause.INFRA if message_lost else None
     released = 0
@@ -74,12 +88,22 @@ def release(
                 told = _TAILS[cause]
                 try:
                     after = after_failure(
-                        row, cause, library, max_attempts=max_attempts, place="", now=now, uncharged=message_lost
+                        row,
+                        cause,
+                        library,
+                        max_attempts=max_attempts,
+                        place="",
+                        now=now,
+                        uncharged=message_lost,
                     )
                 except Exception as error:  # a plug-in's own code
                     after, text = after_bug(row, error)
                     told = f"{told}\n{text}"
-                values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
+                values |= {
+                    "step": after.step,
+                    "failures": after.failures,
+                    "uncharged": after.uncharged,
+                }
                 values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": cause.value}
                 new = after.state
                 if first or new is State.ERRORED:

@@ -1,4 +1,5 @@
-"""Checks results against their jobs before anything is written: what a worker cannot know is cut, or fails the result.
+"""Checks results against their jobs before anything is written: what a worker cannot know is cut,
+or fails the result.
 
 They hold for every worker, own or a member, however its report came here.
 """
@@ -65,7 +66,8 @@ class ResultChecks:
         return _of_member(self._within_lease(job, sane(result), report.chunk), report.member)
 
     def _within_lease(self, job: Leased, result: StepResult, chunk: str) -> StepResult:
-        """The result with times between the chunk's lease and now, of which the items of a report share one."""
+        """The result with times between the chunk's lease and now, of which the items of a report
+        share one."""
         if chunk not in self._leases:
             leased_s = _epoch(job.leased_at) if job.leased_at else self._now_s
             lasted_s = max(0.0, self._now_s - leased_s) + _SKEW_S
@@ -89,7 +91,8 @@ class ResultChecks:
 def trials_asked(
     connection: sa.Connection, libraries: Mapping[int, Library], results: Iterable[StepResult]
 ) -> dict[int, int]:
-    """Return how many trials the jobs asked for of which a result has several. `libraries`: by session."""
+    """Return how many trials the jobs asked for of which a result has several. `libraries`: by
+    session."""
     found: dict[int, int] = {}
     for part in parts(sorted({result.job_id for result in results if len(result.trials) > 1})):
         query = sa.select(Job.id, Job.session_id, Job.options).where(Job.id.in_(part))
@@ -103,18 +106,29 @@ def _asked(library: Library, options: Mapping[str, Any]) -> int:
     try:
         return library.most_trials(options)
     except Exception as error:  # a plug-in's own code
-        log.error("library failed to say how many trials a job asks for", fault=f"{type(error).__name__}: {error}")
+        log.error(
+            "library failed to say how many trials a job asks for",
+            fault=f"{type(error).__name__}: {error}",
+        )
         return Library.most_trials(library, options)
 
 
 def _too_many(result: StepResult, most: int) -> StepResult:
     text = f"the result has {len(result.trials)} trials, and its job asked for {most} at most"
-    facts = {"ok": False, "cause": Cause.INFRA, "output_tail": text, "trials": (), "kernels": None, "workload": None}
+    facts = {
+        "ok": False,
+        "cause": Cause.INFRA,
+        "output_tail": text,
+        "trials": (),
+        "kernels": None,
+        "workload": None,
+    }
     return result.model_copy(update=facts)
 
 
 def _of_member(result: StepResult, member: str) -> StepResult:
-    """The result with a device of the member's own: what it says of that changes no device that others have."""
+    """The result with a device of the member's own: what it says of that changes no device that
+    others have."""
     if not member or result.device is None:
         return result
     name = f"{result.device.name[:_DEVICE_CHARS]} of {member}"[:255]
@@ -129,7 +143,10 @@ def sane(result: StepResult) -> StepResult:
     """The result with every impossible time turned into a failed trial."""
     if all(trial.time_ms is None or _possible(trial) for trial in result.trials):
         return result
-    trials = tuple(trial if trial.time_ms is None or _possible(trial) else _failed(trial) for trial in result.trials)
+    trials = tuple(
+        trial if trial.time_ms is None or _possible(trial) else _failed(trial)
+        for trial in result.trials
+    )
     good = any(trial.cause is None for trial in trials)
     update: dict[str, Any] = {"trials": trials, "ok": result.ok and good}
     if result.ok and not good:

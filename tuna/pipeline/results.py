@@ -1,7 +1,7 @@
 """The result stream as the drain reads it: a Redis stream with the consumer group `drain`.
 
-Entries are written by `leases` (field `r`: a `messages.Report` as JSON) and deleted once their content is in SQL, so the
-length of the stream is what is not yet drained.
+Entries are written by `leases` (field `r`: a `messages.Report` as JSON) and deleted once their
+content is in SQL, so the length of the stream is what is not yet drained.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_REPORT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry; `report` is None, or without some results, when it cannot be understood. `fault` then says why, and `body`
-    has its bytes."""
+    """One entry; `report` is None, or without some results, when it cannot be understood. `fault`
+    then says why, and `body` has its bytes."""
 
     id: str
     report: Report | None
@@ -61,7 +61,8 @@ class ResultStream:
         self._is_open = True
 
     def _open_once(self) -> None:
-        """Make the group before the first read, which is retried in an outage, and not in the constructor."""
+        """Make the group before the first read, which is retried in an outage, and not in the
+        constructor."""
         if not self._is_open:
             self.open()
 
@@ -70,7 +71,11 @@ class ResultStream:
         self._open_once()
         try:
             answer = self._client.xreadgroup(
-                GROUP, self._consumer, {self._key: ">"}, count=count, block=block_ms if block_ms else None
+                GROUP,
+                self._consumer,
+                {self._key: ">"},
+                count=count,
+                block=block_ms if block_ms else None,
             )
         except redis.ResponseError as error:
             if not str(error).startswith(_WIPED):
@@ -83,7 +88,12 @@ class ResultStream:
         """Entries that are pending in a drain that died."""
         self._open_once()
         try:
-            answer = cast(Any, self._client.xautoclaim(self._key, GROUP, self._consumer, _ABANDONED_MS, count=count))
+            answer = cast(
+                Any,
+                self._client.xautoclaim(
+                    self._key, GROUP, self._consumer, _ABANDONED_MS, count=count
+                ),
+            )
         except redis.ResponseError as error:
             if not str(error).startswith(_WIPED):
                 raise
@@ -95,7 +105,8 @@ class ResultStream:
         """Delete entries whose content is in SQL."""
         if entries:
             ids = [entry.id for entry in entries]
-            with self._client.pipeline(transaction=False) as pipe:  # a full Redis refuses every command within MULTI
+            # a full Redis refuses every command within MULTI
+            with self._client.pipeline(transaction=False) as pipe:
                 pipe.xdel(self._key, *ids)
                 pipe.xack(self._key, GROUP, *ids)
                 pipe.execute()
@@ -103,7 +114,9 @@ class ResultStream:
     def last_id(self) -> str:
         """Id of the newest entry there has ever been; `0-0` when there was none."""
         try:
-            return redis_client.text(cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"])
+            return redis_client.text(
+                cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"]
+            )
         except redis.ResponseError as error:
             if redis_client.is_outage(error):  # not that there is no stream
                 raise

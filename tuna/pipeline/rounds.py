@@ -1,12 +1,13 @@
 """The rounds of searches.
 
-A job whose steps begin with its library's step `search` goes on in rounds. Each is a row of `job` with its own step,
-state, attempts and chunk: at most one attempt of a round is live, and everything that claims, leases, drains, retries or cancels
-jobs does so with rounds. The first row, of round 0, says in `stopped` why the search ended.
+A job whose steps begin with its library's step `search` goes on in rounds. Each is a row of `job`
+with its own step, state, attempts and chunk: at most one attempt of a round is live, and everything
+that claims, leases, drains, retries or cancels jobs does so with rounds. The first row, of round 0,
+says in `stopped` why the search ended.
 
-A round is opened when all rounds but the one before it are complete, and of that one the proposals are known: so one round is
-built while another is measured, and what a round proposes depends on the complete results of those rounds alone, never on which
-of two results came first.
+A round is opened when all rounds but the one before it are complete, and of that one the proposals
+are known: so one round is built while another is measured, and what a round proposes depends on the
+complete results of those rounds alone, never on which of two results came first.
 """
 
 from __future__ import annotations
@@ -37,14 +38,21 @@ LOOK_AHEAD = 1
 CANCELED = "a round was canceled"
 #: Why a search ended that gave up a round.
 LATE = "the time was over before a further round was done"
-#: States of a round that no worker is known to have begun, or begun again; and of one that is not being measured.
+#: States of a round that no worker is known to have begun, or begun again; and of one that is not
+#: being measured.
 _UNBEGUN = frozenset({State.NEW, State.SEARCHING, State.COMPILE_QUEUED})
 _UNMEASURED = _UNBEGUN | {State.COMPILING, State.COMPILED, State.EVAL_QUEUED}
 _SEARCH_KEY = ("session_id", "config_id", "solver_id", "steps")
 
 
-def load(connection: sa.Connection, session_id: int, library: Library, configs: Collection[int] | None = None) -> int:
-    """Open the rounds that are due, among the searches of `configs` if given; returns how many. It may be repeated at will.
+def load(
+    connection: sa.Connection,
+    session_id: int,
+    library: Library,
+    configs: Collection[int] | None = None,
+) -> int:
+    """Open the rounds that are due, among the searches of `configs` if given; returns how many. It
+    may be repeated at will.
 
     It is the library that says when a search ends, or who canceled a round.
     """
@@ -70,11 +78,13 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
 
 
 def give_up(connection: sa.Connection, session_id: int, library: Library) -> set[str]:
-    """Cancel rounds of searches whose time is over or that have what they were for; returns their chunks, to be dropped.
+    """Cancel rounds of searches whose time is over or that have what they were for; returns their
+    chunks, to be dropped.
 
-    These are the rounds that no worker has begun and, after the last moment, all that are not being measured. With many
-    searches at a time it is over before their second rounds begin, which were opened before it was known how long a round takes.
-    Each keeps its first, so that it has a result.
+    These are the rounds that no worker has begun and, after the last moment, all that are not being
+    measured. With many searches at a time it is over before their second rounds begin, which were
+    opened before it was known how long a round takes. Each keeps its first, so that it has a
+    result.
     """
     if library.search is None:
         return set()
@@ -87,7 +97,12 @@ def give_up(connection: sa.Connection, session_id: int, library: Library) -> set
         if row.state in unwanted[row.first] and is_open(row.state, library.step(row.step).resource):
             late[State(row.state)].append(row)
     for state, rows in late.items():
-        to = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None, "updated_at": utc_now()}
+        to = {
+            "state": check(state, State.CANCELED).value,
+            "chunk": None,
+            "leased_at": None,
+            "updated_at": utc_now(),
+        }
         connection.execute(sa.update(Job).where(Job.id.in_([row.id for row in rows])).values(to))
         goes_on = (Job.id.in_([row.first for row in rows]), Job.stopped.is_(None))
         connection.execute(sa.update(Job).where(*goes_on).values(stopped=LATE))
@@ -95,16 +110,33 @@ def give_up(connection: sa.Connection, session_id: int, library: Library) -> set
 
 
 def _unmeasured() -> sa.Select[int, str, str, str | None, int, int, str | None, str]:
-    """Rounds after the first of their search that no worker measures; with what their first one says."""
+    """Rounds after the first of their search that no worker measures; with what their first one
+    says."""
     first = sa.orm.aliased(Job)
     same = [getattr(first, name) == getattr(Job, name) for name in _SEARCH_KEY]
-    columns = (Job.id, Job.step, Job.state, Job.chunk, Job.config_id, first.id.label("first"), first.stopped)
+    columns = (
+        Job.id,
+        Job.step,
+        Job.state,
+        Job.chunk,
+        Job.config_id,
+        first.id.label("first"),
+        first.stopped,
+    )
     return (
         sa.select(*columns, sa.type_coerce(first.options, sa.Text).label("options"))
         .join(first, sa.and_(*same, first.round == 0, first.part == 0))
-        # Index ix_job_claim (session_id, step, state, id): few rows wait, whatever the number of rounds.
-        .where(Job.session_id == sa.bindparam("of_session"), Job.step.in_(sa.bindparam("at_steps", expanding=True)))
-        .where(Job.state.in_([state.value for state in _UNMEASURED]), Job.round > 0, are_rounds(Job.steps))
+        # Index ix_job_claim (session_id, step, state, id): few rows wait, whatever the number of
+        # rounds.
+        .where(
+            Job.session_id == sa.bindparam("of_session"),
+            Job.step.in_(sa.bindparam("at_steps", expanding=True)),
+        )
+        .where(
+            Job.state.in_([state.value for state in _UNMEASURED]),
+            Job.round > 0,
+            are_rounds(Job.steps),
+        )
         .with_for_update(skip_locked=True)
     )
 
@@ -113,7 +145,9 @@ def _unmeasured() -> sa.Select[int, str, str, str | None, int, int, str | None, 
 _LATER = _unmeasured()
 
 
-def _unwanted(connection: sa.Connection, session_id: int, row: Any, library: Library) -> Collection[State]:
+def _unwanted(
+    connection: sa.Connection, session_id: int, row: Any, library: Library
+) -> Collection[State]:
     """The states in which further rounds of a search are given up now."""
     if row.stopped is not None and library.gives_up_rest(row.stopped):
         return _UNBEGUN
@@ -121,13 +155,25 @@ def _unwanted(connection: sa.Connection, session_id: int, row: Any, library: Lib
     if limits is None:
         return ()
     elapsed_s = _elapsed_s(connection, session_id, row.config_id)
-    return _UNMEASURED if elapsed_s >= limits.last else _UNBEGUN if elapsed_s >= limits.begin else ()
+    return (
+        _UNMEASURED if elapsed_s >= limits.last else _UNBEGUN if elapsed_s >= limits.begin else ()
+    )
 
 
 def _elapsed_s(connection: sa.Connection, session_id: int, config_id: int) -> float:
-    """Since the first search of the config began, without pauses; those of other solvers wait for it, and its finals for them."""
-    firsts = (Job.session_id == session_id, Job.config_id == config_id, are_rounds(Job.steps), Job.round == 0)
-    query = sa.select(sa.func.min(StepResult.started_at)).join(Job, Job.id == StepResult.job_id).where(*firsts)
+    """Since the first search of the config began, without pauses; those of other solvers wait for
+    it, and its finals for them."""
+    firsts = (
+        Job.session_id == session_id,
+        Job.config_id == config_id,
+        are_rounds(Job.steps),
+        Job.round == 0,
+    )
+    query = (
+        sa.select(sa.func.min(StepResult.started_at))
+        .join(Job, Job.id == StepResult.job_id)
+        .where(*firsts)
+    )
     begun = connection.execute(query).scalar()
     return served_time.Served(connection, session_id).seconds(begun) if begun else 0.0
 
@@ -144,7 +190,8 @@ def unended(session_id: int | sa.BindParameter[int]) -> Sequence[sa.ColumnElemen
 
 
 class Unfinished(NamedTuple):
-    """Searches that go on or have an open round, and the open rounds of all, each of their parts."""
+    """Searches that go on or have an open round, and the open rounds of all, each of their
+    parts."""
 
     searches: int
     rounds: int
@@ -156,7 +203,9 @@ def unfinished(connection: sa.Connection, session_id: int, library: Library) -> 
         return Unfinished(0, 0)
     on_device = [step.name for step in library.steps if step.resource is Resource.DEVICE]
     waits = sa.and_(Job.state == State.COMPILED.value, Job.step.in_(on_device))
-    in_work = Job.state.in_([state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))])
+    in_work = Job.state.in_(
+        [state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))]
+    )
     is_open = sa.case((sa.or_(in_work, waits), 1), else_=0)
     goes_on = sa.case((sa.and_(Job.round == 0, Job.part == 0, Job.stopped.is_(None)), 1), else_=0)
     each = (
@@ -170,7 +219,8 @@ def unfinished(connection: sa.Connection, session_id: int, library: Library) -> 
 
 
 def to_come(connection: sa.Connection, session_id: int, library: Library) -> dict[int, int] | None:
-    """By solver, how many rounds searches that go on may still open; None where one of them has no bound that is known."""
+    """By solver, how many rounds searches that go on may still open; None where one of them has no
+    bound that is known."""
     first, every = sa.orm.aliased(Job), sa.orm.aliased(Job)
     same = [getattr(first, name) == getattr(every, name) for name in _SEARCH_KEY]
     options = sa.type_coerce(first.options, sa.Text)
@@ -191,12 +241,15 @@ def to_come(connection: sa.Connection, session_id: int, library: Library) -> dic
 
 
 def resume(connection: sa.Connection, job_ids: Collection[int]) -> None:
-    """Let searches go on that ended because one of these rounds was canceled, if no other one is."""
+    """Let searches go on that ended because one of these rounds was canceled, if no other one
+    is."""
     again, first = sa.orm.aliased(Job), sa.orm.aliased(Job)
     same = [getattr(first, name) == getattr(again, name) for name in _SEARCH_KEY]
     for part in parts(sorted(job_ids)):
         query = (
-            sa.select(first.id).join(again, sa.and_(*same)).where(again.id.in_(part), first.round == 0, first.part == 0)
+            sa.select(first.id)
+            .join(again, sa.and_(*same))
+            .where(again.id.in_(part), first.round == 0, first.part == 0)
         )
         ids = connection.execute(query.where(first.stopped == CANCELED)).scalars().all()
         connection.execute(sa.update(Job).where(Job.id.in_(ids)).values(stopped=None))
@@ -249,7 +302,10 @@ class _Search:
         """The row of the next round."""
         last = self.rounds[-1]
         return {
-            **{name: getattr(last, name) for name in ("session_id", "config_id", "solver_id", "steps", "reason")},
+            **{
+                name: getattr(last, name)
+                for name in ("session_id", "config_id", "solver_id", "steps", "reason")
+            },
             "round": last.round + 1,
             "step": step_names(last.steps)[0],
             "state": State.NEW.value,
@@ -284,7 +340,9 @@ _ALL = _rounds_of_unended()
 _OF_CONFIGS = _ALL.where(Job.config_id.in_(sa.bindparam("configs", expanding=True)))
 
 
-def _searches(connection: sa.Connection, session_id: int, configs: Sequence[int] | None) -> list[_Search]:
+def _searches(
+    connection: sa.Connection, session_id: int, configs: Sequence[int] | None
+) -> list[_Search]:
     """The searches that go on."""
     query, some = (_ALL, {}) if configs is None else (_OF_CONFIGS, {"configs": configs})
     groups: dict[tuple[Any, ...], list[_Round]] = defaultdict(list)
@@ -302,20 +360,29 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         .where(Trial.job_id.in_(ids))
         .order_by(Job.round, Trial.number)
     )
-    times = [row.time_ms if row.cause is None and is_time(row.time_ms) else None for row in connection.execute(trials)]
+    times = [
+        row.time_ms if row.cause is None and is_time(row.time_ms) else None
+        for row in connection.execute(trials)
+    ]
     took = (
         sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at))
         .join(Job, Job.id == StepResult.job_id)
         .where(StepResult.job_id.in_(every))
         .group_by(Job.round)
     )
-    spans = [(start, end) for start, end in connection.execute(took) if start is not None and end is not None]
+    spans = [
+        (start, end)
+        for start, end in connection.execute(took)
+        if start is not None and end is not None
+    ]
     served = served_time.Served(connection, search.rounds[0].session_id)
     return Found(
         times_ms=times,
         rounds=len({one.round for one in search.judged}),
         opened=len({one.round for one in search.rounds}),
-        proposed=connection.execute(sa.select(sa.func.count()).where(Trial.job_id.in_(every))).scalar_one(),
+        proposed=connection.execute(
+            sa.select(sa.func.count()).where(Trial.job_id.in_(every))
+        ).scalar_one(),
         elapsed_s=_elapsed_s(connection, search.rounds[0].session_id, search.rounds[0].config_id),
         round_s=max((served.seconds(start, end) for start, end in spans), default=0.0),
     )

@@ -1,4 +1,5 @@
-"""The worker's side of a chunk: take the lease, run the items, report results as they come, release the lease."""
+"""The worker's side of a chunk: take the lease, run the items, report results as they come, release
+the lease."""
 
 from __future__ import annotations
 
@@ -38,13 +39,16 @@ from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 
-#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the child within half a second.
+#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the
+#: child within half a second.
 _RENEW_S = 1.0
-#: After so many refusals in a row the worker was revoked: a restarted Redis has no users until a coordinator makes them again.
+#: After so many refusals in a row the worker was revoked: a restarted Redis has no users until a
+#: coordinator makes them again.
 _REFUSALS = 3
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
-#: Pause before a chunk is returned because of a fault of the worker, so that others can take it first.
+#: Pause before a chunk is returned because of a fault of the worker, so that others can take it
+#: first.
 _BACKOFF_S = 2.0
 #: How long an outage of Redis is retried, as in coordinators.
 _OUTAGE_S = 600.0
@@ -58,7 +62,8 @@ _DECLINED = "it failed here before; another worker should try it"
 
 
 class LeaseLost(Exception):
-    """The lease has passed to another worker, or Redis was wiped: results of this worker no longer count."""
+    """The lease has passed to another worker, or Redis was wiped: results of this worker no longer
+    count."""
 
 
 class _Heartbeat:
@@ -69,7 +74,9 @@ class _Heartbeat:
         self._stop = threading.Event()
         self._args = (leases, chunk, token, every_s)
         context = contextvars.copy_context()  # the fields of log lines
-        self._thread = threading.Thread(target=context.run, args=(self._beat,), name="heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=context.run, args=(self._beat,), name="heartbeat", daemon=True
+        )
 
     def __enter__(self) -> _Heartbeat:
         self._thread.start()
@@ -107,9 +114,9 @@ class Runner:
         member: Member | None = None,
         node: str = "",
     ) -> None:
-        """`worker`: the name under which it is known, by default this machine's; `announcer` publishes the current jobs;
-        `member`: what it uses instead of the leases and artifacts of own workers, if it joined with a token; `node`: see
-        `devices.place_of`."""
+        """`worker`: the name under which it is known, by default this machine's; `announcer`
+        publishes the current jobs; `member`: what it uses instead of the leases and artifacts of
+        own workers, if it joined with a token; `node`: see `devices.place_of`."""
         self._client = client
         self._lease_s = lease_s
         self._context = context
@@ -118,21 +125,29 @@ class Runner:
         self._health = health or Health([context.scratch], context.device)
         self._announcer = announcer
         self._member = member
-        self._declined: Counter[tuple[str, int, str]] = Counter()  # (namespace, job, step) that failed here
-        self._repeatable: tuple[WorkItem, ArtifactStore] | None = None  #: the latest that succeeded on the device
+        # (namespace, job, step) that failed here
+        self._declined: Counter[tuple[str, int, str]] = Counter()
+        #: the latest that succeeded on the device
+        self._repeatable: tuple[WorkItem, ArtifactStore] | None = None
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
-        """Run `chunk`, or return it because of `refusal`; returns the outcome in a word, such as `finished` or `stale`.
+        """Run `chunk`, or return it because of `refusal`; returns the outcome in a word, such as
+        `finished` or `stale`.
 
-        An unfit worker returns it, and is busy here with getting well for as long as the chunk might have taken.
+        An unfit worker returns it, and is busy here with getting well for as long as the chunk
+        might have taken.
         """
         started_at = time.monotonic()
         with structlog.contextvars.bound_contextvars(worker=self._worker, **_log_fields(chunk)):
             try:
                 return self._run(chunk, library, refusal)
             except Unfit as unfit:
-                limit_s = sum(library.time_limit_s(library.step(chunk.step), item) for item in chunk.items)
-                self._stay_aside(unfit.fault, library, started_at + limit_s + DEVICE_WAIT_S - time.monotonic())
+                limit_s = sum(
+                    library.time_limit_s(library.step(chunk.step), item) for item in chunk.items
+                )
+                self._stay_aside(
+                    unfit.fault, library, started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
+                )
                 return "unfit"
 
     def _stay_aside(self, fault: Fault, library: Library, limit_s: float) -> None:
@@ -145,14 +160,21 @@ class Runner:
         self._health.stay_aside(fault, library, limit_s, repeats)
         self._feel(self._health.fault)
 
-    def _repeats(self, library: Library, cancelled: Callable[[], bool] = lambda: False) -> bool | None:
-        """Whether the device does again what it did before; None if it has done nothing, or that is not known."""
+    def _repeats(
+        self, library: Library, cancelled: Callable[[], bool] = lambda: False
+    ) -> bool | None:
+        """Whether the device does again what it did before; None if it has done nothing, or that is
+        not known."""
         if self._repeatable is None:
             return None
         item, artifacts = self._repeatable
         with _scratch_in(self._context.scratch) as scratch:
             context = dataclasses.replace(
-                self._context, artifacts=artifacts, scratch=scratch, lasting=self._context.scratch, cancelled=cancelled
+                self._context,
+                artifacts=artifacts,
+                scratch=scratch,
+                lasting=self._context.scratch,
+                cancelled=cancelled,
             )
             again = does_again(library, item, context)
         if again is None:
@@ -164,7 +186,11 @@ class Runner:
             self._announcer.feel(self._health.failing, fault.text if fault else "")
 
     def _run(self, chunk: Chunk, library: Library, refusal: str) -> str:
-        leases = self._member.leases if self._member else Leases(self._client, chunk.namespace, self._lease_s)
+        leases = (
+            self._member.leases
+            if self._member
+            else Leases(self._client, chunk.namespace, self._lease_s)
+        )
         token = f"{self._worker}/{new_id()}"
         try:
             self._send(leases.take, chunk, token, ReportKind.STARTED, [])
@@ -177,7 +203,9 @@ class Runner:
         try:
             with _Heartbeat(leases, chunk.id, token, min(self._lease_s / 4, _RENEW_S)) as heartbeat:
                 if self._health.fault:
-                    self._return_chunk(leases, chunk, token, [], self._health.fault.text, "unfit", pause_s=0.0)
+                    self._return_chunk(
+                        leases, chunk, token, [], self._health.fault.text, "unfit", pause_s=0.0
+                    )
                     raise Unfit(self._health.fault)
                 if refusal:
                     log.error("chunk refused", chunk=chunk.id, reason=refusal)
@@ -198,17 +226,28 @@ class Runner:
         return outcome
 
     def _work(
-        self, leases: WorkerLeases, token: str, chunk: Chunk, library: Library, step: Step, heartbeat: _Heartbeat
+        self,
+        leases: WorkerLeases,
+        token: str,
+        chunk: Chunk,
+        library: Library,
+        step: Step,
+        heartbeat: _Heartbeat,
     ) -> str:
         buffer: list[StepResult] = []
         flushed_at = time.monotonic()
         try:
-            with self._device(step.resource, lambda: heartbeat.lost), contextlib.ExitStack() as stack:
+            with (
+                self._device(step.resource, lambda: heartbeat.lost),
+                contextlib.ExitStack() as stack,
+            ):
                 self._health.require(library)
                 scratch = stack.enter_context(_scratch_in(self._context.scratch))
                 context = dataclasses.replace(
                     self._context,
-                    artifacts=self._member.artifacts(chunk.id) if self._member else self._context.artifacts,
+                    artifacts=self._member.artifacts(chunk.id)
+                    if self._member
+                    else self._context.artifacts,
                     scratch=scratch,
                     lasting=self._context.scratch,
                     cancelled=lambda: heartbeat.lost,
@@ -245,13 +284,17 @@ class Runner:
         outcome: str,
         pause_s: float | None = None,
     ) -> str:
-        """Return the items of the chunk that are not `done`, after `pause_s` or _BACKOFF_S; returns `outcome`."""
+        """Return the items of the chunk that are not `done`, after `pause_s` or _BACKOFF_S; returns
+        `outcome`."""
         time.sleep(_BACKOFF_S if pause_s is None else pause_s)
         self._send(leases.finish, chunk, token, ReportKind.RETURNED, done, reason)
         return outcome
 
-    def _results(self, library: Library, step: Step, chunk: Chunk, context: RunContext) -> Iterator[StepResult]:
-        """Exactly one result for each item, also if the library fails or repeats one; raises Unfit after an uncharged one."""
+    def _results(
+        self, library: Library, step: Step, chunk: Chunk, context: RunContext
+    ) -> Iterator[StepResult]:
+        """Exactly one result for each item, also if the library fails or repeats one; raises Unfit
+        after an uncharged one."""
         open_items = {item.job_id: item for item in chunk.items}
         fits = functools.partial(self._succeeds_elsewhere, chunk)
         fault = "the library gave no result"
@@ -322,14 +365,22 @@ class Runner:
         if not send(chunk.id, token, self._report(kind, chunk, results, reason)):
             raise LeaseLost
 
-    def _report(self, kind: ReportKind, chunk: Chunk, results: Sequence[StepResult] = (), reason: str = "") -> str:
+    def _report(
+        self, kind: ReportKind, chunk: Chunk, results: Sequence[StepResult] = (), reason: str = ""
+    ) -> str:
         return Report(
-            kind=kind, chunk=chunk.id, worker=self._worker, place=self.place, results=tuple(results), reason=reason
+            kind=kind,
+            chunk=chunk.id,
+            worker=self._worker,
+            place=self.place,
+            results=tuple(results),
+            reason=reason,
         ).model_dump_json(exclude_defaults=True)
 
     @contextlib.contextmanager
     def _device(self, resource: Resource, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """A device measures for one worker at a time, whatever the number of workers on this machine, and builds make way."""
+        """A device measures for one worker at a time, whatever the number of workers on this
+        machine, and builds make way."""
         device = self._context.device
         if resource is not Resource.DEVICE or device is None:
             yield
@@ -338,15 +389,18 @@ class Runner:
             yield
 
     def _should_decline(self, chunk: Chunk) -> bool:
-        """Whether the chunk failed here before and is better done by another worker, of which there is one.
+        """Whether the chunk failed here before and is better done by another worker, of which there
+        is one.
 
-        At most _MAX_DECLINED times: the other may hang, and the job must not be passed around endlessly.
+        At most _MAX_DECLINED times: the other may hang, and the job must not be passed around
+        endlessly.
         """
         mine = [item for item in chunk.items if item.avoid == self.place]
         if not mine:
             return False
         key = (chunk.namespace, mine[0].job_id, mine[0].step)
-        if len(self._declined) > _MAX_NOTED:  # other workers did most of these, which is not reported here
+        # other workers did most of these, which is not reported here
+        if len(self._declined) > _MAX_NOTED:
             self._declined.clear()
         if self._declined[key] >= _MAX_DECLINED or not self._others(chunk):
             self._declined.pop(key, None)
@@ -355,7 +409,8 @@ class Runner:
         return True
 
     def _others(self, chunk: Chunk) -> list[WorkerStatus]:
-        """Live workers at other places that take from the chunk's queue, as far as their heartbeats tell; a member sees none."""
+        """Live workers at other places that take from the chunk's queue, as far as their heartbeats
+        tell; a member sees none."""
         if self._member:
             return []
         try:
@@ -365,11 +420,14 @@ class Runner:
             return []
         others = [status for status in live if status.place != self.place and not status.aside]
         if chunk.environment:
-            return [status for status in others if chunk.environment in status.environment.split(", ")]
+            return [
+                status for status in others if chunk.environment in status.environment.split(", ")
+            ]
         return [status for status in others if chunk.toolchain in status.toolchains]
 
     def _succeeds_elsewhere(self, chunk: Chunk) -> bool | None:
-        """Whether other workers succeed with what fails here; None while none of them has finished anything."""
+        """Whether other workers succeed with what fails here; None while none of them has finished
+        anything."""
         others = self._others(chunk)
         if any(status.done and not status.failing for status in others):
             return True
@@ -380,9 +438,13 @@ class Runner:
 def _scratch_in(parent: Path) -> Iterator[Path]:
     """A folder of one chunk, removed with what a library left in it."""
     try:
-        folder = tempfile.TemporaryDirectory(dir=parent, prefix="chunk-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(
+            dir=parent, prefix="chunk-", ignore_cleanup_errors=True
+        )
     except OSError as error:
-        raise StorageFull(f"The scratch folder {parent} cannot be written: {error.strerror}.") from error
+        raise StorageFull(
+            f"The scratch folder {parent} cannot be written: {error.strerror}."
+        ) from error
     with folder as path:
         yield Path(path)
 
@@ -391,4 +453,8 @@ def _log_fields(chunk: Chunk) -> dict[str, Any]:
     """Fields that log lines about the chunk carry."""
     ids = [item.job_id for item in chunk.items]
     jobs = {"job": ids[0]} if len(ids) == 1 else {"jobs": ids}
-    return {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs} if ids else {}
+    return (
+        {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs}
+        if ids
+        else {}
+    )

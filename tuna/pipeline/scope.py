@@ -23,19 +23,26 @@ class Scope:
 
 
 def scopes_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Scope]:
-    """The scope of each session whose library is installed here, with the target and conditions of its environment."""
+    """The scope of each session whose library is installed here, with the target and conditions of
+    its environment."""
     found: dict[int, Scope] = {}
     for session_id in session_ids:
         environment = sessions.get(connection, session_id).environment
         library = find_library(environment.library)
         if library is not None:
-            found[session_id] = Scope(session_id, library, environment.target, environment.conditions)
+            found[session_id] = Scope(
+                session_id, library, environment.target, environment.conditions
+            )
     return found
 
 
 def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library | str]:
     """The library of each session, or its name where it is not installed here.
 
-    A drain or a reaper handles the jobs of all sessions of the database, of which some may be another coordinator's.
+    A drain or a reaper handles the jobs of all sessions of the database, of which some may be
+    another coordinator's.
     """
-    return {key: find_library(name) or name for key, name in sessions.libraries(connection, session_ids).items()}
+    return {
+        key: find_library(name) or name
+        for key, name in sessions.libraries(connection, session_ids).items()
+    }

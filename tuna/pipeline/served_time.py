@@ -1,6 +1,7 @@
 """When coordinators served a session: the time of its searches goes on only then.
 
-Each span is a row of `served_time`, which coordinators prolong while they are there. It ends when none was there for a minute.
+Each span is a row of `served_time`, which coordinators prolong while they are there. It ends when
+none was there for a minute.
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ def note(connection: sa.Connection, session_ids: Collection[int]) -> None:
     """These sessions are being served now. The caller commits."""
     now = utc_now()
     for session_id in sorted(session_ids):
-        last = (ServedTime.session_id == session_id, ServedTime.ended_at >= now - timedelta(seconds=PAUSE_S))
+        last = (
+            ServedTime.session_id == session_id,
+            ServedTime.ended_at >= now - timedelta(seconds=PAUSE_S),
+        )
         if not connection.execute(sa.update(ServedTime).where(*last).values(ended_at=now)).rowcount:
             moment = sa.literal(now, UtcDateTime())
-            there = sa.select(Session.id, moment, moment).where(Session.id == session_id)  # it may have been deleted
-            connection.execute(sa.insert(ServedTime).from_select(["session_id", "began_at", "ended_at"], there))
+            # it may have been deleted
+            there = sa.select(Session.id, moment, moment).where(Session.id == session_id)
+            connection.execute(
+                sa.insert(ServedTime).from_select(["session_id", "began_at", "ended_at"], there)
+            )
 
 
 class Served:
     """When a session was served until now."""
 
     def __init__(self, connection: sa.Connection, session_id: int) -> None:
-        query = sa.select(ServedTime.began_at, ServedTime.ended_at).where(ServedTime.session_id == session_id)
+        query = sa.select(ServedTime.began_at, ServedTime.ended_at).where(
+            ServedTime.session_id == session_id
+        )
         self._now = utc_now()
         self._spans: list[tuple[datetime, datetime]] = []
         for began_at, ended_at in connection.execute(query.order_by(ServedTime.began_at)):
@@ -46,5 +55,8 @@ class Served:
     def seconds(self, start: datetime, end: datetime | None = None) -> float:
         """How long it was served from `start` to `end`, by default until now."""
         until = self._now if end is None else end
-        parts = ((min(until, ended_at) - max(start, began_at)).total_seconds() for began_at, ended_at in self._spans)
+        parts = (
+            (min(until, ended_at) - max(start, began_at)).total_seconds()
+            for began_at, ended_at in self._spans
+        )
         return sum(part for part in parts if part > 0)

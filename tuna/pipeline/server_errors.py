@@ -1,4 +1,5 @@
-"""What kind of error Redis, the broker, SQL or the artifact store raised: whether waiting, room or another value would help."""
+"""What kind of error Redis, the broker, SQL or the artifact store raised: whether waiting, room or
+another value would help."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tuna.errors import StorageFull, StoreUnavailable
 class ErrorKind(str, Enum):
     """Kinds of errors."""
 
-    OUTAGE = "outage"  #: the server is unreachable or unable for a while: the same may succeed later
+    #: the server is unreachable or unable for a while: the same may succeed later
+    OUTAGE = "outage"
     FULL = "full"  #: there is no space left: the same succeeds once there is
     REFUSED = "refused"  #: a row has a value that the database does not take
     BUG = "bug"  #: anything else
@@ -32,7 +34,8 @@ def kind(error: BaseException) -> ErrorKind:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a repetition may succeed: an outage passes, a full Redis is drained, a full disk gets room from its owner."""
+    """Whether a repetition may succeed: an outage passes, a full Redis is drained, a full disk gets
+    room from its owner."""
     return kind(error) in (ErrorKind.OUTAGE, ErrorKind.FULL)
 
 

@@ -33,7 +33,8 @@ class SessionWork:
     environment: Environment
     library: Library
     priority: int = 0
-    only: Sequence[str] = ()  #: names of the steps to serve, of those that the library has; all when empty
+    #: names of the steps to serve, of those that the library has; all when empty
+    only: Sequence[str] = ()
     deadline: datetime | None = None  #: when it should have ended
 
     @property
@@ -46,11 +47,15 @@ class SessionWork:
     @property
     def scope(self) -> Scope:
         """What a claim works for."""
-        return Scope(self.session_id, self.library, self.environment.target, self.environment.conditions)
+        return Scope(
+            self.session_id, self.library, self.environment.target, self.environment.conditions
+        )
 
     def queue(self, step: Step) -> str:
         """The queue of the step."""
-        return queue_name(step.resource is Resource.DEVICE, self.environment.toolchain, self._machine_key)
+        return queue_name(
+            step.resource is Resource.DEVICE, self.environment.toolchain, self._machine_key
+        )
 
     @functools.cached_property
     def _machine_key(self) -> str:
@@ -72,19 +77,28 @@ class SessionWork:
 
     @property
     def rounds_go_on(self) -> bool:
-        """Whether a search's next round begins in the queue in which the last one ended, without keeping a process for all."""
+        """Whether a search's next round begins in the queue in which the last one ended, without
+        keeping a process for all."""
         search, resources = self.library.search, {step.resource for step in self.library.steps}
-        return search is not None and search.resource is self.library.steps[-1].resource and len(resources) > 1
+        return (
+            search is not None
+            and search.resource is self.library.steps[-1].resource
+            and len(resources) > 1
+        )
 
     def further_rounds(self) -> list[OpenStep]:
-        """The rounds after their searches' first that wait to be proposed, as a policy sees them, where they go on."""
+        """The rounds after their searches' first that wait to be proposed, as a policy sees them,
+        where they go on."""
         search = self.library.search
         if search is None or search not in self.steps or not self.rounds_go_on:
             return []
-        return [replace(step, continues=True) for step in self.open_steps() if step.step == search.name]
+        return [
+            replace(step, continues=True) for step in self.open_steps() if step.step == search.name
+        ]
 
     def _continues(self, step: Step) -> bool:
-        """Whether jobs come to the step from another one in the same queue; finals and searches are first steps."""
+        """Whether jobs come to the step from another one in the same queue; finals and searches are
+        first steps."""
         names = [one.name for one in self.library.steps]
         place = names.index(step.name) if step.name in names else 0
         before = self.library.steps[place - 1] if place else self.library.search
@@ -97,14 +111,18 @@ def read_works(
     steps: Sequence[str] = (),
     known: Mapping[int, SessionWork] = MappingProxyType({}),
 ) -> list[SessionWork]:
-    """These sessions, or with None all that have open jobs; without those whose library is not installed here.
+    """These sessions, or with None all that have open jobs; without those whose library is not
+    installed here.
 
-    `known`: those that were read before, of which only priority and deadline may have changed, or which were deleted. Raises
-    NotFound for another unknown session.
+    `known`: those that were read before, of which only priority and deadline may have changed, or
+    which were deleted. Raises NotFound for another unknown session.
     """
     ids = _open(connection) if session_ids is None else list(session_ids)
     query = sa.select(Session.id, Session.priority, Session.deadline).where(Session.id.in_(ids))
-    now = {row.id: {"priority": row.priority, "deadline": row.deadline} for row in connection.execute(query)}
+    now = {
+        row.id: {"priority": row.priority, "deadline": row.deadline}
+        for row in connection.execute(query)
+    }
     found = [replace(known[key], **now[key]) for key in ids if key in known and key in now]
     namespace = sessions.namespace(connection)
     for session_id in (key for key in ids if key not in known):
@@ -112,16 +130,26 @@ def read_works(
         library = find_library(info.environment.library)
         if library is not None:
             work = SessionWork(
-                session_id, namespace, info.environment, library, info.priority, tuple(steps), info.deadline
+                session_id,
+                namespace,
+                info.environment,
+                library,
+                info.priority,
+                tuple(steps),
+                info.deadline,
             )
             found.append(work)
     return found
 
 
 def ahead(
-    connection: sa.Connection, chunks: Collection[str], untaken: Collection[str], works: Collection[SessionWork]
+    connection: sa.Connection,
+    chunks: Collection[str],
+    untaken: Collection[str],
+    works: Collection[SessionWork],
 ) -> dict[int, int]:
-    """By session that is none of `works`: how many of `chunks` are of a queue which `works` wait for.
+    """By session that is none of `works`: how many of `chunks` are of a queue which `works` wait
+    for.
 
     Empty if a worker does a chunk of `works`; `untaken`: those of `chunks` that no worker took.
     """
@@ -152,13 +180,21 @@ def _open(connection: sa.Connection) -> list[int]:
             continue
         unfinished = [
             sa.and_(
-                Job.step.in_([step.name for step in library.every_step if step.resource is resource]),
+                Job.step.in_(
+                    [step.name for step in library.every_step if step.resource is resource]
+                ),
                 Job.state.in_(sorted(state.value for state in {*CLAIMABLE[resource], *IN_FLIGHT})),
             )
             for resource in Resource
         ]
-        # Index ix_job_claim (session_id, step, state, id), once for each session: a scalar subquery is not made a join.
-        job = sa.select(Job.id).where(Job.session_id == Session.id, sa.or_(*unfinished)).limit(1).scalar_subquery()
+        # Index ix_job_claim (session_id, step, state, id), once for each session: a scalar subquery
+        # is not made a join.
+        job = (
+            sa.select(Job.id)
+            .where(Job.session_id == Session.id, sa.or_(*unfinished))
+            .limit(1)
+            .scalar_subquery()
+        )
         query = (
             sa.select(Session.id, job.label("job"))
             .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)

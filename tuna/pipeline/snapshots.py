@@ -31,9 +31,11 @@ from tuna.pipeline.serving import SessionWork
 
 #: How often live workers are counted.
 _COUNT_EVERY_S = 1.0
-#: How often SQL says what is left and how searches get on, and the share of the time that this takes at most.
+#: How often SQL says what is left and how searches get on, and the share of the time that this
+#: takes at most.
 _READ_EVERY_S, _READ_SHARE = 1.0, 0.05
-#: To these the jobs of a session that wait for a step are alike; other policies choose between rounds of searches.
+#: To these the jobs of a session that wait for a step are alike; other policies choose between
+#: rounds of searches.
 _BY_SESSION = (fair, shortest, deadline)
 
 
@@ -49,8 +51,15 @@ class Snapshots:
         bound: int,
         policy: Policy | None = None,
     ) -> None:
-        """`ended`: stages that the drain saw end; `bound`: chunks that may wait in a queue; `policy`: None for the default."""
-        self._engine, self._board, self._aside, self._ended, self._bound = engine, board, aside, ended, bound
+        """`ended`: stages that the drain saw end; `bound`: chunks that may wait in a queue;
+        `policy`: None for the default."""
+        self._engine, self._board, self._aside, self._ended, self._bound = (
+            engine,
+            board,
+            aside,
+            ended,
+            bound,
+        )
         self._given = policy
         self._processes: Counter[str] = Counter()
         self._counted_at = self._read_at = -math.inf
@@ -60,13 +69,18 @@ class Snapshots:
         self._progress: dict[int, Mapping[Search, Progress]] = {}
 
     def policy(self, works: Collection[SessionWork]) -> Policy:
-        """The given one; else `gradient` for a single session that searches for layers of models, and `fair` for all others."""
+        """The given one; else `gradient` for a single session that searches for layers of models,
+        and `fair` for all others."""
         if time.monotonic() >= self._read_at:
             self._read(works)
         if self._given is not None:
             return self._given
         alone = next(iter(works)) if len(works) == 1 else None
-        return gradient if alone and any(one.weight for one in self._progress_of(alone).values()) else fair
+        return (
+            gradient
+            if alone and any(one.weight for one in self._progress_of(alone).values())
+            else fair
+        )
 
     def take(
         self,
@@ -89,7 +103,9 @@ class Snapshots:
             self._bound,
             now_s=time.time(),
             served=served,
-            deadline_s={work.session_id: work.deadline.timestamp() for work in works if work.deadline},
+            deadline_s={
+                work.session_id: work.deadline.timestamp() for work in works if work.deadline
+            },
             left_s={
                 (session_id, queue): seconds
                 for session_id, left in self._left.items()
@@ -100,7 +116,8 @@ class Snapshots:
 
     @staticmethod
     def chooses(policy: Policy, work: SessionWork) -> bool:
-        """Whether the policy sees each round of a search that waits as a separate step, beside the session's other jobs."""
+        """Whether the policy sees each round of a search that waits as a separate step, beside the
+        session's other jobs."""
         return policy not in _BY_SESSION and work.library.search is not None
 
     def _open_steps(self, policy: Policy, work: SessionWork) -> list[OpenStep]:
@@ -114,7 +131,8 @@ class Snapshots:
         return self._progress.get(work.session_id, {})
 
     def _read(self, works: Collection[SessionWork]) -> None:
-        """Read what is left of the sessions, and how their searches get on, where the policy needs it."""
+        """Read what is left of the sessions, and how their searches get on, where the policy needs
+        it."""
         started_at = time.monotonic()
         self._left, self._progress = {}, {}
         known: list[SessionWork] = []
@@ -146,7 +164,8 @@ class Snapshots:
             self._progress[work.session_id] = open_searches.progress(connection, work)
 
     def _note_ended(self, works: Collection[SessionWork]) -> None:
-        """Learn from the stages that ended since the last time, of the sessions whose queues are known here."""
+        """Learn from the stages that ended since the last time, of the sessions whose queues are
+        known here."""
         by_id = {work.session_id: work for work in works}
         while self._ended:
             stage = self._ended.popleft()
@@ -158,5 +177,7 @@ class Snapshots:
     def _live_processes(self) -> Counter[str]:
         if time.monotonic() - self._counted_at > _COUNT_EVERY_S:
             self._counted_at = time.monotonic()
-            self._processes = Counter(queue for one in self._board.live() if not one.aside for queue in one.queues)
+            self._processes = Counter(
+                queue for one in self._board.live() if not one.aside for queue in one.queues
+            )
         return self._processes

@@ -7,21 +7,34 @@ from tuna.vocabulary import IN_FLIGHT, Resource, State
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[State, frozenset[State]] = {
     # To evaluated: a known result is as fast as was asked for.
-    State.NEW: frozenset({State.COMPILE_QUEUED, State.EVAL_QUEUED, State.EVALUATED, State.CANCELED}),
+    State.NEW: frozenset(
+        {State.COMPILE_QUEUED, State.EVAL_QUEUED, State.EVALUATED, State.CANCELED}
+    ),
     State.COMPILE_QUEUED: frozenset(
         {State.COMPILING, State.NEW, State.COMPILED, State.SEARCHING, State.ERRORED, State.CANCELED}
     ),
-    State.COMPILING: frozenset({State.COMPILED, State.NEW, State.SEARCHING, State.ERRORED, State.CANCELED}),
+    State.COMPILING: frozenset(
+        {State.COMPILED, State.NEW, State.SEARCHING, State.ERRORED, State.CANCELED}
+    ),
     State.COMPILED: frozenset({State.EVAL_QUEUED, State.COMPILE_QUEUED, State.NEW, State.CANCELED}),
     State.SEARCHING: frozenset({State.COMPILE_QUEUED, State.CANCELED}),
     State.EVAL_QUEUED: frozenset(
-        {State.EVALUATING, State.COMPILED, State.NEW, State.EVALUATED, State.SEARCHING, State.ERRORED, State.CANCELED}
+        {
+            State.EVALUATING,
+            State.COMPILED,
+            State.NEW,
+            State.EVALUATED,
+            State.SEARCHING,
+            State.ERRORED,
+            State.CANCELED,
+        }
     ),
     State.EVALUATING: frozenset(
         {State.EVALUATED, State.COMPILED, State.NEW, State.SEARCHING, State.ERRORED, State.CANCELED}
     ),
     State.EVALUATED: frozenset(),
-    State.ERRORED: frozenset({State.NEW, State.COMPILED, State.SEARCHING}),  # `tuna retry`: to the step that failed
+    # `tuna retry`: to the step that failed
+    State.ERRORED: frozenset({State.NEW, State.COMPILED, State.SEARCHING}),
     State.CANCELED: frozenset({State.NEW}),
 }
 
@@ -47,7 +60,8 @@ def check(old: State, new: State) -> State:
 
 
 def is_open(state: State | str, resource: Resource) -> bool:
-    """Whether a job in `state`, whose step runs on `resource`, is in flight or waits for that step."""
+    """Whether a job in `state`, whose step runs on `resource`, is in flight or waits for that
+    step."""
     return State(state) in IN_FLIGHT or State(state) in CLAIMABLE[resource]
 
 
@@ -67,7 +81,8 @@ def resource_in(state: State) -> Resource:
 
 
 def waiting(step: str, steps: tuple[str, ...], resource: Resource) -> State:
-    """The state of a job that waits for `step`: `new` before its first step, `compiled` for a later device step."""
+    """The state of a job that waits for `step`: `new` before its first step, `compiled` for a later
+    device step."""
     if steps.index(step) == 0:
         return State.NEW
     return State.COMPILED if resource is Resource.DEVICE else State.SEARCHING

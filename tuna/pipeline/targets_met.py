@@ -14,18 +14,27 @@ from tuna.vocabulary import BASELINE, GoldenState, State
 
 
 def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping[int, str]:
-    """End the session's new jobs for configs that another session or a golden version meets; says of each config which.
+    """End the session's new jobs for configs that another session or a golden version meets; says
+    of each config which.
 
     Those that it ended before are named too."""
     mine = sa.select(Session.environment_id).where(Session.id == session_id).scalar_subquery()
     untried = sa.and_(Job.state == State.NEW.value, Job.attempt == 0)
-    new = (Job.session_id == session_id, Job.round == 0, sa.or_(untried, Job.stopped.startswith(MET)))
+    new = (
+        Job.session_id == session_id,
+        Job.round == 0,
+        sa.or_(untried, Job.stopped.startswith(MET)),
+    )
     wanted = sa.select(Job.config_id).where(*new)
     results = (
         sa.select(FindDb.config_id, FindDb.time_ms, FindDb.session_id.label("number"))
         .join(Session, Session.id == FindDb.session_id)
         .join(Solver, Solver.id == FindDb.solver_id)
-        .where(Session.environment_id == mine, FindDb.session_id != session_id, FindDb.config_id.in_(wanted))
+        .where(
+            Session.environment_id == mine,
+            FindDb.session_id != session_id,
+            FindDb.config_id.in_(wanted),
+        )
         .where(timed(FindDb.time_ms), FindDb.time_ms <= target_ms)
         .where(FindDb.simulated.is_(False), FindDb.noisy.is_(False))
         .where(Solver.algorithm != BASELINE)

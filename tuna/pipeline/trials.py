@@ -14,7 +14,8 @@ from tuna.libraries.items import StepResult, tail
 
 
 def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> None:
-    """Store the trials of the results; what a result leaves out of a known trial (params, artifact) stays."""
+    """Store the trials of the results; what a result leaves out of a known trial (params, artifact)
+    stays."""
     rows = [
         {
             "job_id": result.job_id,
@@ -60,6 +61,7 @@ def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> No
 
 
 def reject_trials(connection: sa.Connection, failure: StepResult) -> None:
-    """As `write_trials` does for an attempt that failed: the next one measures again what this one could not keep."""
+    """As `write_trials` does for an attempt that failed: the next one measures again what this one
+    could not keep."""
     good = (Trial.job_id == failure.job_id, Trial.step == failure.step, Trial.cause.is_(None))
     connection.execute(sa.update(Trial).where(*good).values(step=""))

@@ -1,4 +1,5 @@
-"""What the drain stores for successful measurements: find-db rows, the code objects they need, the devices they ran on."""
+"""What the drain stores for successful measurements: find-db rows, the code objects they need, the
+devices they ran on."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ from tuna.vocabulary import Cause
 
 #: Bytes that every server accepts. Overhead of a statement that carries an artifact.
 _SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
-#: Artifacts that are read at a time, before a transaction, and about how much of them is held in memory.
+#: Artifacts that are read at a time, before a transaction, and about how much of them is held in
+#: memory.
 _READERS, _FETCHED_BYTES = 8, 1 << 28
 
 
 def best(result: StepResult) -> Trial | None:
-    """The fastest good trial of a result; none that ended early, for there is a far better one, of an earlier round perhaps."""
+    """The fastest good trial of a result; none that ended early, for there is a far better one, of
+    an earlier round perhaps."""
     good = [trial for trial in result.trials if trial.cause is None and not trial.ended_early]
     timed = [trial for trial in good if trial.time_ms is not None]
     return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
@@ -71,11 +74,16 @@ class Winners:
         self._artifacts = artifacts
 
     def fetch(self, engine: sa.Engine, results: Iterable[StepResult]) -> Fetched:
-        """Read what `write` needs of these results, of which it may get a part; several artifacts at a time.
+        """Read what `write` needs of these results, of which it may get a part; several artifacts
+        at a time.
 
         Raises StoreUnavailable. What is more than memory should hold is left to `write`.
         """
-        timed = [(result, trial) for result in results if result.ok and (trial := best(result)) is not None]
+        timed = [
+            (result, trial)
+            for result in results
+            if result.ok and (trial := best(result)) is not None
+        ]
         ids = sorted({result.job_id for result, _ in timed})
         if not ids:
             return Fetched({}, {})
@@ -102,7 +110,9 @@ class Winners:
             for start in range(0, len(digests), _READERS):
                 part = digests[start : start + _READERS]
                 blobs |= zip(part, pool.map(self._get, part), strict=True)
-                size_bytes += sum(len(blob) for name in part if isinstance(blob := blobs[name], bytes))
+                size_bytes += sum(
+                    len(blob) for name in part if isinstance(blob := blobs[name], bytes)
+                )
                 if size_bytes > _FETCHED_BYTES:
                     break
         return blobs
@@ -114,9 +124,14 @@ class Winners:
             return error
 
     def write(
-        self, connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult], fetched: Fetched
+        self,
+        connection: sa.Connection,
+        jobs: Mapping[int, JobRow],
+        results: Sequence[StepResult],
+        fetched: Fetched,
     ) -> dict[int, StepResult]:
-        """Find-db rows with their kernels, for results that have a best trial; returns, by job, the failures that replace results.
+        """Find-db rows with their kernels, for results that have a best trial; returns, by job, the
+        failures that replace results.
 
         A result fails when an artifact that it needs is lost, or larger than the database takes.
         """
@@ -126,7 +141,9 @@ class Winners:
         _lock(connection, [jobs[job_id] for job_id in ids])
         known = _known(connection, [jobs[job_id] for job_id in ids])
         bests = [(result, trial) for result in results if (trial := best(result)) is not None]
-        kept = _in_sql(connection, {digest for pair in bests for digest in _digests(*pair, fetched)})
+        kept = _in_sql(
+            connection, {digest for pair in bests for digest in _digests(*pair, fetched)}
+        )
         failed: dict[int, StepResult] = {}
         rows: dict[tuple[int, int, int], dict[str, Any]] = {}
         kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
@@ -145,7 +162,9 @@ class Winners:
                 needed = [*(item.artifact for item in code), *([workload] if workload else [])]
                 self._keep(connection, needed, kept, fetched.blobs)
             except KeyError as error:
-                failed[job.id] = _failure(result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged")
+                failed[job.id] = _failure(
+                    result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged"
+                )
                 continue
             except StorageFull as error:
                 failed[job.id] = _failure(result, Cause.INFRA, str(error))
@@ -196,8 +215,9 @@ class Winners:
                 raise blob
             if not fits(connection, len(blob)):
                 raise StorageFull(
-                    f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server takes; "
-                    "set its max_allowed_packet to 256M, then `tuna retry --session-id ID --cause infra`"
+                    f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server"
+                    " takes; set its max_allowed_packet to 256M, then `tuna retry --session-id ID"
+                    " --cause infra`"
                 )
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
             upsert(connection, Kernel, [row], key=("digest",))
@@ -216,11 +236,13 @@ class _Known(NamedTuple):
     noisy: bool
 
     def replaces(self, stored: _Known) -> bool:
-        """Whether this result, of the same session and so of the same environment, is the one to keep.
+        """Whether this result, of the same session and so of the same environment, is the one to
+        keep.
 
-        The better one is, and one from a quiet device is better than a noisy one. But a re-measurement of the same
-        candidate replaces the earlier time, and what a later step of a job finds replaces what an earlier one did. Between
-        rounds of a search, whose candidates differ much, noise decides only where the times are close.
+        The better one is, and one from a quiet device is better than a noisy one. But a
+        re-measurement of the same candidate replaces the earlier time, and what a later step of a
+        job finds replaces what an earlier one did. Between rounds of a search, whose candidates
+        differ much, noise decides only where the times are close.
         """
         if (
             stored.time_ms is None
@@ -228,7 +250,9 @@ class _Known(NamedTuple):
             or (self.job_id == stored.job_id and self.step != stored.step)
         ):
             return True
-        far = max(self.time_ms or 0.0, stored.time_ms) > CLOSE * min(self.time_ms or 0.0, stored.time_ms)
+        far = max(self.time_ms or 0.0, stored.time_ms) > CLOSE * min(
+            self.time_ms or 0.0, stored.time_ms
+        )
         in_rounds = self.job_id != stored.job_id and self.steps == stored.steps
         if self.noisy != stored.noisy and not (in_rounds and far and self.params != stored.params):
             return stored.noisy
@@ -236,10 +260,11 @@ class _Known(NamedTuple):
 
 
 def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
-    """Keep another process from comparing a result of the same solver and config until this transaction ends.
+    """Keep another process from comparing a result of the same solver and config until this
+    transaction ends.
 
-    Two jobs of a session can have them in common. There may be no row of find_db to lock yet, but there is one of
-    solver_applicability. On SQLite there is one writer at a time.
+    Two jobs of a session can have them in common. There may be no row of find_db to lock yet, but
+    there is one of solver_applicability. On SQLite there is one writer at a time.
     """
     if connection.dialect.name == "sqlite":
         return
@@ -254,10 +279,13 @@ def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
 
 
 def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int, int, int], _Known]:
-    """The measured results that the sessions of `jobs` have for their configs; imported ones give way to any."""
+    """The measured results that the sessions of `jobs` have for their configs; imported ones give
+    way to any."""
     of_job = (FindDb.job_id, models.Job.steps, FindDb.trial_number, models.Trial.step)
     columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
-    same_trial = sa.and_(models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number)
+    same_trial = sa.and_(
+        models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number
+    )
     found: dict[tuple[int, int, int], _Known] = {}
     for part in parts(sorted({job.config_id for job in jobs})):
         query = (
@@ -276,11 +304,13 @@ def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int,
 
 
 def fits(connection: sa.Connection, size_bytes: int) -> bool:
-    """Whether one statement may carry an artifact of this size. On a longer one MySQL closes the connection, as in an outage."""
+    """Whether one statement may carry an artifact of this size. On a longer one MySQL closes the
+    connection, as in an outage."""
     if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
         return True
     packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
-    return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes  # escaping by the driver may double a byte
+    # escaping by the driver may double a byte
+    return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes
 
 
 def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
@@ -295,7 +325,8 @@ def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:
 
 
 def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
-    """Those of `digests` that are in SQL, many results share the same few; locked, so that none is deleted meanwhile."""
+    """Those of `digests` that are in SQL, many results share the same few; locked, so that none is
+    deleted meanwhile."""
     found: set[str] = set()
     for part in parts(sorted(digests)):
         query = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update(read=True)
@@ -303,18 +334,30 @@ def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
     return found
 
 
-def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, int], Sequence[CodeObject]]) -> None:
-    """The code objects of find-db rows, named by (session, config, solver); those of an older result are deleted."""
+def _write_kernels(
+    connection: sa.Connection, kernels: Mapping[tuple[int, int, int], Sequence[CodeObject]]
+) -> None:
+    """The code objects of find-db rows, named by (session, config, solver); those of an older
+    result are deleted."""
     if not kernels:
         return
     found = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
-        FindDb.session_id.in_({key[0] for key in kernels}), FindDb.config_id.in_({key[1] for key in kernels})
+        FindDb.session_id.in_({key[0] for key in kernels}),
+        FindDb.config_id.in_({key[1] for key in kernels}),
     )
-    rows_by_key = {(row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(found)}
+    rows_by_key = {
+        (row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(found)
+    }
     ids = {key: rows_by_key[key] for key in kernels}
     connection.execute(sa.delete(FindDbKernel).where(FindDbKernel.find_db_id.in_(ids.values())))
     rows = [
-        {"find_db_id": ids[name], "number": number, "kernel": code.artifact, "name": code.name, "args": code.args}
+        {
+            "find_db_id": ids[name],
+            "number": number,
+            "kernel": code.artifact,
+            "name": code.name,
+            "args": code.args,
+        }
         for name, codes in kernels.items()
         for number, code in enumerate(codes)
     ]
@@ -322,12 +365,23 @@ def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, i
         connection.execute(sa.insert(FindDbKernel), rows)
 
 
-def _write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
-    """The devices, each with the highest peak: a lower one was measured beside other work, or at a lower clock frequency."""
+def _write_devices(
+    connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]
+) -> None:
+    """The devices, each with the highest peak: a lower one was measured beside other work, or at a
+    lower clock frequency."""
     seen: dict[tuple[int, str], tuple[float | None, str]] = {}
-    reported = [(jobs[result.job_id].session_id, result.device) for result in results if result.device is not None]
-    of_session = sa.select(Session.id, Session.environment_id).where(Session.id.in_({pair[0] for pair in reported}))
-    environments = {row.id: row.environment_id for row in connection.execute(of_session)} if reported else {}
+    reported = [
+        (jobs[result.job_id].session_id, result.device)
+        for result in results
+        if result.device is not None
+    ]
+    of_session = sa.select(Session.id, Session.environment_id).where(
+        Session.id.in_({pair[0] for pair in reported})
+    )
+    environments = (
+        {row.id: row.environment_id for row in connection.execute(of_session)} if reported else {}
+    )
     known = _peaks(connection, set(environments.values()))
     for session_id, device in reported:
         key = (environments[session_id], device.name)
@@ -347,7 +401,9 @@ def _write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], result
     upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
 
 
-def _peaks(connection: sa.Connection, environment_ids: set[int]) -> dict[tuple[int, str], tuple[float | None, str]]:
+def _peaks(
+    connection: sa.Connection, environment_ids: set[int]
+) -> dict[tuple[int, str], tuple[float | None, str]]:
     """The peaks of the devices of environments."""
     if not environment_ids:
         return {}
@@ -356,7 +412,9 @@ def _peaks(connection: sa.Connection, environment_ids: set[int]) -> dict[tuple[i
     return {(row.environment_id, row.name): (row.peak_gflops, row.peak_source) for row in found}
 
 
-def _higher(known: tuple[float | None, str], new: tuple[float | None, str]) -> tuple[float | None, str]:
+def _higher(
+    known: tuple[float | None, str], new: tuple[float | None, str]
+) -> tuple[float | None, str]:
     """Peaks that were found in different ways do not compare: then the newer one counts."""
     if new[0] is None or (known[0] is not None and known[1] == new[1] and known[0] >= new[0]):
         return known

@@ -1,4 +1,5 @@
-"""From rows of `job` to work items: configs, solvers, candidates and known params, each read in bulk."""
+"""From rows of `job` to work items: configs, solvers, candidates and known params, each read in
+bulk."""
 
 from __future__ import annotations
 
@@ -43,16 +44,26 @@ def _trials(needed: sa.orm.InstrumentedAttribute[str | None]) -> sa.Select[int, 
     good = sa.and_(Trial.cause.is_(None), Trial.step.not_in(sa.bindparam("done", expanding=True)))
     failed = sa.and_(Trial.cause.is_not(None), Trial.step == sa.bindparam("at"))
     wanted = (_among(Trial.job_id), needed.is_not(None), sa.or_(good, failed))
-    return sa.select(Trial.job_id, Trial.number, needed).where(*wanted).order_by(Trial.job_id, Trial.number)
+    return (
+        sa.select(Trial.job_id, Trial.number, needed)
+        .where(*wanted)
+        .order_by(Trial.job_id, Trial.number)
+    )
 
 
 _TO_BUILD, _TO_MEASURE = _trials(Trial.params), _trials(Trial.artifact)
 
 
 def work_items(
-    connection: sa.Connection, scope: Scope, step: str, rows: Sequence[ClaimRow], *, bare: bool = False
+    connection: sa.Connection,
+    scope: Scope,
+    step: str,
+    rows: Sequence[ClaimRow],
+    *,
+    bare: bool = False,
 ) -> list[WorkItem]:
-    """The items of the next attempts at `step` of jobs; `bare`: without what earlier steps and jobs found."""
+    """The items of the next attempts at `step` of jobs; `bare`: without what earlier steps and jobs
+    found."""
     configs = _configs(connection, {row.config_id for row in rows})
     named = connection.execute(_SOLVERS, {"some": sorted({row.solver_id for row in rows})})
     solvers: dict[int, str] = {row.id: row.name for row in named}
@@ -96,8 +107,11 @@ def work_items(
 
 
 def seed(config_key: str, solver: str) -> int:
-    """The seed of a job's proposals, 31 bits: the same layer and solver get the same candidates in every session."""
-    return int.from_bytes(hashlib.sha256(f"{config_key}/{solver}".encode()).digest()[:4], "big") >> 1
+    """The seed of a job's proposals, 31 bits: the same layer and solver get the same candidates in
+    every session."""
+    return (
+        int.from_bytes(hashlib.sha256(f"{config_key}/{solver}".encode()).digest()[:4], "big") >> 1
+    )
 
 
 class _StoredConfig(NamedTuple):
@@ -116,24 +130,35 @@ def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _Stored
 
 @functools.lru_cache(maxsize=10_000)
 def json_object(text: str) -> dict[str, Any]:
-    """The object in the JSON of a config or of options, shared by all jobs that have it: do not change it."""
+    """The object in the JSON of a config or of options, shared by all jobs that have it: do not
+    change it."""
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def _candidates(
-    connection: sa.Connection, step: str, job_ids: Sequence[int], measures: Sequence[str], *, builds: bool
+    connection: sa.Connection,
+    step: str,
+    job_ids: Sequence[int],
+    measures: Sequence[str],
+    *,
+    builds: bool,
 ) -> dict[int, list[Candidate]]:
-    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without what `measures` well.
+    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without
+    what `measures` well.
 
-    A candidate that failed at `step` is among them: an attempt that repeats the step tries it again. What was built and
-    is lost is built again.
+    A candidate that failed at `step` is among them: an attempt that repeats the step tries it
+    again. What was built and is lost is built again.
     """
     query, done = (_TO_BUILD, measures) if builds else (_TO_MEASURE, [step])
     found: dict[int, list[Candidate]] = defaultdict(list)
     for part in parts(job_ids):
         for row in connection.execute(query, {"some": part, "done": done, "at": step}):
-            candidate = Candidate(index=row[1], params=row[2]) if builds else Candidate(index=row[1], artifact=row[2])
+            candidate = (
+                Candidate(index=row[1], params=row[2])
+                if builds
+                else Candidate(index=row[1], artifact=row[2])
+            )
             found[row.job_id].append(candidate)
     return found
 
@@ -156,7 +181,9 @@ def _rivals(
             )
             for row in rows
         )
-        for config_id, rows in finals.rivals(connection, scope.session_id, scope.library, configs).items()
+        for config_id, rows in finals.rivals(
+            connection, scope.session_id, scope.library, configs
+        ).items()
     }
 
 
@@ -171,12 +198,16 @@ def _best_times(
     return found
 
 
-def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]) -> dict[tuple[int, int], str]:
+def _known_params(
+    connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
+) -> dict[tuple[int, int], str]:
     """The best known params of the session, by config and solver."""
     found: dict[tuple[int, int], str] = {}
     for part in parts(sorted({row.config_id for row in rows})):
         statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
             FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.params != ""
         )
-        found |= {(row.config_id, row.solver_id): row.params for row in connection.execute(statement)}
+        found |= {
+            (row.config_id, row.solver_id): row.params for row in connection.execute(statement)
+        }
     return found

@@ -1,4 +1,5 @@
-"""State of one worker process: its connection, artifact stores, scratch folder, and one runner for each kind of work."""
+"""State of one worker process: its connection, artifact stores, scratch folder, and one runner for
+each kind of work."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ class WorkerProcess:
         ending: Callable[[], bool] = lambda: False,
         node_pid: int | None = None,
     ) -> None:
-        """`served`: what this machine can serve, as far as it was found before the fork; `mend`, `ending`: see `Health`;
-        `node_pid`: process of the Celery node, by default this one."""
+        """`served`: what this machine can serve, as far as it was found before the fork; `mend`,
+        `ending`: see `Health`; `node_pid`: process of the Celery node, by default this one."""
         self._settings = settings
         self._served = served or ServedQueues()
         self._mend = mend
@@ -82,7 +83,8 @@ class WorkerProcess:
         return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
 
     def offer_cores(self, queues: Sequence[str]) -> None:
-        """Lend the cores that this process measures with, if it does, to builds between its chunks, until it ends."""
+        """Lend the cores that this process measures with, if it does, to builds between its chunks,
+        until it ends."""
         device = self._served_device(queues)
         offer(self._offers, device.cpus if device else ())
 
@@ -108,7 +110,10 @@ class WorkerProcess:
         def boards() -> Sequence[Board]:
             if self._member:
                 return [self._member.board]
-            return [HeartbeatBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
+            return [
+                HeartbeatBoard(client, name, settings.lease_s)
+                for name in namespaces(client, settings)
+            ]
 
         self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
 
@@ -121,7 +126,8 @@ class WorkerProcess:
                     get_library(name).warm_up(self._context(get_library(name), on_device, nothing))
 
     def leave(self) -> None:
-        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it expires; lend no more."""
+        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it
+        expires; lend no more."""
         self._offers.close()
         if self._sender:
             self._sender.stop()
@@ -153,8 +159,11 @@ class WorkerProcess:
             return f"this machine serves {served}, the session needs {queue}"
         store = self._store(chunk.namespace, artifacts_url)
         store.refresh()  # the keys may have been rotated since the last chunk
-        if store.keys is None:  # Redis was wiped: other workers refuse artifacts without a signature
-            raise StoreUnavailable("No coordinator has published the keys of artifacts.", hint="it does so each second")
+        # Redis was wiped: other workers refuse artifacts without a signature
+        if store.keys is None:
+            raise StoreUnavailable(
+                "No coordinator has published the keys of artifacts.", hint="it does so each second"
+            )
         store.check()
         return ""
 
@@ -164,7 +173,9 @@ class WorkerProcess:
         if (namespace, url) not in self._artifacts:
             settings = self._settings.model_copy(update={"artifacts_url": url})
             newest = functools.partial(artifact_keys, self._client, self._settings, namespace)
-            self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, newest=newest, cached=True)
+            self._artifacts[namespace, url] = Artifacts.from_settings(
+                settings, namespace, newest=newest, cached=True
+            )
         return self._artifacts[namespace, url]
 
     def _device_of(self, library: Library) -> DeviceHandle:
@@ -183,7 +194,9 @@ class WorkerProcess:
         if key not in self._runners:
             settings = self._settings
             context = self._context(library, on_device, self._store(chunk.namespace, artifacts_url))
-            health = Health([settings.home, self._scratch], context.device, self._mend, self._ending)
+            health = Health(
+                [settings.home, self._scratch], context.device, self._mend, self._ending
+            )
             self._runners[key] = Runner(
                 self._client,
                 settings.lease_s,
@@ -215,15 +228,18 @@ def _unreadable(fault: str) -> str:
 
 
 def scratch_folder(parent: Path) -> Path:
-    """A folder for this process, empty; those of this machine's processes that are gone are removed, for a killed one
-    cannot tidy up, and so is what one with this process' number left. Other machines may share the parent, and their
-    processes cannot be looked up here."""
+    """A folder for this process, empty; those of this machine's processes that are gone are
+    removed, for a killed one cannot tidy up, and so is what one with this process' number left.
+    Other machines may share the parent, and their processes cannot be looked up here."""
     prefix = f"{socket.gethostname()}-"
     for folder in parent.glob(f"{glob.escape(prefix)}*"):
         process = folder.name.removeprefix(prefix)
-        if process.isdigit() and (int(process) == os.getpid() or not Path(f"/proc/{process}").exists()):
+        if process.isdigit() and (
+            int(process) == os.getpid() or not Path(f"/proc/{process}").exists()
+        ):
             shutil.rmtree(folder, ignore_errors=True)
     mine = parent / f"{prefix}{os.getpid()}"
-    with contextlib.suppress(OSError):  # of a full disk, say: a worker that cannot write there is put aside
+    # of a full disk, say: a worker that cannot write there is put aside
+    with contextlib.suppress(OSError):
         mine.mkdir(parents=True, exist_ok=True)
     return mine

@@ -1,4 +1,5 @@
-"""Sessions compared layer by layer: the time of each one's fastest solver, ratios to the first session, and totals."""
+"""Sessions compared layer by layer: the time of each one's fastest solver, ratios to the first
+session, and totals."""
 
 from __future__ import annotations
 
@@ -53,21 +54,25 @@ class Best:
 
 @dataclass(frozen=True)
 class ComparedLayer:
-    """A layer that at least one of the sessions has a result for; tuples are in the order of the sessions."""
+    """A layer that at least one of the sessions has a result for; tuples are in the order of the
+    sessions."""
 
     config_id: int
     label: str
     driver: str
     bests: tuple[Best | None, ...]
     missing: tuple[str, ...]  #: why a session has no result; "" where it has one
-    ratios: tuple[Ratio | None, ...]  #: a session's time over the first session's; None for the first, and without both
-    fastest: int | None  #: id of the fastest session; None if it is too close to say, or only one has a result
+    #: a session's time over the first session's; None for the first, and without both
+    ratios: tuple[Ratio | None, ...]
+    #: id of the fastest session; None if it is too close to say, or only one has a result
+    fastest: int | None
     counts: Mapping[str, int]  #: how often the layer occurs, by network
 
 
 @dataclass(frozen=True)
 class Total:
-    """Sums over the layers that all sessions have, each times its count; tuples are in the order of the sessions."""
+    """Sums over the layers that all sessions have, each times its count; tuples are in the order of
+    the sessions."""
 
     name: str  #: a network, or ALL_LAYERS
     layers: int
@@ -87,7 +92,8 @@ class Comparison:
     sessions: tuple[ComparedSession, ...]
     layers: tuple[ComparedLayer, ...]
     totals: tuple[Total, ...]  #: over all layers first, then each network that has some of them
-    geometric_means: tuple[float, ...]  #: of the ratios over the layers that all have; 1 for the first session
+    #: of the ratios over the layers that all have; 1 for the first session
+    geometric_means: tuple[float, ...]
     differences: tuple[str, ...]  #: why the comparison is not like for like, a sentence each
 
     @property
@@ -109,15 +115,19 @@ class Comparison:
         return document | {"wins": self.wins}
 
 
-def compare(connection: sa.Connection, session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+def compare(
+    connection: sa.Connection, session_ids: Sequence[int], tag: str | None = None
+) -> Comparison:
     """Compare the results of two sessions or more; with `tag` only for the layers that carry it.
 
-    Raises BadInput for fewer than two different sessions, or where they have no layer in common; NotFound for an unknown
-    session or tag.
+    Raises BadInput for fewer than two different sessions, or where they have no layer in common;
+    NotFound for an unknown session or tag.
     """
     ids = list(dict.fromkeys(session_ids))
     if len(ids) < 2:
-        raise BadInput("A comparison needs at least two different sessions.", hint="repeat --session-id")
+        raise BadInput(
+            "A comparison needs at least two different sessions.", hint="repeat --session-id"
+        )
     if len(ids) < len(session_ids):
         raise BadInput("A session is named twice.")
     infos = [sessions.get(connection, session_id) for session_id in ids]
@@ -144,25 +154,33 @@ def compare(connection: sa.Connection, session_ids: Sequence[int], tag: str | No
     if not common:
         counts = ", ".join(f"session {one.session_id}: {one.layers}" for one in compared)
         raise NotFound(
-            "There is no layer for which all these sessions have a result.", hint=f"layers with one: {counts}"
+            "There is no layer for which all these sessions have a result.",
+            hint=f"layers with one: {counts}",
         )
     return Comparison(
         sessions=compared,
         layers=tuple(layers),
         totals=_totals(common),
         geometric_means=_geometric_means(common),
-        differences=(*differences(ids, [info.environment for info in infos]), *_stand_ins(compared)),
+        differences=(
+            *differences(ids, [info.environment for info in infos]),
+            *_stand_ins(compared),
+        ),
     )
 
 
-def _bests(connection: sa.Connection, ids: Sequence[int], tag: str | None) -> dict[int, dict[int, Best]]:
+def _bests(
+    connection: sa.Connection, ids: Sequence[int], tag: str | None
+) -> dict[int, dict[int, Best]]:
     """config -> session -> its fastest solver; ties are broken by the solver's name."""
     rank = sa.func.row_number().over(
         partition_by=(FindDb.session_id, FindDb.config_id), order_by=(FindDb.time_ms, Solver.name)
     )
     wanted = [FindDb.session_id.in_(ids), FindDb.time_ms > 0, is_no_baseline()]
     if tag is not None:
-        wanted.append(FindDb.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag)))
+        wanted.append(
+            FindDb.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
+        )
     ranked = (
         sa.select(FindDb.id, Solver.name.label("solver"), rank.label("place"))
         .join(Solver, Solver.id == FindDb.solver_id)
@@ -180,12 +198,16 @@ def _bests(connection: sa.Connection, ids: Sequence[int], tag: str | None) -> di
             Trial.times_ms.label("all"),
         )
         .join(ranked, sa.and_(ranked.c.id == FindDb.id, ranked.c.place == 1))
-        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+        .outerjoin(
+            Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
+        )
     )
     found: dict[int, dict[int, Best]] = defaultdict(dict)
     for row in connection.execute(query):
         repeats = tuple(float(time_ms) for time_ms in json.loads(row.all or "[]"))
-        found[row.config_id][row.session_id] = Best(row.solver, row.params, row.time_ms, repeats, bool(row.noisy))
+        found[row.config_id][row.session_id] = Best(
+            row.solver, row.params, row.time_ms, repeats, bool(row.noisy)
+        )
     return found
 
 
@@ -216,7 +238,9 @@ def _layers(
         ratios = (None, *(_ratio(best, bests[0]) for best in bests[1:]))
         fastest = _fastest(ids, bests)
         layers.append(
-            ComparedLayer(config_id, label, driver, bests, missing, ratios, fastest, counts.get(config_id, {}))
+            ComparedLayer(
+                config_id, label, driver, bests, missing, ratios, fastest, counts.get(config_id, {})
+            )
         )
     return layers
 
@@ -230,7 +254,11 @@ def _ratio(best: Best | None, base: Best | None) -> Ratio | None:
 def _fastest(ids: Sequence[int], bests: Sequence[Best | None]) -> int | None:
     """The session whose time is less than every other's beyond doubt."""
     there = sorted(
-        ((best.time_ms, session_id, best) for session_id, best in zip(ids, bests, strict=True) if best),
+        (
+            (best.time_ms, session_id, best)
+            for session_id, best in zip(ids, bests, strict=True)
+            if best
+        ),
         key=lambda entry: entry[:2],
     )
     if len(there) < 2:
@@ -240,30 +268,47 @@ def _fastest(ids: Sequence[int], bests: Sequence[Best | None]) -> int | None:
 
 
 def _faster(best: Best, other: Best) -> bool:
-    """Whether the interval of the ratio excludes 1; without an interval, whether the time is less."""
+    """Whether the interval of the ratio excludes 1; without an interval, whether the time is
+    less."""
     ratio = ratio_of_medians(best.time_ms, best.times_ms, other.time_ms, other.times_ms)
     return ratio.certain if ratio.low is not None else ratio.value < 1
 
 
 def _totals(common: Sequence[ComparedLayer]) -> tuple[Total, ...]:
     names = sorted({name for layer in common for name in layer.counts})
-    of_networks = (_total(name, [(one, one.counts[name]) for one in common if name in one.counts]) for name in names)
+    of_networks = (
+        _total(name, [(one, one.counts[name]) for one in common if name in one.counts])
+        for name in names
+    )
     return (_total(ALL_LAYERS, [(layer, 1) for layer in common]), *of_networks)
 
 
 def _total(name: str, counted: Sequence[tuple[ComparedLayer, int]]) -> Total:
-    times = zip(*([best.time_ms * count for best in layer.bests if best] for layer, count in counted), strict=True)
-    return Total(name, len(counted), sum(count for _, count in counted), tuple(math.fsum(column) for column in times))
+    times = zip(
+        *([best.time_ms * count for best in layer.bests if best] for layer, count in counted),
+        strict=True,
+    )
+    return Total(
+        name,
+        len(counted),
+        sum(count for _, count in counted),
+        tuple(math.fsum(column) for column in times),
+    )
 
 
 def _geometric_means(common: Sequence[ComparedLayer]) -> tuple[float, ...]:
     columns = zip(*(layer.ratios for layer in common), strict=True)
-    return tuple(statistics.geometric_mean(ratio.value if ratio else 1.0 for ratio in column) for column in columns)
+    return tuple(
+        statistics.geometric_mean(ratio.value if ratio else 1.0 for ratio in column)
+        for column in columns
+    )
 
 
 def _simulated(connection: sa.Connection, session_id: int) -> int:
     marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
-    return connection.execute(sa.select(sa.func.count()).select_from(FindDb).where(marked)).scalar_one()
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(FindDb).where(marked)
+    ).scalar_one()
 
 
 def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tuple[str, ...]:
@@ -272,7 +317,8 @@ def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tupl
         "measured on different devices": [one.device for one in environments],
         "measured on different numbers of compute units": [str(one.num_cu) for one in environments],
     }
-    if len({one.library for one in environments}) == 1:  # another library may name the same one in another way
+    # another library may name the same one in another way
+    if len({one.library for one in environments}) == 1:
         facts["measured on different architectures"] = [one.arch for one in environments]
     for name in sorted({name for one in environments for name in one.conditions}):
         facts[f"measured under different conditions of {name}"] = [
@@ -282,7 +328,8 @@ def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tupl
     for what, values in facts.items():
         if len(set(values)) > 1:
             each = "; ".join(
-                f"session {number}: {value or 'unknown'}" for number, value in zip(ids, values, strict=True)
+                f"session {number}: {value or 'unknown'}"
+                for number, value in zip(ids, values, strict=True)
             )
             found.append(f"The sessions were {what} ({each}).")
     return tuple(found)
@@ -290,7 +337,8 @@ def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tupl
 
 def _stand_ins(compared: Sequence[ComparedSession]) -> tuple[str, ...]:
     return tuple(
-        f"In session {one.session_id} {counted(one.simulated, 'result was', 'results were')} timed by a stand-in, not by a device."
+        f"In session {one.session_id} {counted(one.simulated, 'result was', 'results were')} timed"
+        " by a stand-in, not by a device."
         for one in compared
         if one.simulated
     )

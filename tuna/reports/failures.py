@@ -17,10 +17,14 @@ def read_failures(connection: sa.Connection, session_id: int) -> tuple[FailureFi
         _failure(connection, session_id, cause, trials.get(cause, 0), attempts.get(cause, 0))
         for cause in sorted(trials.keys() | attempts.keys())
     ]
-    return tuple(sorted(failures, key=lambda failure: (-failure.trials, -failure.attempts, failure.cause)))
+    return tuple(
+        sorted(failures, key=lambda failure: (-failure.trials, -failure.attempts, failure.cause))
+    )
 
 
-def _by_cause(connection: sa.Connection, session_id: int, table: type[Trial] | type[StepResult]) -> dict[str, int]:
+def _by_cause(
+    connection: sa.Connection, session_id: int, table: type[Trial] | type[StepResult]
+) -> dict[str, int]:
     query = (
         sa.select(table.cause, sa.func.count())
         .join(Job, Job.id == table.job_id)
@@ -30,7 +34,9 @@ def _by_cause(connection: sa.Connection, session_id: int, table: type[Trial] | t
     return {cause: count for cause, count in connection.execute(query) if cause is not None}
 
 
-def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int, attempts: int) -> FailureFigures:
+def _failure(
+    connection: sa.Connection, session_id: int, cause: str, trials: int, attempts: int
+) -> FailureFigures:
     job_id, tail = _example(connection, session_id, cause)
     job = connection.execute(
         sa.select(Config.label, Solver.name)
@@ -39,22 +45,30 @@ def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int
         .join(Solver, Solver.id == Job.solver_id)
         .where(Job.id == job_id)
     ).one()
-    on_such_a_step = StepResult.device == "" if cause.startswith("build_") else StepResult.device != ""
+    on_such_a_step = (
+        StepResult.device == "" if cause.startswith("build_") else StepResult.device != ""
+    )
     step = connection.execute(
         sa.select(StepResult.step)
         .where(StepResult.job_id == job_id)
-        # Prefer the step of an attempt with this very cause, then one on a resource that can fail so.
+        # Prefer the step of an attempt with this very cause, then one on a resource that can fail
+        # so.
         .order_by(
-            sa.case((StepResult.cause == cause, 0), else_=1), sa.case((on_such_a_step, 0), else_=1), StepResult.id
+            sa.case((StepResult.cause == cause, 0), else_=1),
+            sa.case((on_such_a_step, 0), else_=1),
+            StepResult.id,
         )
         .limit(1)
     ).scalar_one_or_none()
     found = commands(connection, [Repeated(job_id, step)] if step else ())
-    return FailureFigures(cause, trials, attempts, job_id, job.label, job.name, tail, next(iter(found.values()), ""))
+    return FailureFigures(
+        cause, trials, attempts, job_id, job.label, job.name, tail, next(iter(found.values()), "")
+    )
 
 
 def _example(connection: sa.Connection, session_id: int, cause: str) -> tuple[int, str]:
-    """(job, output) of a failure with this cause: a trial before an attempt, and one with output first."""
+    """(job, output) of a failure with this cause: a trial before an attempt, and one with output
+    first."""
     found: tuple[int, str] | None = None
     for table in (Trial, StepResult):
         query = (

@@ -10,7 +10,8 @@ _DASH = "–"
 
 
 def decimals_for(times_ms: Iterable[float | None]) -> int:
-    """Decimals, from 3 to 6 and the same for all, that show three significant digits of the shortest time."""
+    """Decimals, from 3 to 6 and the same for all, that show three significant digits of the
+    shortest time."""
     shortest = min((time for time in times_ms if time), default=1.0)
     return min(6, max(3, 2 - math.floor(math.log10(shortest))))
 

@@ -1,4 +1,5 @@
-"""Render a session's report as one self-contained HTML file: no request, no font, one script that only reads the page."""
+"""Render a session's report as one self-contained HTML file: no request, no font, one script that
+only reads the page."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
 from tuna.sentences import inert
 
-#: Layers whose solvers the page lists; of more, those that take the longest, so that the page of 10,000 layers still opens.
+#: Layers whose solvers the page lists; of more, those that take the longest, so that the page of
+#: 10,000 layers still opens.
 MAX_DETAILS = 500
 #: Characters of a winner's params that the page shows in full: a TVM schedule has thousands.
 MAX_PARAMS = 20_000
@@ -39,7 +41,8 @@ class _Drawing:
 def write(figures: ReportFigures, path: Path) -> Path:
     """Write the page to `path` and return it; an older file is replaced at once or not at all.
 
-    A session without results gives a page that says so. Raises BadInput if `path` cannot be written, or StorageFull.
+    A session without results gives a page that says so. Raises BadInput if `path` cannot be
+    written, or StorageFull.
     """
     text = render(figures)
     with atomic_file(path) as temporary:
@@ -50,17 +53,27 @@ def write(figures: ReportFigures, path: Path) -> Path:
 def render(figures: ReportFigures) -> str:
     """The page; equal figures give equal text."""
     environment = _environment()
-    longest = sorted(figures.layers, key=lambda layer: (-(layer.best_ms or 0) * max(1, layer.count), layer.config_id))
+    longest = sorted(
+        figures.layers,
+        key=lambda layer: (-(layer.best_ms or 0) * max(1, layer.count), layer.config_id),
+    )
     style, script = (_text(environment, name) for name in _TEXTS)
     detailed = {layer.config_id for layer in longest[:MAX_DETAILS]}
     solvers = Counter(layer.best.solver for layer in figures.layers if layer.best)
     return environment.get_template("report.html.j2").render(
         figures=figures,
-        decimals=formats.decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers),
+        decimals=formats.decimals_for(
+            solver.time_ms for layer in figures.layers for solver in layer.solvers
+        ),
         field=curves,
         drawings=_drawings(longest),
         detailed=detailed,
-        listed={s.job_id for layer in figures.layers if layer.config_id in detailed for s in layer.solvers},
+        listed={
+            s.job_id
+            for layer in figures.layers
+            if layer.config_id in detailed
+            for s in layer.solvers
+        },
         max_params=MAX_PARAMS,
         style=style,
         script=script,
@@ -84,7 +97,9 @@ def _environment() -> Environment:
     names = ("gflops", "percent", "factor", "duration", "moment", "count", "size", "spread")
     environment.filters.update({name: getattr(formats, name) for name in names})
     environment.filters |= {"interval": interval_bar, "ms": _milliseconds}
-    environment.tests["failed"] = lambda layer: bool(layer.failed) or any(solver.cause for solver in layer.solvers)
+    environment.tests["failed"] = lambda layer: (
+        bool(layer.failed) or any(solver.cause for solver in layer.solvers)
+    )
     return environment
 
 
@@ -106,7 +121,8 @@ def _text(environment: Environment, name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names an inline style or script: of the text between its tags."""
+    """As a content security policy names an inline style or script: of the text between its
+    tags."""
     return "sha256-" + base64.b64encode(hashlib.sha256(f"\n{text}\n".encode()).digest()).decode()
 
 
@@ -121,19 +137,25 @@ def _drawing(layer: LayerFigures) -> _Drawing:
     names = Counter(solver.solver for solver in searched)
 
     def name(solver: SolverFigures) -> str:
-        return solver.solver if names[solver.solver] == 1 else f"{solver.solver} (job {solver.job_id})"
+        return (
+            solver.solver if names[solver.solver] == 1 else f"{solver.solver} (job {solver.job_id})"
+        )
 
     levels = {"untuned": layer.untuned.time_ms if layer.untuned else None}
     if layer.other:
         levels[layer.other.solver] = layer.other.time_ms
     drawn = curves.curve(
-        {name(solver): solver.points for solver in searched}, {text: time for text, time in levels.items() if time}
+        {name(solver): solver.points for solver in searched},
+        {text: time for text, time in levels.items() if time},
     )
-    return _Drawing(drawn, {solver.job_id: index for index, solver in enumerate(searched[: curves.MAX_SERIES])})
+    return _Drawing(
+        drawn, {solver.job_id: index for index, solver in enumerate(searched[: curves.MAX_SERIES])}
+    )
 
 
 def interval_bar(solver: SolverFigures) -> tuple[str, str] | None:
-    """Left end and width of the interval's bar in a drawing 100 wide, with the time at 50; None without an interval."""
+    """Left end and width of the interval's bar in a drawing 100 wide, with the time at 50; None
+    without an interval."""
     if solver.interval_ms is None or not solver.time_ms:
         return None
     low, high = (50 + 50 * (end / solver.time_ms - 1) / _BAR_SPREAD for end in solver.interval_ms)

@@ -19,7 +19,9 @@ class TargetMet:
     by: str  #: such as "1 ms in session 3"
 
 
-def targets_met(connection: sa.Connection, session_id: int, tag: str | None = None) -> tuple[TargetMet, ...]:
+def targets_met(
+    connection: sa.Connection, session_id: int, tag: str | None = None
+) -> tuple[TargetMet, ...]:
     """Those of the session, with this tag if given, in the order of their import."""
     # Index ix_job_search: the rows of all other jobs are not read.
     query = (
@@ -30,7 +32,10 @@ def targets_met(connection: sa.Connection, session_id: int, tag: str | None = No
         .order_by(Config.id)
     )
     if tag is not None:
-        query = query.where(Config.id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag)))
+        query = query.where(
+            Config.id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
+        )
     return tuple(
-        TargetMet(key, label, (text or "").removeprefix(MET)) for key, label, text in connection.execute(query)
+        TargetMet(key, label, (text or "").removeprefix(MET))
+        for key, label, text in connection.execute(query)
     )

@@ -23,7 +23,8 @@ from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigur
 from tuna.reports.steps import Steps
 from tuna.vocabulary import BASELINE, SEARCH, State
 
-#: Layers whose trials come with their params, for the curves: those that take the longest in the network.
+#: Layers whose trials come with their params, for the curves: those that take the longest in the
+#: network.
 MAX_CURVES = 60
 #: Characters of params in one line.
 _SHORT = 160
@@ -107,7 +108,8 @@ def read_layers(
     networks: Counts,
     others: Mapping[int, OtherTime],
 ) -> tuple[LayerFigures, ...]:
-    """The layers in the order of their import, those without a solver too. `others` are times of another session by config id."""
+    """The layers in the order of their import, those without a solver too. `others` are times of
+    another session by config id."""
     jobs = _jobs(connection, session_id)
     without = without_solver(connection, session_id)
     names = ordered(networks, [*jobs, *(one.config_id for one in without)])
@@ -115,11 +117,16 @@ def read_layers(
     readable = _readable(library)
     facts = _Facts(
         searches=_searches(connection, session_id),
-        commands=_commands(connection, session_id, [row for rows in jobs.values() for row in rows if row.winner_ms]),
+        commands=_commands(
+            connection, session_id, [row for rows in jobs.values() for row in rows if row.winner_ms]
+        ),
         params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
         readable=readable,
     )
-    found = [_layer(rows, facts, steps, counts[config_id], others.get(config_id)) for config_id, rows in jobs.items()]
+    found = [
+        _layer(rows, facts, steps, counts[config_id], others.get(config_id))
+        for config_id, rows in jobs.items()
+    ]
     for one in without:
         count = networks[names[0]].get(one.config_id, 0) if names else 1
         found.append(_without_solver(one, count, others.get(one.config_id)))
@@ -187,9 +194,12 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
         )
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
-        # A winner belongs to the job that found it; another job of the same solver shows only its own trials.
+        # A winner belongs to the job that found it; another job of the same solver shows only its
+        # own trials.
         .outerjoin(FindDb, FindDb.job_id == Job.id)
-        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+        .outerjoin(
+            Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
+        )
         .where(Job.session_id == session_id, Job.steps != FINALS)
         .order_by(Job.config_id, Solver.name, Job.steps, Job.round, Job.id)
     )
@@ -201,7 +211,9 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     query = (
-        sa.select(Trial.job_id, Trial.number, Trial.time_ms, Trial.cause, Trial.ended_early, Job.round)
+        sa.select(
+            Trial.job_id, Trial.number, Trial.time_ms, Trial.cause, Trial.ended_early, Job.round
+        )
         .join(Job, Job.id == Trial.job_id)
         .where(Job.session_id == session_id, Trial.step != SEARCH)  # else it is only proposed
     )
@@ -217,8 +229,11 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     return searches
 
 
-def _commands(connection: sa.Connection, session_id: int, winners: Iterable[_JobRow]) -> dict[int, str]:
-    """The command that repeats the measurement of each job's winner: its last good step on a device."""
+def _commands(
+    connection: sa.Connection, session_id: int, winners: Iterable[_JobRow]
+) -> dict[int, str]:
+    """The command that repeats the measurement of each job's winner: its last good step on a
+    device."""
     query = (
         sa.select(StepResult.job_id, StepResult.step)
         .join(Job, Job.id == StepResult.job_id)
@@ -226,21 +241,27 @@ def _commands(connection: sa.Connection, session_id: int, winners: Iterable[_Job
         .order_by(StepResult.id)
     )
     steps = {row.job_id: row.step for row in connection.execute(query)}
-    wanted = [Repeated(row.id, steps[row.id], row.trial_number) for row in winners if row.id in steps]
+    wanted = [
+        Repeated(row.id, steps[row.id], row.trial_number) for row in winners if row.id in steps
+    ]
     return {one.job_id: command for one, command in commands(connection, wanted).items()}
 
 
 def _longest(jobs: Mapping[int, Sequence[_JobRow]], counts: Mapping[int, int]) -> list[int]:
     """The configs that take the longest, each as often as the network has it."""
     times = {
-        config_id: max(1, counts[config_id]) * min((row.winner_ms for row in rows if row.winner_ms), default=0.0)
+        config_id: max(1, counts[config_id])
+        * min((row.winner_ms for row in rows if row.winner_ms), default=0.0)
         for config_id, rows in jobs.items()
     }
     return sorted(times, key=lambda config_id: (-times[config_id], config_id))[:MAX_CURVES]
 
 
 def _trial_params(
-    connection: sa.Connection, session_id: int, configs: Sequence[int], readable: Callable[[str], str]
+    connection: sa.Connection,
+    session_id: int,
+    configs: Sequence[int],
+    readable: Callable[[str], str],
 ) -> dict[tuple[int, int], str]:
     query = (
         sa.select(Trial.job_id, Trial.number, Trial.params)
@@ -251,17 +272,29 @@ def _trial_params(
     return {(job_id, number): readable(params or "") for job_id, number, params in rows}
 
 
-def _layer(rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, other: OtherTime | None) -> LayerFigures:
+def _layer(
+    rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, other: OtherTime | None
+) -> LayerFigures:
     first = rows[0]
     flops, data_type = _work(first.json)
     unranked = sorted((_solver(part, facts, flops) for part in _together(rows)), key=_rank)
     best_ms = unranked[0].time_ms
     solvers = [
-        replace(one, times_slower=one.time_ms / best_ms if one.time_ms and best_ms else None) for one in unranked
+        replace(one, times_slower=one.time_ms / best_ms if one.time_ms and best_ms else None)
+        for one in unranked
     ]
-    if other and solvers[0].time_ms and any(one.time_ms and one.time_ms < solvers[0].time_ms for one in solvers):
+    if (
+        other
+        and solvers[0].time_ms
+        and any(one.time_ms and one.time_ms < solvers[0].time_ms for one in solvers)
+    ):
         other = replace(other, gain_interval=None)  # that of a baseline
-    measured = [trial.time_ms for row in rows if row.id in facts.searches for trial in facts.searches[row.id].measured]
+    measured = [
+        trial.time_ms
+        for row in rows
+        if row.id in facts.searches
+        for trial in facts.searches[row.id].measured
+    ]
     share, unknown = _peak_share(solvers[0], data_type, steps)
     return LayerFigures(
         config_id=first.config_id,
@@ -282,7 +315,8 @@ def _layer(rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, oth
 
 
 def _work(json_text: str) -> tuple[int | None, DataType | None]:
-    """Floating-point operations and data type of a config; None where it has none, or of a kind that is not installed."""
+    """Floating-point operations and data type of a config; None where it has none, or of a kind
+    that is not installed."""
     try:
         config = from_json_text(json_text)
     except BadInput:
@@ -313,7 +347,11 @@ def _state(rows: Sequence[_JobRow]) -> State:
 
 def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> SolverFigures:
     """Of a job, or of the rounds of a search."""
-    row = min((one for one in rows if one.winner_ms), key=lambda one: one.winner_ms or 0.0, default=rows[0])
+    row = min(
+        (one for one in rows if one.winner_ms),
+        key=lambda one: one.winner_ms or 0.0,
+        default=rows[0],
+    )
     found = [facts.searches[one.id] for one in rows if one.id in facts.searches]
     measured = [trial for search in found for trial in search.measured]
     time_ms = row.winner_ms
@@ -338,16 +376,26 @@ def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> Solver
         clock=row.clock or "",
         baseline=row.algorithm == BASELINE,
         reproduce=facts.commands.get(row.id, ""),
-        points=best_so_far(measured, lambda trial: facts.params.get((trial.job_id, trial.number), "")),
+        points=best_so_far(
+            measured, lambda trial: facts.params.get((trial.job_id, trial.number), "")
+        ),
     )
 
 
 def _rank(solver: SolverFigures) -> tuple[bool, bool, float, str, int]:
     """A baseline is a winner only where nothing else has a time."""
-    return solver.time_ms is None, solver.baseline, solver.time_ms or 0.0, solver.solver, solver.job_id
+    return (
+        solver.time_ms is None,
+        solver.baseline,
+        solver.time_ms or 0.0,
+        solver.solver,
+        solver.job_id,
+    )
 
 
-def _peak_share(best: SolverFigures, data_type: DataType | None, steps: Steps) -> tuple[float | None, str]:
+def _peak_share(
+    best: SolverFigures, data_type: DataType | None, steps: Steps
+) -> tuple[float | None, str]:
     if best.gflops is None:
         return None, "no winner"
     if data_type is not DataType.FP32:
@@ -362,8 +410,12 @@ def _no_winner(solvers: Sequence[SolverFigures]) -> str:
         return ""
     if known := next((solver.stopped for solver in solvers if solver.stopped.startswith(MET)), ""):
         return known
-    ends = Counter(f"{solver.state} ({solver.cause})" if solver.cause else solver.state for solver in solvers)
-    return ", ".join(f"{count} {'job' if count == 1 else 'jobs'} {end}" for end, count in sorted(ends.items()))
+    ends = Counter(
+        f"{solver.state} ({solver.cause})" if solver.cause else solver.state for solver in solvers
+    )
+    return ", ".join(
+        f"{count} {'job' if count == 1 else 'jobs'} {end}" for end, count in sorted(ends.items())
+    )
 
 
 def best_so_far(
@@ -372,7 +424,11 @@ def best_so_far(
     """Good trials as a search: in order of their rounds and numbers, with the best time so far."""
     points: list[Point] = []
     best = float("inf")
-    for position, trial in enumerate(sorted(measured, key=lambda trial: (trial.round, trial.number, trial.time_ms)), 1):
+    for position, trial in enumerate(
+        sorted(measured, key=lambda trial: (trial.round, trial.number, trial.time_ms)), 1
+    ):
         best = min(best, trial.time_ms)
-        points.append(Point(position, trial.time_ms, best, trial.number, params(trial), trial.round))
+        points.append(
+            Point(position, trial.time_ms, best, trial.number, params(trial), trial.round)
+        )
     return tuple(points)

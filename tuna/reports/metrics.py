@@ -21,14 +21,22 @@ class Metric:
 
 
 METRICS = {
-    "tuna_jobs": Metric("gauge", ("session", "state"), "Jobs by state, without those that search in rounds."),
-    "tuna_searches": Metric("gauge", ("session", "state"), "Jobs that search in rounds: going_on or ended."),
+    "tuna_jobs": Metric(
+        "gauge", ("session", "state"), "Jobs by state, without those that search in rounds."
+    ),
+    "tuna_searches": Metric(
+        "gauge", ("session", "state"), "Jobs that search in rounds: going_on or ended."
+    ),
     "tuna_rounds": Metric("gauge", ("session", "state"), "Rounds of searches by state."),
     "tuna_errors_total": Metric("counter", ("session", "cause"), "Failed attempts by cause."),
-    "tuna_queue_items": Metric("gauge", ("queue",), "Chunks that wait in a queue; results that wait for the drain."),
+    "tuna_queue_items": Metric(
+        "gauge", ("queue",), "Chunks that wait in a queue; results that wait for the drain."
+    ),
     "tuna_workers": Metric("gauge", ("role",), "Worker processes that announce themselves."),
     "tuna_device_idle_ratio": Metric(
-        "gauge", ("session",), "Share of the time from its first to its last measurement that a device was idle."
+        "gauge",
+        ("session",),
+        "Share of the time from its first to its last measurement that a device was idle.",
     ),
     "tuna_trials_total": Metric("counter", ("session",), "Trials, good or failed."),
     "tuna_results_drained_total": Metric("counter", (), "Results of workers that are in SQL."),
@@ -38,7 +46,8 @@ METRICS = {
 
 @dataclass(eq=False)  # a registry keeps its collectors as keys
 class Samples(Collector):
-    """Values by metric and label values; a collector of prometheus_client, which writes them down."""
+    """Values by metric and label values; a collector of prometheus_client, which writes them
+    down."""
 
     values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
 

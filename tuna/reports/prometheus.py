@@ -27,7 +27,8 @@ from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: Time budgets of a scrape, whose default timeout is 10 s: for reading new results, and for waiting for services.
+#: Time budgets of a scrape, whose default timeout is 10 s: for reading new results, and for waiting
+#: for services.
 _READ_S = 4.0
 _WAIT_S = 2
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -76,10 +77,14 @@ class Collector:
                 samples.set("tuna_rounds", number, session.session_id, state)
             if session.searches.total:
                 ended = sum(session.searches.ended.values())
-                samples.set("tuna_searches", session.searches.going_on, session.session_id, "going_on")
+                samples.set(
+                    "tuna_searches", session.searches.going_on, session.session_id, "going_on"
+                )
                 samples.set("tuna_searches", ended, session.session_id, "ended")
             for failure in session.failures:
-                samples.set("tuna_errors_total", failure.attempts, session.session_id, failure.cause)
+                samples.set(
+                    "tuna_errors_total", failure.attempts, session.session_id, failure.cause
+                )
         if not whole:
             return  # a counter that is still being read would look like a burst
         totals = self._totals.sessions()
@@ -96,10 +101,14 @@ class Collector:
                 return
             lease_s = self._settings.lease_s
             samples.set(
-                "tuna_queue_items", client.xlen(Leases(client, self._namespace, lease_s).results_key), "results"
+                "tuna_queue_items",
+                client.xlen(Leases(client, self._namespace, lease_s).results_key),
+                "results",
             )
             roles = Counter({"compile": 0, "eval": 0})
-            roles.update(worker.role for worker in HeartbeatBoard(client, self._namespace, lease_s).live())
+            roles.update(
+                worker.role for worker in HeartbeatBoard(client, self._namespace, lease_s).live()
+            )
             for role, number in roles.items():
                 samples.set("tuna_workers", number, role)
 
@@ -113,7 +122,11 @@ def _queues(connection: sa.Connection) -> set[str]:
     """The queues of all sessions."""
     environment = models.Environment
     rows = connection.execute(sa.select(environment.toolchain, environment.machine_key)).all()
-    return {queue_name(on_device, row.toolchain, row.machine_key) for row in rows for on_device in (False, True)}
+    return {
+        queue_name(on_device, row.toolchain, row.machine_key)
+        for row in rows
+        for on_device in (False, True)
+    }
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -152,7 +165,9 @@ def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
         raise ServiceError(f"Metrics cannot be offered at {listen}: {error.strerror}.") from None
 
 
-def serve(engine: sa.Engine, settings: Settings, listen: str, started: Callable[[str], None]) -> None:
+def serve(
+    engine: sa.Engine, settings: Settings, listen: str, started: Callable[[str], None]
+) -> None:
     """Answer until Ctrl-C; `started` gets the URL."""
     with server(Collector(engine, settings), listen) as http:
         host, port = http.server_address[:2]

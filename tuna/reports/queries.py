@@ -29,8 +29,11 @@ _ENVIRONMENT = {
 }
 
 
-def read_figures(connection: sa.Connection, session_id: int, against: int | None = None) -> ReportFigures:
-    """All figures of the session, a valid (empty) set if it has no results, beside the times of session `against`.
+def read_figures(
+    connection: sa.Connection, session_id: int, against: int | None = None
+) -> ReportFigures:
+    """All figures of the session, a valid (empty) set if it has no results, beside the times of
+    session `against`.
 
     Raises NotFound for an unknown session, BadInput if both are the same.
     """
@@ -74,12 +77,18 @@ def read_figures(connection: sa.Connection, session_id: int, against: int | None
 def _simulated(connection: sa.Connection, session_id: int) -> int:
     """Served by ix_find_db_simulated_session_id."""
     marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
-    return connection.execute(sa.select(sa.func.count()).select_from(FindDb).where(marked)).scalar_one()
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(FindDb).where(marked)
+    ).scalar_one()
 
 
 def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
     fields = [(title, str(getattr(environment, name))) for name, title in _ENVIRONMENT.items()]
-    fields += [(f"Condition {name}", value) for name, value in sorted(environment.conditions.items())]
+    fields += [
+        (f"Condition {name}", value) for name, value in sorted(environment.conditions.items())
+    ]
     fields += [(f"Flag {name}", str(value)) for name, value in sorted(environment.flags.items())]
-    fields += [(f"Condition {name}", value) for name, value in sorted(environment.conditions.items())]
+    fields += [
+        (f"Condition {name}", value) for name, value in sorted(environment.conditions.items())
+    ]
     return tuple((title, value or "not recorded") for title, value in fields)

@@ -1,4 +1,5 @@
-"""The content of a report as plain data: `queries` fills it from SQL, `html` and the command line show it."""
+"""The content of a report as plain data: `queries` fills it from SQL, `html` and the command line
+show it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Header:
 
 @dataclass(frozen=True)
 class Point:
-    """A measured trial in its solver's search: its number in order of measurement, its time, the best time so far."""
+    """A measured trial in its solver's search: its number in order of measurement, its time, the
+    best time so far."""
 
     number: int
     time_ms: float
@@ -66,11 +68,13 @@ class SolverFigures:
     gflops: float | None
     times_slower: float | None  #: its time over that of the layer's best
     workspace_bytes: int | None
-    params: str  #: of the winner, in the solver's own form; "" without one, or for a solver that has none
+    #: of the winner, in the solver's own form; "" without one, or for a solver that has none
+    params: str
     trials: int
     failed: int
     params_short: str = ""  #: `params` in one line for people
-    interval_ms: tuple[float, float] | None = None  #: 95 % confidence interval of the median; None: too few repeats
+    #: 95 % confidence interval of the median; None: too few repeats
+    interval_ms: tuple[float, float] | None = None
     noisy: bool = False  #: measured while the machine was busy
     clock: str = ""  #: which clock timed it, "wall" or "cpu"; "" if that was not recorded
     baseline: bool = False  #: the library's default, before any tuning
@@ -78,7 +82,8 @@ class SolverFigures:
     points: tuple[Point, ...] = ()  #: of its search
     early: int = 0  #: trials that ended early, far slower than the best
     rounds: int = 0  #: of a search; 0: the job is none
-    stopped: str = ""  #: why the search ended, or what is known already, so that there was nothing to do
+    #: why the search ended, or what is known already, so that there was nothing to do
+    stopped: str = ""
 
     @property
     def spread(self) -> float | None:
@@ -94,13 +99,15 @@ class OtherTime:
 
     solver: str
     time_ms: float
-    gain_interval: tuple[float, float] | None = None  #: 95 % confidence interval of this time over the best time
+    #: 95 % confidence interval of this time over the best time
+    gain_interval: tuple[float, float] | None = None
     noisy: bool = False  #: measured while the machine was busy
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """One layer: its solvers, fastest first, then baselines, then those without a winner, and how the search went."""
+    """One layer: its solvers, fastest first, then baselines, then those without a winner, and how
+    the search went."""
 
     config_id: int
     label: str
@@ -175,7 +182,8 @@ class DeviceFigures:
     steps: int
     busy_s: float
     span_s: float
-    #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's word); "": not known
+    #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's
+    #: word); "": not known
     peak_source: str = ""
 
     @property
@@ -196,7 +204,8 @@ class TotalFigures:
     gflops: float | None
     peak_share: float | None
     untuned_layers: int  #: distinct ones whose untuned time is known
-    gain_untuned: float | None  #: sum of the untuned times over the sum of the best times of the same layers
+    #: sum of the untuned times over the sum of the best times of the same layers
+    gain_untuned: float | None
     other_layers: int  #: distinct ones that the other session has too
     gain_other: float | None
 
@@ -247,7 +256,9 @@ class ReportFigures:
         """Idle part of the time of all devices together."""
         known = [device for device in self.devices if device.idle_share is not None]
         span = sum(device.span_s for device in known)
-        return 1 - sum(min(device.busy_s, device.span_s) for device in known) / span if span else None
+        return (
+            1 - sum(min(device.busy_s, device.span_s) for device in known) / span if span else None
+        )
 
     @property
     def trials_per_minute(self) -> float | None:
@@ -272,12 +283,15 @@ class ReportFigures:
     @property
     def peak_share(self) -> float | None:
         """Share of the peak over all layers that have one, each counted with its time."""
-        known = [(layer.peak_share, layer.best_ms or 0.0) for layer in self.layers if layer.peak_share]
+        known = [
+            (layer.peak_share, layer.best_ms or 0.0) for layer in self.layers if layer.peak_share
+        ]
         total = sum(time for _, time in known)
         return sum(share * time for share, time in known) / total if total else None
 
     def as_json(self) -> dict[str, Any]:
-        """All figures for programs: fields under their names, moments in ISO 8601, with what follows from them."""
+        """All figures for programs: fields under their names, moments in ISO 8601, with what
+        follows from them."""
         fields = asdict(self)
         for name in ("created_at", "first", "last"):
             moment: datetime | None = getattr(self.header, name)
@@ -286,11 +300,21 @@ class ReportFigures:
         fields["jobs"] = dict(self.jobs)
         fields["models"] = [model.as_json() for model in self.models]
         for layer, shown in zip(self.layers, fields["layers"], strict=True):
-            shown |= {name: getattr(layer, name) for name in ("speed_up", "gain_untuned", "gain_other")}
+            shown |= {
+                name: getattr(layer, name) for name in ("speed_up", "gain_untuned", "gain_other")
+            }
             shown["untuned_ms"] = layer.untuned.time_ms if layer.untuned else None
         for device, shown in zip(self.devices, fields["devices"], strict=True):
             shown["idle_share"] = device.idle_share
-        derived = ("trials", "failed", "with_winner", "without_trial", "wall_s", "idle_share", "peak_share")
+        derived = (
+            "trials",
+            "failed",
+            "with_winner",
+            "without_trial",
+            "wall_s",
+            "idle_share",
+            "peak_share",
+        )
         means = ("mean_gain_untuned", "mean_gain_other", "mean_speed_up")
         return fields | {name: getattr(self, name) for name in (*derived, *means)}
 

@@ -1,4 +1,5 @@
-"""The conditions of a `ResultFilter` as SQL: on configs, and on the results of sessions and golden versions."""
+"""The conditions of a `ResultFilter` as SQL: on configs, and on the results of sessions and golden
+versions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.models import Config, ConfigTag, Device, Environment, FindDb, GoldenEntry, ModelConfig, Session, Solver
+from tuna.db.models import (
+    Config,
+    ConfigTag,
+    Device,
+    Environment,
+    FindDb,
+    GoldenEntry,
+    ModelConfig,
+    Session,
+    Solver,
+)
 from tuna.db.models import StepResult as Attempt
 from tuna.errors import BadInput, NotFound
 from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
@@ -41,7 +52,9 @@ class Conditions:
             found.append(at >= self.wanted.since)
         if self.device is not None:
             found.append(
-                self._measured_here(FindDb.measured_by()) if table is FindDb else GoldenEntry.device == self.device
+                self._measured_here(FindDb.measured_by())
+                if table is FindDb
+                else GoldenEntry.device == self.device
             )
         return found
 
@@ -68,10 +81,12 @@ class Conditions:
 
 
 def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
-    """The filter as SQL; raises NotFound for a name that there is not, with those there are, and BadInput."""
+    """The filter as SQL; raises NotFound for a name that there is not, with those there are, and
+    BadInput."""
     if not 1 <= wanted.limit <= MAX_LIMIT:
         raise BadInput(
-            f"1 to {MAX_LIMIT} rows can be asked for, not {wanted.limit}.", hint="all results: `tuna export`"
+            f"1 to {MAX_LIMIT} rows can be asked for, not {wanted.limit}.",
+            hint="all results: `tuna export`",
         )
     if wanted.n_best is not None and wanted.n_best < 1:
         raise BadInput(f"At least the best trial can be asked for, not {wanted.n_best}.")
@@ -86,7 +101,9 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
         from tuna.db import networks
 
         model_id, _ = networks.find(connection, wanted.model)
-        yield Config.id.in_(sa.select(ModelConfig.config_id).where(ModelConfig.model_id == model_id))
+        yield Config.id.in_(
+            sa.select(ModelConfig.config_id).where(ModelConfig.model_id == model_id)
+        )
     if wanted.tag is not None:
         from tuna.db import configs
 
@@ -96,7 +113,9 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
         yield _named(wanted.layer)
     if wanted.op is not None:
         kind = _kind(wanted.op)
-        yield sa.or_(Config.kind == kind, sa.and_(Config.kind == "task", _holds(f'"kind":"{kind}"')))
+        yield sa.or_(
+            Config.kind == kind, sa.and_(Config.kind == "task", _holds(f'"kind":"{kind}"'))
+        )
     for text in wanted.shape:
         yield _shape(text)
     if wanted.dtype is not None:
@@ -104,12 +123,16 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
 
         name = wanted.dtype.upper()
         if name not in DataType.__members__:
-            raise BadInput(f"{wanted.dtype!r} is no data type.", hint=f"there are {', '.join(DataType.__members__)}")
+            raise BadInput(
+                f"{wanted.dtype!r} is no data type.",
+                hint=f"there are {', '.join(DataType.__members__)}",
+            )
         yield _holds(f'"data_type":"{DataType[name].value}"')
 
 
 def _holds(text: str) -> _Condition:
-    """Whether the config's JSON, which is written without spaces, or that of a task's core contains this."""
+    """Whether the config's JSON, which is written without spaces, or that of a task's core contains
+    this."""
     return sa.func.instr(Config.json, text) > 0
 
 
@@ -117,7 +140,9 @@ def _kind(op: str) -> str:
     from tuna.configs import KINDS
 
     names = sorted(KINDS.names())
-    found = [name for name in names if name == op] or [name for name in names if name.startswith(op)]
+    found = [name for name in names if name == op] or [
+        name for name in names if name.startswith(op)
+    ]
     if len(found) != 1:
         raise NotFound(f"There is no kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
     return found[0]
@@ -131,7 +156,9 @@ def _shape(text: str) -> _Condition:
 
     fields = {field for kind in KINDS.all().values() for field in kind.config.field_names()}
     if name not in fields:
-        raise BadInput(f"No kind of layer has a field {name!r}.", hint=f"fields: {', '.join(sorted(fields))}")
+        raise BadInput(
+            f"No kind of layer has a field {name!r}.", hint=f"fields: {', '.join(sorted(fields))}"
+        )
     values = [json.dumps(value)]
     with contextlib.suppress(ValueError):
         values.append(json.dumps(json.loads(value), separators=(",", ":")))
@@ -158,11 +185,15 @@ def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...]
     found = tuple(connection.execute(query).scalars())
     if not found:
         known = connection.execute(sa.select(Solver.name).distinct()).scalars()
-        raise NotFound(f"There is no solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers"))
+        raise NotFound(
+            f"There is no solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers")
+        )
     return found
 
 
-def _sessions(connection: sa.Connection, wanted: ResultFilter) -> tuple[tuple[int, ...] | None, str | None]:
+def _sessions(
+    connection: sa.Connection, wanted: ResultFilter
+) -> tuple[tuple[int, ...] | None, str | None]:
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
         sessions.require(connection, wanted.session_id)
@@ -174,12 +205,18 @@ def _sessions(connection: sa.Connection, wanted: ResultFilter) -> tuple[tuple[in
         ("session", wanted.session_id, Session.id == wanted.session_id),
         ("library", wanted.library, Environment.library == wanted.library),
         ("architecture", wanted.arch, Environment.arch == wanted.arch),
-        ("environment", wanted.environment, Environment.key.startswith(wanted.environment or "", autoescape=True)),
+        (
+            "environment",
+            wanted.environment,
+            Environment.key.startswith(wanted.environment or "", autoescape=True),
+        ),
     ):
         if value is not None:
             query = query.where(condition)
             if connection.execute(query.limit(1)).first() is None:
-                raise NotFound(f"There is no session with the {what} {value!r}.", hint=_there(connection))
+                raise NotFound(
+                    f"There is no session with the {what} {value!r}.", hint=_there(connection)
+                )
     if wanted.device is None:
         return tuple(connection.execute(query).scalars()), None
     described = sa.func.instr(sa.func.lower(Environment.device), wanted.device.lower()) > 0
@@ -189,11 +226,15 @@ def _sessions(connection: sa.Connection, wanted: ResultFilter) -> tuple[tuple[in
     named = sa.select(Device.environment_id).where(Device.name == wanted.device)
     found = tuple(connection.execute(query.where(Environment.id.in_(named))).scalars())
     if not found:
-        raise NotFound(f"There is no session with the device {wanted.device!r}.", hint=_there(connection))
+        raise NotFound(
+            f"There is no session with the device {wanted.device!r}.", hint=_there(connection)
+        )
     return found, wanted.device
 
 
 def _there(connection: sa.Connection) -> str:
     columns = (Environment.library, Environment.arch, Environment.device, Environment.key)
     rows = connection.execute(sa.select(*columns).order_by(Environment.id.desc()).limit(10))
-    return "environments: " + ("; ".join(" ".join(filter(None, map(str, row))) for row in rows) or "none yet")
+    return "environments: " + (
+        "; ".join(" ".join(filter(None, map(str, row))) for row in rows) or "none yet"
+    )

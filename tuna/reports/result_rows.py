@@ -1,4 +1,5 @@
-"""What `tuna query` is asked and what it answers: a filter, and rows that each say where they come from."""
+"""What `tuna query` is asked and what it answers: a filter, and rows that each say where they come
+from."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tuna.errors import BadInput, LibraryMissing
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows of an answer unless the user asks for more, and the most there are: `tuna export` streams all results.
+#: Rows of an answer unless the user asks for more, and the most there are: `tuna export` streams
+#: all results.
 DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
 
 
@@ -22,20 +24,25 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
 class ResultFilter:
     """Which results: those that meet all conditions that are given."""
 
-    model: str | None = None  #: a model or network, `NAME` (the latest of that name) or `NAME@VERSION`
+    #: a model or network, `NAME` (the latest of that name) or `NAME@VERSION`
+    model: str | None = None
     tag: str | None = None
-    layer: str | None = None  #: a config key (8 digits or more), label, problem key, driver command or JSON object
+    #: a config key (8 digits or more), label, problem key, driver command or JSON object
+    layer: str | None = None
     op: str | None = None  #: kind of config, also that of a task's core
-    shape: tuple[str, ...] = ()  #: `FIELD=VALUE` of the config, or text that its label contains, such as `64x56x56`
+    #: `FIELD=VALUE` of the config, or text that its label contains, such as `64x56x56`
+    shape: tuple[str, ...] = ()
     dtype: str | None = None
     library: str | None = None
     arch: str | None = None
-    device: str | None = None  #: text in the environment's device, or the name of the very device that measured
+    #: text in the environment's device, or the name of the very device that measured
+    device: str | None = None
     environment: str | None = None  #: key, or its beginning
     solver: str | None = None
     session_id: int | None = None
     since: datetime | None = None  #: measured, or imported, at this time or later
-    n_best: int | None = None  #: trials instead of results: the fastest of each config, solver and environment
+    #: trials instead of results: the fastest of each config, solver and environment
+    n_best: int | None = None
     limit: int = DEFAULT_LIMIT
 
 
@@ -75,7 +82,9 @@ class ResultRow:
     worker: str
     device: str  #: that measured, else the environment's
     measured_at: datetime | None  #: UTC; when it was imported, for what was imported
-    command: str  #: the command line that explains it: repeats the measurement, or shows where the result comes from
+    #: the command line that explains it: repeats the measurement, or shows where the result comes
+    #: from
+    command: str
 
     @property
     def spread(self) -> float | None:
@@ -87,7 +96,9 @@ class ResultRow:
     @property
     def source(self) -> str:
         """`session`, `golden` or `import`."""
-        return "golden" if self.golden is not None else "import" if self.imported_from else "session"
+        return (
+            "golden" if self.golden is not None else "import" if self.imported_from else "session"
+        )
 
     @property
     def marks(self) -> str:
@@ -139,9 +150,15 @@ class ResultRows(Sequence[ResultRow]):
 
     def __str__(self) -> str:
         """A line for each row; all that is known of one is in its fields."""
-        lines = [_COLUMNS, *(tuple("" if cell is None else f"{cell}" for cell in row) for row in self._cells())]
+        lines = [
+            _COLUMNS,
+            *(tuple("" if cell is None else f"{cell}" for cell in row) for row in self._cells()),
+        ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        texts = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        ]
         return "\n".join([*(text.rstrip() for text in texts), *filter(None, [self._note])])
 
     def _repr_html_(self) -> str:
@@ -151,7 +168,8 @@ class ResultRows(Sequence[ResultRow]):
 
     def _cells(self) -> list[tuple[object, ...]]:
         return [
-            (row.layer, row.solver, row.time_ms, row.marks, row.arch, row.session_id, row.device) for row in self.rows
+            (row.layer, row.solver, row.time_ms, row.marks, row.arch, row.session_id, row.device)
+            for row in self.rows
         ]
 
     @property
@@ -163,7 +181,8 @@ _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def moment(text: str) -> datetime:
-    """A date or time in ISO 8601 (UTC unless it names a zone), or `7d`: seven days ago; raises BadInput."""
+    """A date or time in ISO 8601 (UTC unless it names a zone), or `7d`: seven days ago; raises
+    BadInput."""
     ago = re.fullmatch(r"([0-9]{1,5})([mhdw])", text)
     if ago:
         return datetime.now(timezone.utc) - timedelta(**{_AGO[ago[2]]: int(ago[1])})

@@ -57,14 +57,17 @@ class Snapshot:
 class Watcher:
     """Takes snapshots repeatedly; reads only new results."""
 
-    def __init__(self, engine: sa.Engine, settings: Settings, session_id: int | None = None) -> None:
+    def __init__(
+        self, engine: sa.Engine, settings: Settings, session_id: int | None = None
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._only = session_id
         self._totals = Totals(trials=False)
 
     def look(self, budget_s: float = 0.5) -> Snapshot:
-        """A snapshot; a long history is read in parts of about `budget_s` seconds. Raises NotFound."""
+        """A snapshot; a long history is read in parts of about `budget_s` seconds. Raises
+        NotFound."""
         found = with_commands(self._engine, overview.read(self._engine, self._only))
         with reading(self._engine) as connection:
             whole = self._totals.advance(connection, budget_s)
@@ -77,7 +80,9 @@ class Watcher:
             shown = []
             for seen in found:
                 mine = totals.get(seen.session_id)
-                outlook = _outlook(connection, sessions.get(connection, seen.session_id), workers, mine)
+                outlook = _outlook(
+                    connection, sessions.get(connection, seen.session_id), workers, mine
+                )
                 shown.append(
                     LiveSession(
                         overview=seen,
@@ -109,7 +114,8 @@ def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...]
 
 
 def _rates(connection: sa.Connection) -> dict[int, float]:
-    """Results a second of each session in the last minute, from the newest rows: a range of the primary key."""
+    """Results a second of each session in the last minute, from the newest rows: a range of the
+    primary key."""
     now = utc_now()
     newest = connection.execute(sa.select(sa.func.max(StepResult.id))).scalar() or 0
     rows = connection.execute(
@@ -122,26 +128,37 @@ def _rates(connection: sa.Connection) -> dict[int, float]:
         )
         .group_by(Job.session_id)
     )
-    return {session: count / max(1.0, (now - oldest).total_seconds()) for session, count, oldest in rows if oldest}
+    return {
+        session: count / max(1.0, (now - oldest).total_seconds())
+        for session, count, oldest in rows
+        if oldest
+    }
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is left of a session, if all capable workers work on it alone. Of a search only open rounds count."""
+    """What is left of a session, if all capable workers work on it alone. Of a search only open
+    rounds count."""
 
     unfinished: int  #: jobs
     eta_s: float | None  #: None: not known yet, or no live worker
-    prediction_error: float | None  #: median of |duration - predicted| / duration of its stages; None: not known
+    #: median of |duration - predicted| / duration of its stages; None: not known
+    prediction_error: float | None
     deadline: datetime | None = None
 
     @property
     def can_be_kept(self) -> bool | None:
-        """Whether the deadline can be kept; None: there is none, nothing is left, or it is not known."""
+        """Whether the deadline can be kept; None: there is none, nothing is left, or it is not
+        known."""
         if self.deadline is None or not self.unfinished:
             return None
         if self.deadline <= utc_now():
             return False
-        return None if self.eta_s is None else utc_now() + timedelta(seconds=self.eta_s) <= self.deadline
+        return (
+            None
+            if self.eta_s is None
+            else utc_now() + timedelta(seconds=self.eta_s) <= self.deadline
+        )
 
 
 def read_outlook(engine: sa.Engine, settings: Settings, session_id: int) -> Outlook | None:
@@ -150,7 +167,9 @@ def read_outlook(engine: sa.Engine, settings: Settings, session_id: int) -> Outl
         info = sessions.get(connection, session_id)
         if find_library(info.environment.library) is None:
             return None
-        return _outlook(connection, info, live_workers(settings, sessions.namespace(connection)), None)
+        return _outlook(
+            connection, info, live_workers(settings, sessions.namespace(connection)), None
+        )
 
 
 def _outlook(
@@ -171,9 +190,17 @@ def _outlook(
         for resource in {library.step(kind.step).resource for kind in left.stages}:
             needed_s = sum(
                 seconds[queue]
-                for queue in {kind.queue for kind in left.stages if library.step(kind.step).resource is resource}
+                for queue in {
+                    kind.queue
+                    for kind in left.stages
+                    if library.step(kind.step).resource is resource
+                }
             )
-            found.append(needed_s / count if (count := _workers(info, resource, workers, totals)) else math.inf)
+            found.append(
+                needed_s / count
+                if (count := _workers(info, resource, workers, totals))
+                else math.inf
+            )
         eta_s = max(found) if max(found) < math.inf else None
     return Outlook(left.jobs, eta_s, left.error(times), info.deadline)
 
@@ -186,7 +213,13 @@ def _workers(
 ) -> int | None:
     """Live workers; the largest number so far when Redis is unreachable."""
     if workers is None:
-        return None if totals is None else totals.devices if resource is Resource.DEVICE else totals.processes
+        return (
+            None
+            if totals is None
+            else totals.devices
+            if resource is Resource.DEVICE
+            else totals.processes
+        )
     here = [worker for worker in workers if worker.role == _ROLES[resource]]
     if resource is Resource.DEVICE:
         # Empty: a worker for several environments.

@@ -64,5 +64,7 @@ def read_steps(connection: sa.Connection, session_id: int, environment_id: int) 
         )
         for name, count, busy, start, end in connection.execute(query)
     )
-    pairs = sa.select(StepResult.job_id, StepResult.device).where(*on_device).order_by(StepResult.id)
+    pairs = (
+        sa.select(StepResult.job_id, StepResult.device).where(*on_device).order_by(StepResult.id)
+    )
     return Steps(first, last, devices, {row[0]: row[1] for row in connection.execute(pairs)})

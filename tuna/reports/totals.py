@@ -1,4 +1,5 @@
-"""Sums over all step results and trials that are kept up to date: each look reads only what came since the last one."""
+"""Sums over all step results and trials that are kept up to date: each look reads only what came
+since the last one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tuna.db.models import Job, StepResult, Trial
 
 #: Rows summed up by one statement.
 _CHUNK = 50_000
-#: The newest rows are summed up anew each time: ids are assigned before the commit, so a smaller id may appear later.
+#: The newest rows are summed up anew each time: ids are assigned before the commit, so a smaller id
+#: may appear later.
 _UNSETTLED = 20_000
 
 
@@ -41,7 +43,9 @@ class Sum:
     first: datetime | None = None
     last: datetime | None = None
 
-    def add(self, attempts: int, busy_s: float, first: datetime | None, last: datetime | None) -> None:
+    def add(
+        self, attempts: int, busy_s: float, first: datetime | None, last: datetime | None
+    ) -> None:
         """Count more of them."""
         self.attempts += attempts
         self.busy_s += busy_s
@@ -71,13 +75,18 @@ class SessionTotals:
 
     @property
     def lower_bound_s(self) -> float:
-        """No schedule on these devices and processes is shorter: the busier of the two kinds, evenly spread."""
+        """No schedule on these devices and processes is shorter: the busier of the two kinds,
+        evenly spread."""
         return max(self.device_s / max(1, self.devices), self.cpu_s / max(1, self.processes))
 
     @property
     def efficiency(self) -> float | None:
         """Lower bound over wall time: 1 when the busier kind of resource never waited."""
-        return min(1.0, self.lower_bound_s / self.wall_s) if self.wall_s and self.lower_bound_s else None
+        return (
+            min(1.0, self.lower_bound_s / self.wall_s)
+            if self.wall_s and self.lower_bound_s
+            else None
+        )
 
 
 class Totals:
@@ -86,10 +95,13 @@ class Totals:
     def __init__(self, *, trials: bool) -> None:
         """`trials`: count those too."""
         self._steps: _Running[Key] = _Running(StepResult, _STEPS, _add_steps)
-        self._trials: _Running[int] | None = _Running(Trial, _TRIALS, _add_trials) if trials else None
+        self._trials: _Running[int] | None = (
+            _Running(Trial, _TRIALS, _add_trials) if trials else None
+        )
 
     def advance(self, connection: sa.Connection, budget_s: float) -> bool:
-        """Read what is new, for about `budget_s` seconds; False if there is more, and the sums are not yet whole."""
+        """Read what is new, for about `budget_s` seconds; False if there is more, and the sums are
+        not yet whole."""
         deadline = time.monotonic() + budget_s
         done = self._steps.advance(connection, deadline)
         return (self._trials is None or self._trials.advance(connection, deadline)) and done
@@ -106,7 +118,9 @@ class Totals:
             grouped[key.session_id].append((key, total))
         trials = self._trials.sums() if self._trials else {}
         return {
-            number: _of_session(grouped.get(number, []), trials[number].attempts if number in trials else 0)
+            number: _of_session(
+                grouped.get(number, []), trials[number].attempts if number in trials else 0
+            )
             for number in sorted(grouped.keys() | trials.keys())
         }
 
@@ -120,7 +134,8 @@ class _Running(Generic[_K]):
         statement: sa.Executable,
         add: Callable[..., None],
     ) -> None:
-        """`statement` groups the rows whose id is in (`low`, `high`]; `add(sums, *row)` counts one."""
+        """`statement` groups the rows whose id is in (`low`, `high`]; `add(sums, *row)` counts
+        one."""
         self._newest = sa.select(sa.func.max(table.id))
         self._statement = statement
         self._add = add
@@ -237,7 +252,8 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
 
 
 def most_at_once(spans: Iterable[Sum]) -> int:
-    """How many of the spans overlap at most: a process that was replaced by another counts once with it."""
+    """How many of the spans overlap at most: a process that was replaced by another counts once
+    with it."""
     ends: list[tuple[datetime, int]] = []
     for span in spans:
         if span.first and span.last:

@@ -1,8 +1,8 @@
 """The box round foreign code: what a child may touch, in words of this machine; `child` puts it on.
 
-Files are closed by `landlock`, sockets, signals and what else leads out by `seccomp`. Open are the system's programs and libraries,
-Python's, ROCm's and the folders that the settings name, to be read; the folders and devices of a `Box`; nothing else, so neither
-TUNA_HOME nor the user's home.
+Files are closed by `landlock`, sockets, signals and what else leads out by `seccomp`. Open are the
+system's programs and libraries, Python's, ROCm's and the folders that the settings name, to be
+read; the folders and devices of a `Box`; nothing else, so neither TUNA_HOME nor the user's home.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tuna.settings import Settings, get_settings
 
 log = structlog.get_logger(__name__)
 
-#: To be read: programs, libraries, and what these ask of the system. Of /proc, Landlock closes memory and environment of others.
+#: To be read: programs, libraries, and what these ask of the system. Of /proc, Landlock closes
+#: memory and environment of others.
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store", "/proc", "/sys"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"),
@@ -37,8 +38,9 @@ _SYSTEM = (
 _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 #: What looking up the name of another machine reads.
 _RESOLVER = ("/etc/hosts", "/etc/resolv.conf", "/etc/gai.conf")
-#: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm and nvidia-caps. Who maps
-#: `zero` shared has memory that no limit counts, which GPUs' drivers need.
+#: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm
+#: and nvidia-caps. Who maps `zero` shared has memory that no limit counts, which GPUs' drivers
+#: need.
 _GPUS = ("kfd", "dri", "nvidia*", "zero")
 #: Files that a child may have open at a time.
 _OPEN_FILES = 4096
@@ -52,7 +54,8 @@ _HINT = "set TUNA_SANDBOX=auto to run with what this kernel has, or use one that
 
 @dataclass(frozen=True)
 class Box:
-    """What a child may touch beside the system: the first of the writable folders is its HOME and TMPDIR too."""
+    """What a child may touch beside the system: the first of the writable folders is its HOME and
+    TMPDIR too."""
 
     writable: Sequence[Path] = ()
     readable: Sequence[Path] = ()
@@ -65,7 +68,8 @@ def lacking() -> list[str]:
     found = []
     if not landlock.version():
         found.append(
-            "files of this user (no Landlock: it needs Linux 5.13 or newer, with landlock among the kernel's lsm=)"
+            "files of this user (no Landlock: it needs Linux 5.13 or newer, with landlock among the"
+            " kernel's lsm=)"
         )
     if not seccomp.available():
         found.append("network, signals to other processes, detached sessions (no seccomp filter)")
@@ -73,10 +77,13 @@ def lacking() -> list[str]:
 
 
 def check(settings: Settings) -> None:
-    """Log once what stays open here; raises ServiceError when TUNA_SANDBOX is `require` and something does."""
+    """Log once what stays open here; raises ServiceError when TUNA_SANDBOX is `require` and
+    something does."""
     found = lacking()
     if settings.sandbox == "require" and found:
-        raise ServiceError(f"Foreign code would not be boxed here; open: {'; '.join(found)}.", hint=_HINT)
+        raise ServiceError(
+            f"Foreign code would not be boxed here; open: {'; '.join(found)}.", hint=_HINT
+        )
     _warn_once(settings.sandbox, tuple(found))
 
 
@@ -89,30 +96,46 @@ def _warn_once(mode: str, found: tuple[str, ...]) -> None:
 
 
 def facts(box: Box | None, env: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `child` needs to put the box on; None for no box. `env` is the child's environment. Raises as `check` does."""
+    """What `child` needs to put the box on; None for no box. `env` is the child's environment.
+    Raises as `check` does."""
     settings = get_settings()
     if box is None or settings.sandbox == "off":
         return None
     check(settings)
     abi = landlock.version()
     rules = list(_rules(box, env, settings)) if abi else []
-    return {"landlock": abi, "seccomp": seccomp.available(), "rules": rules, "network": box.network, "gpus": box.gpus}
+    return {
+        "landlock": abi,
+        "seccomp": seccomp.available(),
+        "rules": rules,
+        "network": box.network,
+        "gpus": box.gpus,
+    }
 
 
 def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
-    """Limits of a child by their names in module `resource`; without a box that of memory alone, if one is given.
+    """Limits of a child by their names in module `resource`; without a box that of memory alone, if
+    one is given.
 
-    Memory is limited by RLIMIT_DATA, which counts private writable memory: heap, anonymous maps, thread stacks. RLIMIT_AS would
-    also count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per
-    allocator arena, so that a limit tight enough to help would stop a program that uses little; measured code gets one when
-    all that is loaded (`address_space`).
+    Memory is limited by RLIMIT_DATA, which counts private writable memory: heap, anonymous maps,
+    thread stacks. RLIMIT_AS would also count what is only reserved or mapped from files, such as
+    half a gigabyte of compiler libraries and 64 MiB per allocator arena, so that a limit tight
+    enough to help would stop a program that uses little; measured code gets one when all that is
+    loaded (`address_space`).
     """
     if box is None:
         return {"RLIMIT_DATA": memory_bytes} if memory_bytes else {}
     settings = get_settings()
-    mebibytes = {"RLIMIT_DATA": settings.sandbox_memory_mib, "RLIMIT_FSIZE": settings.sandbox_file_mib}
-    found = {name: most << 20 for name, most in mebibytes.items()} | {"RLIMIT_NPROC": settings.sandbox_processes}
-    found["RLIMIT_DATA"] = found["RLIMIT_DATA"] or memory_bytes or os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    mebibytes = {
+        "RLIMIT_DATA": settings.sandbox_memory_mib,
+        "RLIMIT_FSIZE": settings.sandbox_file_mib,
+    }
+    found = {name: most << 20 for name, most in mebibytes.items()} | {
+        "RLIMIT_NPROC": settings.sandbox_processes
+    }
+    found["RLIMIT_DATA"] = (
+        found["RLIMIT_DATA"] or memory_bytes or os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    )
     return {"RLIMIT_NOFILE": _OPEN_FILES, **{name: most for name, most in found.items() if most}}
 
 
@@ -126,38 +149,61 @@ def at_home(box: Box | None, env: Mapping[str, str]) -> dict[str, str]:
 def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tuple[str, int]]:
     system = (*_SYSTEM, *_RESOLVER) if box.network else _SYSTEM
     packages, folders = _python()
-    libraries = [*system, *packages, *_split(env.get("PYTHONPATH")), *_split(env.get("LD_LIBRARY_PATH"))]
+    libraries = [
+        *system,
+        *packages,
+        *_split(env.get("PYTHONPATH")),
+        *_split(env.get("LD_LIBRARY_PATH")),
+    ]
     named = [os.path.realpath(settings.rocm_path), *_split(settings.sandbox_read)]
     hidden = _hidden(settings)
     for path in dict.fromkeys([*libraries, *named]):
         yield from _without(path, hidden)
     yield from ((path, int(landlock.LIST)) for path in folders)
     yield from ((str(path), int(landlock.READ)) for path in box.readable)
-    yield from ((str(path), int(landlock.WRITE)) for path in [*box.writable, *_split(settings.sandbox_write)])
-    nodes = [str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern)] if box.gpus else []
+    yield from (
+        (str(path), int(landlock.WRITE))
+        for path in [*box.writable, *_split(settings.sandbox_write)]
+    )
+    nodes = (
+        [str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern)] if box.gpus else []
+    )
     yield from ((path, int(landlock.DEVICE)) for path in (*_DEVICES, *nodes))
 
 
 def _hidden(settings: Settings) -> list[str]:
-    """What stays closed where it lies in a folder of libraries: of a checkout of Tuna all but the package."""
-    kind, _, database = (settings.db_url.get_secret_value() if settings.db_url else "").partition(":///")
+    """What stays closed where it lies in a folder of libraries: of a checkout of Tuna all but the
+    package."""
+    kind, _, database = (settings.db_url.get_secret_value() if settings.db_url else "").partition(
+        ":///"
+    )
     ends = ("", "-wal", "-shm", "-journal") if kind.startswith("sqlite") else ()
-    files = (os.environ.get("TUNA_CONFIG"), "tuna.toml", *(unquote(database.partition("?")[0]) + end for end in ends))
+    files = (
+        os.environ.get("TUNA_CONFIG"),
+        "tuna.toml",
+        *(unquote(database.partition("?")[0]) + end for end in ends),
+    )
     return [*(os.path.realpath(path) for path in (settings.home, *files) if path), *_beside_tuna()]
 
 
 @functools.cache
 def _beside_tuna() -> tuple[str, ...]:
-    """The checkout's secrets, history and what else is no package: PYTHONPATH names the checkout as a whole."""
+    """The checkout's secrets, history and what else is no package: PYTHONPATH names the checkout as
+    a whole."""
     if _INSTALLED & set(_ROOT.parts):
         return ()
     python = os.path.realpath(sys.prefix)
-    others = (entry.path for entry in os.scandir(_ROOT) if not entry.is_symlink() and not _is_importable(entry))
+    others = (
+        entry.path
+        for entry in os.scandir(_ROOT)
+        if not entry.is_symlink() and not _is_importable(entry)
+    )
     return tuple(path for path in others if os.path.commonpath([path, python]) != path)
 
 
 def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Rules to read a path, in as many parts as it takes to leave out what is hidden in it; of links in it, none."""
+    """Rules to read a path, in as many parts as it takes to leave out what is hidden in it; of
+    links in it, none."""
     real = os.path.realpath(path)
     inside = [one for one in hidden if os.path.commonpath([one, real]) == real]
     if not inside:
@@ -171,13 +217,19 @@ def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _python() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where this Python, its packages, Tuna and its plug-ins lie, wherever they were installed, and folders of such packages."""
-    not_ours = {Path.cwd(), Path.home(), *Path.home().parents}  # some programs put the working directory into it
+    """Where this Python, its packages, Tuna and its plug-ins lie, wherever they were installed, and
+    folders of such packages."""
+    # some programs put the working directory into it
+    not_ours = {Path.cwd(), Path.home(), *Path.home().parents}
     on_path = [place for place in sys.path if Path(place).absolute() not in not_ours]
     own = [sys.prefix, sys.base_prefix, sys.exec_prefix]
     places, folders = [*own, os.path.realpath(sys.executable)], []
     for place in filter(os.path.isabs, on_path):
-        if _INSTALLED & set(Path(place).parts) or place.startswith(tuple(own)) or not Path(place).is_dir():
+        if (
+            _INSTALLED & set(Path(place).parts)
+            or place.startswith(tuple(own))
+            or not Path(place).is_dir()
+        ):
             places.append(place)
         else:  # a plug-in's checkout
             folders.append(place)
@@ -190,9 +242,13 @@ def _python() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _is_importable(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry of a folder in Python's path is a package, a module, or facts about installed ones."""
+    """Whether an entry of a folder in Python's path is a package, a module, or facts about
+    installed ones."""
     if entry.is_dir():
-        return entry.name.endswith((".egg-info", ".dist-info")) or Path(entry.path, "__init__.py").exists()
+        return (
+            entry.name.endswith((".egg-info", ".dist-info"))
+            or Path(entry.path, "__init__.py").exists()
+        )
     return entry.name.endswith((".py", ".so", ".egg-link"))
 
 

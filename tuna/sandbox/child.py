@@ -1,14 +1,17 @@
-"""The first code of every sandboxed process: puts limits on itself, then runs a program or answers requests.
+"""The first code of every sandboxed process: puts limits on itself, then runs a program or answers
+requests.
 
-`python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program.
-`python -m tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD IMPORT...` answers one JSON object per line. A request has an
-`op`, which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer.
-One with a number `fork` is answered by the fork of the process with that number, which is made if there is none and lives until a
-request with another number comes. The first line says that the limits hold; after it the process imports each IMPORT, so that a
-later request need not wait for that.
+`python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program. `python -m
+tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD IMPORT...` answers one JSON object per line.
+A request has an `op`, which names a function in the module's `HANDLERS`; the other fields are its
+keyword arguments and its result is the answer. One with a number `fork` is answered by the fork of
+the process with that number, which is made if there is none and lives until a request with another
+number comes. The first line says that the limits hold; after it the process imports each IMPORT, so
+that a later request need not wait for that.
 
-LIMITS is a JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and `resources`: limits by the
-name that module `resource` has for them. Only the standard library is imported here, so that a start costs what Python costs.
+LIMITS is a JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`)
+and `resources`: limits by the name that module `resource` has for them. Only the standard library
+is imported here, so that a start costs what Python costs.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def limit_self(limits: Mapping[str, Any]) -> None:
-    """Die with the parent, dump no core, keep to what `limits` names; stay above all that it starts. Raises OSError."""
+    """Die with the parent, dump no core, keep to what `limits` names; stay above all that it
+    starts. Raises OSError."""
     end_with_parent(limits["parent"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
@@ -51,7 +55,8 @@ def limit_self(limits: Mapping[str, Any]) -> None:
         resource.setrlimit(number, (most, most))
     if limits.get("cpus"):
         os.sched_setaffinity(0, limits["cpus"])
-    with contextlib.suppress(OSError):  # where memory runs out, the kernel ends this process before others
+    # where memory runs out, the kernel ends this process before others
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if box := limits.get("box"):
         _close(box)
@@ -59,7 +64,9 @@ def limit_self(limits: Mapping[str, Any]) -> None:
 
 def _close(box: Mapping[str, Any]) -> None:
     if box["landlock"]:
-        landlock.restrict(((str(path), int(rights)) for path, rights in box["rules"]), box["landlock"])
+        landlock.restrict(
+            ((str(path), int(rights)) for path, rights in box["rules"]), box["landlock"]
+        )
     if box["seccomp"]:
         seccomp.restrict(box["landlock"], network=box["network"], gpus=box["gpus"])
     if not box["gpus"]:
@@ -68,7 +75,8 @@ def _close(box: Mapping[str, Any]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of root: for example CAP_PERFMON shows the environment of any process, whatever Landlock says (Linux 6.16)."""
+    """Of root: for example CAP_PERFMON shows the environment of any process, whatever Landlock says
+    (Linux 6.16)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # or a program would get them back
     if libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
@@ -76,7 +84,8 @@ def _drop_capabilities() -> None:
 
 
 def serve(module: str, read_fd: int, write_fd: int, imports: Sequence[str]) -> None:
-    """Answer requests until the parent closes its end; a handler that raises is answered with its traceback."""
+    """Answer requests until the parent closes its end; a handler that raises is answered with its
+    traceback."""
     for fd in (read_fd, write_fd):  # or a grandchild would keep the pipe open after our exit
         os.set_inheritable(fd, False)
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
@@ -109,7 +118,9 @@ def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> N
     number = request.pop("number")
     try:
         answer = {"number": number, "result": handlers[request.pop("op")](**request)}
-    except Exception as error:  # the boundary of the process: the parent decides what a failure means
+    except (
+        Exception
+    ) as error:  # the boundary of the process: the parent decides what a failure means
         text = "".join(traceback.format_exception(error))
         answer = {"number": number, "error": f"{type(error).__name__}: {error}", "traceback": text}
     answers.write(json.dumps(answer).encode() + b"\n")
@@ -117,7 +128,8 @@ def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> N
 
 
 class _Fork:
-    """A fork of this process in which foreign code may run: it reaches neither our requests nor our answers."""
+    """A fork of this process in which foreign code may run: it reaches neither our requests nor our
+    answers."""
 
     def __init__(self, number: int, handlers: Handlers, ours: Sequence[BinaryIO]) -> None:
         """`ours` are closed in it."""
@@ -135,7 +147,10 @@ class _Fork:
                 end_with_parent(parent)
                 for fd in (self._requests, self._answers, *(file.fileno() for file in ours)):
                     os.close(fd)
-                with os.fdopen(theirs_read, "rb") as requests, os.fdopen(theirs_write, "wb") as answers:
+                with (
+                    os.fdopen(theirs_read, "rb") as requests,
+                    os.fdopen(theirs_write, "wb") as answers,
+                ):
                     for line in requests:
                         _answer(handlers, json.loads(line), answers)
                 status = 0
@@ -154,8 +169,12 @@ class _Fork:
         return bool(select.select([self._answers], [], [], 0)[0])
 
     def pass_on(self, request: dict[str, Any], answers: BinaryIO) -> None:
-        """Pass on a request and the line that answers it; where there is none, this process ends as the fork did."""
-        with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(self._requests), "wb") as requests:
+        """Pass on a request and the line that answers it; where there is none, this process ends as
+        the fork did."""
+        with (
+            contextlib.suppress(BrokenPipeError),
+            os.fdopen(os.dup(self._requests), "wb") as requests,
+        ):
             requests.write(json.dumps(request).encode() + b"\n")
         while chunk := os.read(self._answers, 1 << 20):
             line, end, more = chunk.partition(b"\n")
@@ -168,7 +187,10 @@ class _Fork:
         _, status = os.waitpid(self._pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            signal.signal(-code, signal.SIG_DFL) if -code not in (
+                signal.SIGKILL,
+                signal.SIGSTOP,
+            ) else None
             os.kill(os.getpid(), -code)
         os._exit(max(code, 0))
 

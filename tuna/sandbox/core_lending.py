@@ -1,18 +1,22 @@
-"""Lends measuring cores to builds while nothing is measured on them, and stops builds for measurements that need quiet.
+"""Lends measuring cores to builds while nothing is measured on them, and stops builds for
+measurements that need quiet.
 
-Workers of one user on this machine know of each other by file locks (`ofd_locks`), which the kernel releases with their holder:
+Workers of one user on this machine know of each other by file locks (`ofd_locks`), which the kernel
+releases with their holder:
 
-    offered-N    shared, for the life of a worker that measures with core N by these rules: a build may borrow N
+    offered-N    shared, for the life of a worker that measures with core N by these rules: a build
+    may borrow N
     measured-N   shared, for a chunk that is measured with core N, or is about to be
     quiet        shared, for a chunk during which this machine must build nothing
     waiting      shared: a build waits for the end of such a chunk
     build-K      exclusive, for a build on the cores that compile; K counts those
     build-cpuN   exclusive, for a build on core N
 
-Each side takes its own lock before it looks at the other's, so that at least one of them sees the other. A measurement comes
-first: a build that sees one leaves the core, or waits. A measurement waits for no build on its core, but moves the processes of
-that build to the cores that compile, where they go on: neither a long build nor a frozen worker holds it up. Only for quiet does
-it wait, for the builds that run, and for none longer than that build's own time limit.
+Each side takes its own lock before it looks at the other's, so that at least one of them sees the
+other. A measurement comes first: a build that sees one leaves the core, or waits. A measurement
+waits for no build on its core, but moves the processes of that build to the cores that compile,
+where they go on: neither a long build nor a frozen worker holds it up. Only for quiet does it wait,
+for the builds that run, and for none longer than that build's own time limit.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ def _never() -> bool:
 class _Build:
     """What the file of a build's lock says, for measurements."""
 
-    until: float  #: the build's time limit, by CLOCK_MONOTONIC, which all processes of a machine share
+    #: the build's time limit, by CLOCK_MONOTONIC, which all processes of a machine share
+    until: float
     pid: int | None  #: the process that builds, on a borrowed core
     cpus: Sequence[int]  #: cores that it may use instead of that
 
@@ -65,16 +70,22 @@ class BuildCores:
     def build(
         self, limit_s: float, pid: int | None = None, cancelled: Callable[[], bool] = _never
     ) -> Iterator[int | None]:
-        """For the duration of one build, which takes `limit_s` at most; gives the measuring core that it borrows, if any.
+        """For the duration of one build, which takes `limit_s` at most; gives the measuring core
+        that it borrows, if any.
 
-        `pid`: the process that is about to build, which is moved to a borrowed core while other builds use all of `own`;
-        None: it borrows none. Waits while this machine measures with quiet, until `cancelled` returns True.
+        `pid`: the process that is about to build, which is moved to a borrowed core while other
+        builds use all of `own`; None: it borrows none. Waits while this machine measures with
+        quiet, until `cancelled` returns True.
         """
         with contextlib.ExitStack() as stack:
             yield self._begin(stack, limit_s, pid, cancelled)
 
     def _begin(
-        self, stack: contextlib.ExitStack, limit_s: float, pid: int | None, cancelled: Callable[[], bool]
+        self,
+        stack: contextlib.ExitStack,
+        limit_s: float,
+        pid: int | None,
+        cancelled: Callable[[], bool],
     ) -> int | None:
         deadline = time.monotonic() + QUIET_WAIT_S
 
@@ -88,18 +99,22 @@ class BuildCores:
                     if may_go():
                         stack.push(turn.pop_all())
                         return core
-                waiting.enter_context(_shared("waiting"))  # until it builds: the next measurement lets it go first
+                # until it builds: the next measurement lets it go first
+                waiting.enter_context(_shared("waiting"))
                 while not may_go():
                     time.sleep(_POLL_S)
 
     def _take(self, turn: contextlib.ExitStack, limit_s: float, pid: int | None) -> int | None:
-        """Take the lock of an own core that no build has, else of one that is lent, else any more."""
+        """Take the lock of an own core that no build has, else of one that is lent, else any
+        more."""
         build = _Build(time.monotonic() + limit_s, pid, self.own)
         if any(_begun(turn, f"build-{number}", build) for number in range(len(self.own))):
             return None
         for core in _offered().difference(self.own) if pid is not None else ():
             with contextlib.ExitStack() as borrowed:
-                if _begun(borrowed, f"build-cpu{core}", build) and self._borrow(borrowed, core, pid):
+                if _begun(borrowed, f"build-cpu{core}", build) and self._borrow(
+                    borrowed, core, pid
+                ):
                     turn.push(borrowed.pop_all())
                     return core
         number = len(self.own)
@@ -116,16 +131,20 @@ class BuildCores:
 
 
 def offer(stack: contextlib.ExitStack, cpus: Iterable[int]) -> None:
-    """Let builds borrow these measuring cores until `stack` ends; what measures with them does so within `measuring`."""
+    """Let builds borrow these measuring cores until `stack` ends; what measures with them does so
+    within `measuring`."""
     for cpu in cpus:
         stack.enter_context(_shared(f"offered-{cpu}"))
 
 
 @contextlib.contextmanager
-def measuring(cpus: Iterable[int], *, quiet: bool = False, cancelled: Callable[[], bool] = _never) -> Iterator[None]:
+def measuring(
+    cpus: Iterable[int], *, quiet: bool = False, cancelled: Callable[[], bool] = _never
+) -> Iterator[None]:
     """Have these cores for a measurement; with `quiet` this machine builds nothing meanwhile.
 
-    With `quiet` it waits for the builds that run, and lets those go first that an earlier measurement kept waiting.
+    With `quiet` it waits for the builds that run, and lets those go first that an earlier
+    measurement kept waiting.
     """
     cores = sorted(set(cpus))
     if quiet:
@@ -149,7 +168,8 @@ def builds() -> int:
 
 
 def move(pid: int, core: int, cpus: Sequence[int]) -> bool:
-    """Move each thread of a process, and of all that it started, from a core to `cpus`; False if one remains there."""
+    """Move each thread of a process, and of all that it started, from a core to `cpus`; False if
+    one remains there."""
     for _ in range(_PASSES):
         found = [thread for thread in _threads(pid, *descendants(pid)) if core in _affinity(thread)]
         if not found:
@@ -167,7 +187,9 @@ def _reclaim(core: int, cancelled: Callable[[], bool]) -> None:
     _wait_for_build(_folder() / f"build-cpu{core}", moved, cancelled)
 
 
-def _wait_for_build(path: Path, harmless: Callable[[_Build], bool], cancelled: Callable[[], bool]) -> None:
+def _wait_for_build(
+    path: Path, harmless: Callable[[_Build], bool], cancelled: Callable[[], bool]
+) -> None:
     """Wait until the build is `harmless`, has ended, or should have."""
     since = time.monotonic()
 
@@ -209,7 +231,11 @@ def _read(path: Path) -> _Build | None:
 
 def _offered() -> set[int]:
     """Cores of this process that workers measure with and lend."""
-    numbers = (int(path.name.rpartition("-")[2]) for path in _folder().glob("offered-*") if ofd_locks.is_held(path))
+    numbers = (
+        int(path.name.rpartition("-")[2])
+        for path in _folder().glob("offered-*")
+        if ofd_locks.is_held(path)
+    )
     return set(numbers) & set(available_cpus())
 
 
@@ -224,7 +250,8 @@ def _is_held(name: str) -> bool:
 
 
 def _folder() -> Path:
-    """Of this PID namespace: the process ids in the files mean something to those alone who are in the same."""
+    """Of this PID namespace: the process ids in the files mean something to those alone who are in
+    the same."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return own_folder(folders()[-1] / f"cores-{namespace}")
 

@@ -1,4 +1,5 @@
-"""Which cores of this machine measure and which compile; those that measure are lent to builds (`core_lending`)."""
+"""Which cores of this machine measure and which compile; those that measure are lent to builds
+(`core_lending`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def available_cpus() -> tuple[int, ...]:
 
 
 def eval_cpus(settings: Settings | None = None) -> tuple[int, ...]:
-    """The cores that measure: `TUNA_EVAL_CPUS`, else the last one; raises BadInput for cores that are not there."""
+    """The cores that measure: `TUNA_EVAL_CPUS`, else the last one; raises BadInput for cores that
+    are not there."""
     present = available_cpus()
     chosen = parse_cpus((settings or get_settings()).eval_cpus)
     missing = sorted(set(chosen) - set(present))
@@ -33,15 +35,23 @@ def eval_cpus(settings: Settings | None = None) -> tuple[int, ...]:
 
 
 def some_cpus(number: int, settings: Settings | None = None) -> tuple[int, ...]:
-    """So many of the cores that measure, where TUNA_EVAL_CPUS names some, else of all that there are; raises BadInput.
+    """So many of the cores that measure, where TUNA_EVAL_CPUS names some, else of all that there
+    are; raises BadInput.
 
-    Threads of one physical core are taken last, and the highest numbers first, because other processes prefer the lowest.
+    Threads of one physical core are taken last, and the highest numbers first, because other
+    processes prefer the lowest.
     """
     named = bool((settings or get_settings()).eval_cpus)
     usable = eval_cpus(settings) if named else available_cpus()
     if number > len(usable):
-        where = f"TUNA_EVAL_CPUS names {len(usable)}" if named else f"this process may use {len(usable)}"
-        raise BadInput(f"{number} cores cannot measure: {where}.", hint="take all of them: --cores all")
+        where = (
+            f"TUNA_EVAL_CPUS names {len(usable)}"
+            if named
+            else f"this process may use {len(usable)}"
+        )
+        raise BadInput(
+            f"{number} cores cannot measure: {where}.", hint="take all of them: --cores all"
+        )
     places, chosen = placement.read_places(usable), list[int]()
     while len(chosen) < number:
         taken = {sibling for cpu in chosen for sibling in places[cpu].siblings}
@@ -51,7 +61,8 @@ def some_cpus(number: int, settings: Settings | None = None) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def measuring_with(number: int | None) -> Iterator[None]:
-    """Set TUNA_EVAL_CPUS of this process and its children to so many cores, None for all, until the end of the `with`."""
+    """Set TUNA_EVAL_CPUS of this process and its children to so many cores, None for all, until the
+    end of the `with`."""
     cpus = some_cpus(number or len(eval_cpus() if get_settings().eval_cpus else available_cpus()))
     before = os.environ.get(_SETTING)
     os.environ[_SETTING] = ",".join(map(str, cpus))
@@ -71,7 +82,8 @@ def of_all(number: int | None = None) -> str:
 
 
 def build_cpus(settings: Settings | None = None) -> tuple[int, ...]:
-    """Every core that may build while nothing is measured: those that compile, and those that are lent."""
+    """Every core that may build while nothing is measured: those that compile, and those that are
+    lent."""
     return tuple(sorted({*compile_cpus(settings), *eval_cpus(settings)}))
 
 

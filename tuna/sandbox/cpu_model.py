@@ -21,7 +21,8 @@ class CpuModel:
 
     @property
     def digest(self) -> str:
-        """12 hex digits of the flags, whatever their order: equal for CPUs with the same instructions."""
+        """12 hex digits of the flags, whatever their order: equal for CPUs with the same
+        instructions."""
         return hashlib.sha256(" ".join(sorted(self.flags.split())).encode()).hexdigest()[:12]
 
 
@@ -31,15 +32,21 @@ def cpu_model(proc_root: Path = Path("/proc")) -> CpuModel:
     for line in (proc_root / "cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         facts.setdefault(name.strip(), value.strip())
-    return CpuModel(facts.get("model name", os.uname().machine), facts.get("flags", facts.get("Features", "")))
+    return CpuModel(
+        facts.get("model name", os.uname().machine), facts.get("flags", facts.get("Features", ""))
+    )
 
 
 def data_caches(folder: Path = _SYS_CACHES) -> dict[int, int]:
-    """Bytes of the first core's data caches by level, as Linux lists them in `folder`; empty where it does not."""
+    """Bytes of the first core's data caches by level, as Linux lists them in `folder`; empty where
+    it does not."""
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         try:
-            level, kind, size = (int((index / "level").read_text()), *(_word(index / n) for n in ("type", "size")))
+            level, kind, size = (
+                int((index / "level").read_text()),
+                *(_word(index / n) for n in ("type", "size")),
+            )
         except (OSError, ValueError):
             continue
         match = re.fullmatch(r"(\d+)([KMG]?)", size)

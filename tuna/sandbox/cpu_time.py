@@ -1,4 +1,5 @@
-"""CPU time of a process with all that it started, for limits that a busy machine does not make shorter."""
+"""CPU time of a process with all that it started, for limits that a busy machine does not make
+shorter."""
 
 from __future__ import annotations
 
@@ -9,30 +10,45 @@ from tuna.sandbox.proc_stat import proc_stats
 from tuna.sandbox.process_tree import descendants
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-#: Fields of /proc/PID/stat after the name in parentheses: session, then utime, stime, cutime, cstime.
+#: Fields of /proc/PID/stat after the name in parentheses: session, then utime, stime, cutime,
+#: cstime.
 _SESSION, _TIMES = 3, slice(11, 15)
 
 
 def session_cpu_s(session: int, proc: Path = Path("/proc")) -> float:
-    """Seconds of CPU time of the live processes of a session and of those that they have waited for."""
-    ticks = (sum(map(int, fields[_TIMES])) for _, fields in proc_stats(proc) if int(fields[_SESSION]) == session)
+    """Seconds of CPU time of the live processes of a session and of those that they have waited
+    for."""
+    ticks = (
+        sum(map(int, fields[_TIMES]))
+        for _, fields in proc_stats(proc)
+        if int(fields[_SESSION]) == session
+    )
     return sum(ticks) * _TICK_S
 
 
 def tree_cpu_s(pid: int, proc: Path = Path("/proc")) -> float:
     """The same of all live processes below `pid`."""
     below = descendants(pid, proc)
-    return sum(sum(map(int, fields[_TIMES])) for process, fields in proc_stats(proc) if process in below) * _TICK_S
+    return (
+        sum(
+            sum(map(int, fields[_TIMES]))
+            for process, fields in proc_stats(proc)
+            if process in below
+        )
+        * _TICK_S
+    )
 
 
 class CpuLimit:
-    """A limit of CPU seconds for the session that a process leads; a session that uses no CPU for as long is over it too.
+    """A limit of CPU seconds for the session that a process leads; a session that uses no CPU for
+    as long is over it too.
 
     The wall time is limited too, generously: a machine that is so busy is of no use.
     """
 
     _BACKSTOP = 20.0
-    #: A session with less CPU time than this part of the time that passed waits for something that will not come.
+    #: A session with less CPU time than this part of the time that passed waits for something that
+    #: will not come.
     _IDLE = 0.01
 
     def __init__(self, session: int, limit_s: float, now_s: float) -> None:
@@ -41,7 +57,8 @@ class CpuLimit:
         self._window = (now_s, self._used_before_s)
 
     def exceeded(self, now_s: float) -> str:
-        """Why the time is up, empty while it is not; cheap until the limit has passed by the wall."""
+        """Why the time is up, empty while it is not; cheap until the limit has passed by the
+        wall."""
         if now_s - self._started_s < self._limit_s / (os.cpu_count() or 1):
             return ""
         used_s = session_cpu_s(self._session)

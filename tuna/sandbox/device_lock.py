@@ -1,7 +1,9 @@
-"""One process of a user measures on a device at a time: file locks that the kernel frees when their holder dies.
+"""One process of a user measures on a device at a time: file locks that the kernel frees when their
+holder dies.
 
-The files lie in private folders of the user, below XDG_RUNTIME_DIR and below the folder for temporary files. A lock is
-acquired in each that exists, because processes of one user may differ in these (a cron job may have no XDG_RUNTIME_DIR).
+The files lie in private folders of the user, below XDG_RUNTIME_DIR and below the folder for
+temporary files. A lock is acquired in each that exists, because processes of one user may differ in
+these (a cron job may have no XDG_RUNTIME_DIR).
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ class DeviceBusy(Exception):
 
 @contextlib.contextmanager
 def device_lock(
-    names: Iterable[str], wait_s: float = float("inf"), cancelled: Callable[[], bool] = lambda: False
+    names: Iterable[str],
+    wait_s: float = float("inf"),
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Hold the locks called `names` (such as `DeviceHandle.locks`), waiting for them up to `wait_s`.
+    """Hold the locks called `names` (such as `DeviceHandle.locks`), waiting for them up to
+    `wait_s`.
 
     Raises DeviceBusy after that, or when `cancelled` returns True.
     """
@@ -63,7 +68,9 @@ def _acquire(descriptor: int, name: str, deadline: float, cancelled: Callable[[]
 @contextlib.contextmanager
 def _opened(folder: Path, name: str) -> Iterator[int]:
     file = f"device-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:200]}.lock"
-    descriptor = os.open(folder / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(
+        folder / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
     try:
         yield descriptor
     finally:
@@ -71,7 +78,8 @@ def _opened(folder: Path, name: str) -> Iterator[int]:
 
 
 def folders() -> list[Path]:
-    """The folders for locks, which this user alone can write to; that of TUNA_HOME when the shared ones are unusable."""
+    """The folders for locks, which this user alone can write to; that of TUNA_HOME when the shared
+    ones are unusable."""
     found = []
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
         with contextlib.suppress(OSError):

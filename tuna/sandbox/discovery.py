@@ -1,7 +1,8 @@
 """Which devices this machine has, and which variables leave a process just one of them.
 
-Sources: the vendor's management library (pynvml, amdsmi) if it can be imported and works, else what the vendor's driver
-shows in /proc or /sys, else the cores that measure. Each takes its module or root folder, so that tests bring their own.
+Sources: the vendor's management library (pynvml, amdsmi) if it can be imported and works, else what
+the vendor's driver shows in /proc or /sys, else the cores that measure. Each takes its module or
+root folder, so that tests bring their own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tuna.settings import parse_cpus
 SYS = Path("/sys")
 PROC = Path("/proc")
 _AMD_VENDOR = "4098"
-#: Variables by which the runtimes of NVIDIA, AMD, OpenCL, Level Zero, SYCL and TPUs restrict a process to some devices.
+#: Variables by which the runtimes of NVIDIA, AMD, OpenCL, Level Zero, SYCL and TPUs restrict a
+#: process to some devices.
 VISIBILITY = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -56,22 +58,29 @@ class Device:
         if self.kind is Kind.NVIDIA:
             return {"CUDA_VISIBLE_DEVICES": self.uuid or str(self.index)}
         if self.kind is Kind.AMD:
-            # HIP counts what ROCR leaves, so its own variable, should one be inherited, must name the first.
+            # HIP counts what ROCR leaves, so its own variable, should one be inherited, must name
+            # the first.
             return {"ROCR_VISIBLE_DEVICES": str(self.index), "HIP_VISIBLE_DEVICES": "0"}
         return {}
 
 
-def discover(sys_root: Path = SYS, proc_root: Path = PROC, environ: Mapping[str, str] = os.environ) -> list[Device]:
-    """The devices that this process may use, in their runtimes' order; the CPU when there is no other."""
+def discover(
+    sys_root: Path = SYS, proc_root: Path = PROC, environ: Mapping[str, str] = os.environ
+) -> list[Device]:
+    """The devices that this process may use, in their runtimes' order; the CPU when there is no
+    other."""
     nvidia = from_nvml(_module("pynvml"), sys_root) or from_nvidia_driver(proc_root, sys_root)
     amd = from_amdsmi(_module("amdsmi")) or from_kfd(sys_root)
     nvidia = narrow(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
-    amd = narrow(narrow(amd, environ.get("ROCR_VISIBLE_DEVICES")), environ.get("HIP_VISIBLE_DEVICES"))
+    amd = narrow(
+        narrow(amd, environ.get("ROCR_VISIBLE_DEVICES")), environ.get("HIP_VISIBLE_DEVICES")
+    )
     return nvidia + amd or [Device(Kind.CPU, "CPU")]
 
 
 def choose(devices: Sequence[Device], text: str) -> list[int]:
-    """Positions of the devices that `text` names: `all`, or numbers such as `0,2`; raises BadInput."""
+    """Positions of the devices that `text` names: `all`, or numbers such as `0,2`; raises
+    BadInput."""
     if text.strip() == "all":
         return list(range(len(devices)))
     try:
@@ -88,12 +97,17 @@ def choose(devices: Sequence[Device], text: str) -> list[int]:
 
 
 def narrow(devices: Sequence[Device], visible: str | None) -> list[Device]:
-    """What a visibility variable leaves, in its order; like the runtimes, it ends at the first word that names none."""
+    """What a visibility variable leaves, in its order; like the runtimes, it ends at the first word
+    that names none."""
     if visible is None:
         return list(devices)
     left: list[Device] = []
     for word in (part.strip() for part in visible.split(",")):
-        found = [d for number, d in enumerate(devices) if word == str(number) or (d.uuid and word == d.uuid)]
+        found = [
+            d
+            for number, d in enumerate(devices)
+            if word == str(number) or (d.uuid and word == d.uuid)
+        ]
         if not found:
             break
         left += found
@@ -101,7 +115,8 @@ def narrow(devices: Sequence[Device], visible: str | None) -> list[Device]:
 
 
 def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
-    """NVIDIA's devices by the module `pynvml` (package nvidia-ml-py); none without it or its driver."""
+    """NVIDIA's devices by the module `pynvml` (package nvidia-ml-py); none without it or its
+    driver."""
     if nvml is None:
         return []
     try:
@@ -109,14 +124,17 @@ def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
     except nvml.NVMLError:
         return []
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
         return [
             Device(
                 Kind.NVIDIA,
                 _text(nvml.nvmlDeviceGetName(handle)),
                 index,
                 _text(nvml.nvmlDeviceGetUUID(handle)),
-                # NVML's bus ids have an eight-digit domain, the kernel's a four-digit one, in lower case
+                # NVML's bus ids have an eight-digit domain, the kernel's a four-digit one, in lower
+                # case
                 _pci_node(sys_root, _text(nvml.nvmlDeviceGetPciInfo(handle).busId)[-12:].lower()),
             )
             for index, handle in enumerate(handles)
@@ -128,7 +146,8 @@ def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
 
 
 def from_nvidia_driver(proc_root: Path = PROC, sys_root: Path = SYS) -> list[Device]:
-    """NVIDIA's devices by the folders of its driver, one for each bus address that this container was given."""
+    """NVIDIA's devices by the folders of its driver, one for each bus address that this container
+    was given."""
     found: list[Device] = []
     for path in sorted(proc_root.glob("driver/nvidia/gpus/*/information")):
         pairs = (line.partition(":") for line in path.read_text().splitlines())
@@ -137,13 +156,20 @@ def from_nvidia_driver(proc_root: Path = PROC, sys_root: Path = SYS) -> list[Dev
         node = _pci_node(sys_root, path.parent.name)
         # the driver writes question marks until the device was used for the first time
         found.append(
-            Device(Kind.NVIDIA, facts.get("Model", "NVIDIA GPU"), len(found), "" if "?" in uuid else uuid, node)
+            Device(
+                Kind.NVIDIA,
+                facts.get("Model", "NVIDIA GPU"),
+                len(found),
+                "" if "?" in uuid else uuid,
+                node,
+            )
         )
     return found
 
 
 def from_amdsmi(smi: Any) -> list[Device]:
-    """AMD's devices by the module `amdsmi`, in HIP's order; none without it, its driver, or that order (ROCm < 6.4)."""
+    """AMD's devices by the module `amdsmi`, in HIP's order; none without it, its driver, or that
+    order (ROCm < 6.4)."""
     if smi is None or not hasattr(smi, "amdsmi_get_gpu_enumeration_info"):
         return []
     try:
@@ -153,11 +179,16 @@ def from_amdsmi(smi: Any) -> list[Device]:
     try:
         found = []
         for handle in smi.amdsmi_get_processor_handles():
-            asic, order = smi.amdsmi_get_gpu_asic_info(handle), smi.amdsmi_get_gpu_enumeration_info(handle)
+            asic, order = (
+                smi.amdsmi_get_gpu_asic_info(handle),
+                smi.amdsmi_get_gpu_enumeration_info(handle),
+            )
             node = int(smi.amdsmi_topo_get_numa_node_number(handle))
             uuid = str(order.get("hip_uuid", ""))
             name = str(asic["market_name"])
-            found.append(Device(Kind.AMD, name, int(order["hip_id"]), uuid, None if node < 0 else node))
+            found.append(
+                Device(Kind.AMD, name, int(order["hip_id"]), uuid, None if node < 0 else node)
+            )
         return sorted(found, key=lambda device: device.index)
     except (smi.AmdSmiException, KeyError, ValueError):
         return []
@@ -166,9 +197,12 @@ def from_amdsmi(smi: Any) -> list[Device]:
 
 
 def from_kfd(sys_root: Path = SYS) -> list[Device]:
-    """AMD's devices by the kernel's compute topology: its nodes with SIMDs that this process may read, in their order."""
+    """AMD's devices by the kernel's compute topology: its nodes with SIMDs that this process may
+    read, in their order."""
     found: list[Device] = []
-    nodes = [path for path in sys_root.glob("class/kfd/kfd/topology/nodes/*") if path.name.isdigit()]
+    nodes = [
+        path for path in sys_root.glob("class/kfd/kfd/topology/nodes/*") if path.name.isdigit()
+    ]
     for path in sorted(nodes, key=lambda path: int(path.name)):
         facts = _properties(path / "properties")
         if facts.get("vendor_id") != _AMD_VENDOR or int(facts.get("simd_count", 0)) == 0:
@@ -176,14 +210,22 @@ def from_kfd(sys_root: Path = SYS) -> list[Device]:
         version, unique = int(facts.get("gfx_target_version", 0)), int(facts.get("unique_id", 0))
         arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         units = int(facts["simd_count"]) // max(1, int(facts.get("simd_per_cu", 1)))
-        node = _number(sys_root / "class" / "drm" / f"renderD{facts.get('drm_render_minor')}" / "device" / "numa_node")
+        node = _number(
+            sys_root
+            / "class"
+            / "drm"
+            / f"renderD{facts.get('drm_render_minor')}"
+            / "device"
+            / "numa_node"
+        )
         uuid = f"GPU-{unique:016x}" if unique else ""
         found.append(Device(Kind.AMD, f"{arch} x {units}", len(found), uuid, node))
     return found
 
 
 def _properties(path: Path) -> dict[str, str]:
-    """Words of a topology file; none where a container is not given the device (the kernel answers EPERM)."""
+    """Words of a topology file; none where a container is not given the device (the kernel answers
+    EPERM)."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -196,7 +238,8 @@ def _pci_node(sys_root: Path, address: str) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file of the kernel; None where there is none, or -1, which stands for unknown."""
+    """The number in a file of the kernel; None where there is none, or -1, which stands for
+    unknown."""
     try:
         number = int(path.read_text())
     except (OSError, ValueError):

@@ -1,8 +1,10 @@
-"""Landlock (Linux 5.13 and newer): a process gives up files for itself and all that it starts, and never gets them back.
+"""Landlock (Linux 5.13 and newer): a process gives up files for itself and all that it starts, and
+never gets them back.
 
-It needs no rights and no program beside the kernel. What it closes, beside the files that no rule names: ptrace and the
-environment and memory in /proc of processes outside, mounting, and from version 6 of its interface (Linux 6.12) on signals to
-processes outside. Source: Documentation/userspace-api/landlock.rst in Linux. Only the standard library is imported here.
+It needs no rights and no program beside the kernel. What it closes, beside the files that no rule
+names: ptrace and the environment and memory in /proc of processes outside, mounting, and from
+version 6 of its interface (Linux 6.12) on signals to processes outside. Source:
+Documentation/userspace-api/landlock.rst in Linux. Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -51,9 +53,16 @@ _ADDED = {2: Right.REFER, 3: Right.TRUNCATE, 5: Right.IOCTL_DEV}
 _FIRST: Right = Right((1 << 13) - 1)
 LIST = Right.READ_DIR
 READ = Right.READ_FILE | Right.READ_DIR | Right.EXECUTE
-#: Files and folders, no links, pipes or devices: the process outside that reads what was written must not be led elsewhere.
+#: Files and folders, no links, pipes or devices: the process outside that reads what was written
+#: must not be led elsewhere.
 WRITE = (
-    READ | Right.WRITE_FILE | Right.REMOVE_DIR | Right.REMOVE_FILE | Right.MAKE_DIR | Right.MAKE_REG | Right.REFER
+    READ
+    | Right.WRITE_FILE
+    | Right.REMOVE_DIR
+    | Right.REMOVE_FILE
+    | Right.MAKE_DIR
+    | Right.MAKE_REG
+    | Right.REFER
 ) | Right.TRUNCATE
 DEVICE = Right.READ_FILE | Right.READ_DIR | Right.WRITE_FILE | Right.TRUNCATE | Right.IOCTL_DEV
 #: Of a file that is no folder.
@@ -62,21 +71,26 @@ _OF_FILES = Right.EXECUTE | Right.WRITE_FILE | Right.READ_FILE | Right.TRUNCATE 
 
 def version() -> int:
     """The version of the kernel's interface; 0: it has none, or this process may not use it."""
-    return max(0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION)))
+    return max(
+        0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
+    )
 
 
 def restrict(rules: Iterable[tuple[str, int]], abi: int) -> None:
     """Leave this process the files of `rules`: paths, each with rights on it and on what is below.
 
-    A path that is not there is skipped. `abi` is the version of the interface to use. Raises OSError, and then the process must
-    not go on.
+    A path that is not there is skipped. `abi` is the version of the interface to use. Raises
+    OSError, and then the process must not go on.
     """
     handled = _FIRST
     for since, right in _ADDED.items():
         handled |= right if abi >= since else Right(0)
     scoped = _SCOPE_ABSTRACT_UNIX_SOCKET | _SCOPE_SIGNAL if abi >= SIGNALS else 0
-    attributes = struct.pack("=QQQ", handled, 0, scoped)  # no network: sockets are refused elsewhere, of every family
-    ruleset = _checked(_syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
+    # no network: sockets are refused elsewhere, of every family
+    attributes = struct.pack("=QQQ", handled, 0, scoped)
+    ruleset = _checked(
+        _syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    )
     try:
         for path, rights in rules:
             _add(ruleset, path, Right(rights) & handled)
@@ -96,7 +110,14 @@ def _add(ruleset: int, path: str, rights: Right) -> None:
             rights &= _OF_FILES
         rule = struct.pack("=Qi", rights, place)
         _checked(
-            _syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)), path
+            _syscall(
+                _ADD_RULE,
+                ctypes.c_int(ruleset),
+                ctypes.c_int(_PATH_BENEATH),
+                rule,
+                ctypes.c_uint32(0),
+            ),
+            path,
         )
     finally:
         os.close(place)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: A machine with more of its cores in use than this is busy: the work of an idle desktop stays below.
+#: A machine with more of its cores in use than this is busy: the work of an idle desktop stays
+#: below.
 _BUSY_SHARE = 0.15
 _WAIT_S = 0.2
 
@@ -27,13 +28,18 @@ class Load:
             return ""
         used = f"{self.share * self.cores:.1f} of {self.cores} cores are in use by other programs"
         return (
-            f"This machine is busy: {used}. Measuring takes longer, and results may be marked as noisy: "
-            "close other programs, or leave the measuring cores (TUNA_EVAL_CPUS) to Tuna."
+            f"This machine is busy: {used}. Measuring takes longer, and results may be marked as"
+            " noisy: close other programs, or leave the measuring cores (TUNA_EVAL_CPUS) to Tuna."
         )
 
 
-def load(wait_s: float = _WAIT_S, stat: Path = Path("/proc/stat"), sleep: Callable[[float], None] = time.sleep) -> Load:
-    """The load over the next `wait_s`, while this process sleeps; where there is no /proc, that of the last minute.
+def load(
+    wait_s: float = _WAIT_S,
+    stat: Path = Path("/proc/stat"),
+    sleep: Callable[[float], None] = time.sleep,
+) -> Load:
+    """The load over the next `wait_s`, while this process sleeps; where there is no /proc, that of
+    the last minute.
 
     Time that a hypervisor gave to other guests counts as in use.
     """
@@ -49,7 +55,8 @@ def load(wait_s: float = _WAIT_S, stat: Path = Path("/proc/stat"), sleep: Callab
 
 
 def _times(stat: Path) -> tuple[int, int]:
-    """Ticks of all cores that were in use, and all ticks; proc(5): user, nice, system, idle, iowait, irq, softirq, steal."""
+    """Ticks of all cores that were in use, and all ticks; proc(5): user, nice, system, idle,
+    iowait, irq, softirq, steal."""
     ticks = [int(field) for field in stat.read_text().splitlines()[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return sum(ticks) - idle, sum(ticks)

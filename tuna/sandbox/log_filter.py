@@ -1,4 +1,5 @@
-"""Takes the lines of a log out of a program's output, and passes on everything else, byte for byte."""
+"""Takes the lines of a log out of a program's output, and passes on everything else, byte for
+byte."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ LINE_BYTES = 1 << 16
 class LogFilter:
     """Splits a stream of bytes into lines that begin with a marker and the rest.
 
-    A line of the log ends with its line feed and may begin in the middle of a line of the program's, which then goes on
-    behind it: both are written to one stream.
+    A line of the log ends with its line feed and may begin in the middle of a line of the
+    program's, which then goes on behind it: both are written to one stream.
     """
 
     def __init__(self, markers: Sequence[bytes], take: Callable[[bytes], None]) -> None:
-        """`take` gets each line that begins with one of `markers`, without its line feed; without markers there is none."""
+        """`take` gets each line that begins with one of `markers`, without its line feed; without
+        markers there is none."""
         self._markers = tuple(markers)
         self._search = re.compile(b"|".join(map(re.escape, markers))).search if markers else None
         self._longest = max(map(len, markers), default=0)
@@ -26,7 +28,8 @@ class LogFilter:
         self.too_long = 0  #: how many lines of the log were passed on because they do not end
 
     def feed(self, data: bytes) -> bytes:
-        """What to pass on of the stream after `data` has come; the start of a line of the log is held back."""
+        """What to pass on of the stream after `data` has come; the start of a line of the log is
+        held back."""
         if self._search is None:
             return data
         data = self._held + data if self._held else data
@@ -53,7 +56,8 @@ class LogFilter:
         return b"".join(passed)
 
     def pause(self) -> bytes:
-        """What to pass on when nothing comes for a while: what is held back, unless it is a line of the log."""
+        """What to pass on when nothing comes for a while: what is held back, unless it is a line of
+        the log."""
         if self._held.startswith(self._markers):
             return b""
         held, self._held = self._held, b""

@@ -1,6 +1,8 @@
-"""Locks on files that the kernel releases with their holder, and that can be looked at without being taken.
+"""Locks on files that the kernel releases with their holder, and that can be looked at without
+being taken.
 
-These are open file description locks (fcntl(2), Linux 3.15 and later): unlike those of flock(2), F_OFD_GETLK tells of them.
+These are open file description locks (fcntl(2), Linux 3.15 and later): unlike those of flock(2),
+F_OFD_GETLK tells of them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _FLOCK = "hhqqi4x"
 
 @contextlib.contextmanager
 def held(path: Path, *, shared: bool = False) -> Iterator[int | None]:
-    """Hold the lock on `path`, which is made if it is missing; gives its descriptor, or None where it is held already."""
+    """Hold the lock on `path`, which is made if it is missing; gives its descriptor, or None where
+    it is held already."""
     with _opened(path) as descriptor:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(shared=shared))

@@ -22,7 +22,8 @@ class OutputTail:
         return [] if self.closed else [self._pipe]
 
     def read(self) -> None:
-        """Read what is available, at most a few megabytes, so that a child that never stops cannot block this loop."""
+        """Read what is available, at most a few megabytes, so that a child that never stops cannot
+        block this loop."""
         for _ in range(64):
             if self.closed:
                 return

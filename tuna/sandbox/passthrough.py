@@ -1,7 +1,8 @@
-"""Runs a program in the foreground, as if it had been started directly, and takes the lines of logs out of its output.
+"""Runs a program in the foreground, as if it had been started directly, and takes the lines of logs
+out of its output.
 
-Its standard input is ours; what it writes to stdout and stderr is passed on at once, in the order of each stream. A stream
-of ours that is a terminal is one for the program too.
+Its standard input is ours; what it writes to stdout and stderr is passed on at once, in the order
+of each stream. A stream of ours that is a terminal is one for the program too.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def run(
 ) -> int:
     """Run `command` to its end and return its exit status, -N if signal N ended it.
 
-    `take` gets each line of a log: those in the output of the program and of all processes that it starts, and those
-    that come through `fifo`. It waits, as a pipeline of the shell does, until all of them have closed their output;
-    `waiting` is called once if that takes long, and then the next Ctrl-C ends the waiting. Raises BadInput for a program
-    that cannot be started.
+    `take` gets each line of a log: those in the output of the program and of all processes that it
+    starts, and those that come through `fifo`. It waits, as a pipeline of the shell does, until all
+    of them have closed their output; `waiting` is called once if that takes long, and then the next
+    Ctrl-C ends the waiting. Raises BadInput for a program that cannot be started.
     """
     with contextlib.ExitStack() as stack:
         streams = []
@@ -65,7 +66,10 @@ def run(
         interrupts = stack.enter_context(_signals())
         try:
             child = subprocess.Popen(
-                list(command), env=dict(environment), stdout=streams[0].child_end, stderr=streams[1].child_end
+                list(command),
+                env=dict(environment),
+                stdout=streams[0].child_end,
+                stderr=streams[1].child_end,
             )
         except OSError as error:
             raise BadInput(f"{command[0]} cannot be started: {error.strerror}") from None
@@ -111,7 +115,9 @@ class _Stream:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
-        except BrokenPipeError:  # our reader has gone: closing the pipe gives the program the same error
+        except (
+            BrokenPipeError
+        ):  # our reader has gone: closing the pipe gives the program the same error
             self.is_open = False
 
     def close(self) -> None:
@@ -127,7 +133,8 @@ class _Fifo:
 
     def __init__(self, path: Path, take: Callable[[bytes], None]) -> None:
         os.mkfifo(path, 0o600)
-        # Open for writing too: opening it never blocks a program, and it has no end while programs come and go.
+        # Open for writing too: opening it never blocks a program, and it has no end while programs
+        # come and go.
         self.ours = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._take, self._held = take, b""
 
@@ -210,7 +217,9 @@ def _pump(
         for source in sources:
             selector.register(source.ours, selectors.EVENT_READ, source)
         quiet_s, told = 0.0, False
-        while child.poll() is None or (any(stream.is_open for stream in streams) and not interrupts.gives_up):
+        while child.poll() is None or (
+            any(stream.is_open for stream in streams) and not interrupts.gives_up
+        ):
             ready = selector.select(_PAUSE_S)
             for key, _ in ready:
                 source = key.data

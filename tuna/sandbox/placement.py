@@ -25,16 +25,22 @@ def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int,
         nodes |= dict.fromkeys(_cpus(path / "cpulist"), int(path.name.removeprefix("node")))
     topology = sys_root / "devices" / "system" / "cpu"
     return {
-        cpu: Place(nodes.get(cpu), _cpus(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list") or (cpu,))
+        cpu: Place(
+            nodes.get(cpu),
+            _cpus(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list") or (cpu,),
+        )
         for cpu in cpus
     }
 
 
-def deal(nodes: Sequence[int | None], places: Mapping[int, Place], *, each: int | None = 1) -> list[tuple[int, ...]]:
-    """CPUs for a worker on each of `nodes`: `each` of them, or with None an equal share of all; raises BadInput.
+def deal(
+    nodes: Sequence[int | None], places: Mapping[int, Place], *, each: int | None = 1
+) -> list[tuple[int, ...]]:
+    """CPUs for a worker on each of `nodes`: `each` of them, or with None an equal share of all;
+    raises BadInput.
 
-    A worker gets CPUs of its NUMA node while there are any, of another node only if there are none, and the highest
-    first, because other processes prefer the lowest. No two get threads of one
+    A worker gets CPUs of its NUMA node while there are any, of another node only if there are none,
+    and the highest first, because other processes prefer the lowest. No two get threads of one
     physical core unless the node has too few cores.
     """
     if len(nodes) > len(places):
@@ -47,7 +53,9 @@ def deal(nodes: Sequence[int | None], places: Mapping[int, Place], *, each: int 
     for turn in range(each):
         for far in (False, True) if turn == 0 else (False,):
             for share, node in zip(shares, nodes, strict=True):
-                near = {cpu for cpu in free if far or node is None or places[cpu].node in (None, node)}
+                near = {
+                    cpu for cpu in free if far or node is None or places[cpu].node in (None, node)
+                }
                 if not near or len(share) > turn:
                     continue
                 others = {cpu for other in shares if other is not share for cpu in other}

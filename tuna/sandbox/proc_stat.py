@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def proc_stats(proc: Path = Path("/proc")) -> Iterator[tuple[int, list[str]]]:
-    """Each process and the fields of its `stat` after the name in parentheses, of which the first is its state."""
+    """Each process and the fields of its `stat` after the name in parentheses, of which the first
+    is its state."""
     for folder in proc.iterdir():
         if folder.name.isdigit():
             try:

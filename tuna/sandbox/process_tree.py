@@ -15,14 +15,16 @@ _STATE, _PARENT = 0, 1
 
 
 def kill_tree(leader: int) -> None:
-    """SIGKILL to the process group that `leader` leads and, while it lives, to every process below it.
+    """SIGKILL to the process group that `leader` leads and, while it lives, to every process below
+    it.
 
-    The leader must be a subreaper, so that processes whose parent has ended stay below it. It is stopped first, and
-    ends last. It is not reaped.
+    The leader must be a subreaper, so that processes whose parent has ended stay below it. It is
+    stopped first, and ends last. It is not reaped.
     """
     _signal_group(leader, signal.SIGSTOP)
     known: set[int] = set()
-    while new := descendants(leader) - known:  # what was killed may have started another just before
+    # what was killed may have started another just before
+    while new := descendants(leader) - known:
         known |= new
         for pid in new:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -45,7 +47,8 @@ def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process is dead; it is not reaped, so its process id, which names its group, cannot be reused yet."""
+    """Whether the process is dead; it is not reaped, so its process id, which names its group,
+    cannot be reused yet."""
     if process.returncode is not None:
         return True
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,8 +1,9 @@
-"""Runs foreign code in child processes with limits: a program once (`run`), or a Python module that answers calls (`Child`).
+"""Runs foreign code in child processes with limits: a program once (`run`), or a Python module that
+answers calls (`Child`).
 
-Every child has its own process group, which is killed as a whole, dies with the thread that started it (so start it in a
-long-lived one), sees only the variables it is given, touches only what its `Box` names, and may print without limit: the tail is
-kept. There is no shell and no pickle.
+Every child has its own process group, which is killed as a whole, dies with the thread that started
+it (so start it in a long-lived one), sees only the variables it is given, touches only what its
+`Box` names, and may print without limit: the tail is kept. There is no shell and no pickle.
 """
 
 from __future__ import annotations
@@ -34,8 +35,21 @@ TAIL_BYTES = 64 << 10
 MAX_ANSWER_BYTES = 64 << 20
 #: Variables of this process that a child may see; everything else, secrets above all, stays here.
 ALLOWED = (
-    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
-    *VISIBILITY,  # without these it would measure on the first device, whichever this process was given
+    *(
+        "PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "TMPDIR",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "CC",
+        "CXX",
+        "USER",
+    ),
+    # without these it would measure on the first device, whichever this process was given
+    *VISIBILITY,
 )
 _CLOSED = Box()
 #: Timeout of one poll, after which the clock and the child are checked again.
@@ -115,7 +129,8 @@ def _object(answer: Any) -> dict[str, Any]:
 
 
 def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over both."""
+    """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over
+    both."""
     env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     if "site-packages" not in _ROOT.parts:
@@ -136,11 +151,13 @@ def run(
     cancelled: Callable[[], bool] = _never,
     box: Box | None = _CLOSED,
 ) -> Completed:
-    """Run a program to its end or to its limit; a program that cannot be started ends with return code 1.
+    """Run a program to its end or to its limit; a program that cannot be started ends with return
+    code 1.
 
-    `env` is the whole environment of the program, by default `child_env()`; `box` is what it may touch, beside itself; None: as
-    much as this user. Remaining processes of its group are killed. Raises ChildCancelled within half a second after
-    `cancelled` (such as `RunContext.cancelled`) returns True.
+    `env` is the whole environment of the program, by default `child_env()`; `box` is what it may
+    touch, beside itself; None: as much as this user. Remaining processes of its group are killed.
+    Raises ChildCancelled within half a second after `cancelled` (such as `RunContext.cancelled`)
+    returns True.
     """
     given = dict(child_env() if env is None else env)
     if box is not None:
@@ -175,11 +192,14 @@ def run(
         output.close()
         if process.stdin and not process.stdin.closed:
             process.stdin.close()
-    return Completed(returncode, None if timed_out else signal_name(returncode), timed_out, output.text())
+    return Completed(
+        returncode, None if timed_out else signal_name(returncode), timed_out, output.text()
+    )
 
 
 class Child:
-    """A process that runs `module` and answers calls, one at a time; started by the first call and after a crash."""
+    """A process that runs `module` and answers calls, one at a time; started by the first call and
+    after a crash."""
 
     def __init__(
         self,
@@ -193,7 +213,8 @@ class Child:
         box: Box | None = _CLOSED,
         imports: Sequence[str] = (),
     ) -> None:
-        """As for `run`; folders of `box` must exist when a process is started. It imports `imports` before the first call."""
+        """As for `run`; folders of `box` must exist when a process is started. It imports `imports`
+        before the first call."""
         self.box = box
         self.module, self.env, self.memory_bytes, self.cwd = module, env, memory_bytes, cwd
         self.cpus, self.tail_bytes, self.imports = cpus, tail_bytes, imports
@@ -212,7 +233,8 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self, timeout_s: float = _START_S, cancelled: Callable[[], bool] = _never) -> None:
-        """Start the process if there is none, so that it imports what it needs while the caller goes on; raises as `call` does."""
+        """Start the process if there is none, so that it imports what it needs while the caller
+        goes on; raises as `call` does."""
         if not self.alive:
             self.close()
             self._open()
@@ -227,17 +249,20 @@ class Child:
         cpu_limit: bool = False,
         check: Callable[[Any], dict[str, Any]] = _object,
     ) -> dict[str, Any]:
-        """Send a request (`op` and its arguments) and return the answer; the time includes a start if one is needed.
+        """Send a request (`op` and its arguments) and return the answer; the time includes a start
+        if one is needed.
 
-        `check` returns the answer, whatever foreign code made of it, or raises ValueError: then the child has crashed.
+        `check` returns the answer, whatever foreign code made of it, or raises ValueError: then the
+        child has crashed.
 
-        With `cpu_limit` the timeout counts the CPU time of the child and all that it started, so that other work on the machine
-        does not; a child that uses none for as long hangs, and so does one after 20 times as long. A request with a number
-        `fork` is answered by a fork of the child, which has imported what the child has; the one before, if it has
-        another number, is killed.
+        With `cpu_limit` the timeout counts the CPU time of the child and all that it started, so
+        that other work on the machine does not; a child that uses none for as long hangs, and so
+        does one after 20 times as long. A request with a number `fork` is answered by a fork of the
+        child, which has imported what the child has; the one before, if it has another number, is
+        killed.
 
-        Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled` returns True), which leave
-        no process behind, and ChildFailed.
+        Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled`
+        returns True), which leave no process behind, and ChildFailed.
         """
         if self.alive and select.select([self._answers], [], [], 0)[0]:
             self.close()  # it wrote more than its answer, or has ended
@@ -270,7 +295,9 @@ class Child:
             serve = ["serve", self.module, str(theirs_read), str(theirs_write), *self.imports]
             fds = (theirs_read, theirs_write)
             env = child_env() if self.env is None else self.env
-            self._process = _start(serve, env, self.box, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds)
+            self._process = _start(
+                serve, env, self.box, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds
+            )
         except BaseException:
             os.close(self._requests)
             os.close(self._answers)
@@ -387,7 +414,8 @@ def _start(
             env=boxes.at_home(box, env),
             cwd=cwd,
             pass_fds=pass_fds,
-            start_new_session=True,  # also before its own code runs: the group exists as soon as we could want to kill it
+            # also before its own code runs: the group exists as soon as we could want to kill it
+            start_new_session=True,
             bufsize=0,
         )
     except OSError as error:

@@ -1,10 +1,12 @@
-"""A seccomp filter: system calls that a boxed process has no use for are refused, for itself and all that it starts.
+"""A seccomp filter: system calls that a boxed process has no use for are refused, for itself and
+all that it starts.
 
-It closes what Landlock leaves open: sockets of every family, new sessions and process groups (so that a signal to the group ends
-all), memory that outlives its process or that no limit counts, modes and owners of files, limits and priorities of other
-processes, namespaces, and io_uring, which would do the same past a filter. Where Landlock is too old for it: signals to other
-processes and truncation. Source: the man pages seccomp(2) and syscall(2), and linux/filter.h. Only the standard library is
-imported here.
+It closes what Landlock leaves open: sockets of every family, new sessions and process groups (so
+that a signal to the group ends all), memory that outlives its process or that no limit counts,
+modes and owners of files, limits and priorities of other processes, namespaces, and io_uring, which
+would do the same past a filter. Where Landlock is too old for it: signals to other processes and
+truncation. Source: the man pages seccomp(2) and syscall(2), and linux/filter.h. Only the standard
+library is imported here.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from tuna.sandbox import landlock
 
 _PR_SET_NO_NEW_PRIVS, _PR_GET_SECCOMP = 38, 21
 _SET_MODE_FILTER = 1
-#: Every thread gets the filter, and none the mitigation of speculative store bypass, which would make what is measured slower.
+#: Every thread gets the filter, and none the mitigation of speculative store bypass, which would
+#: make what is measured slower.
 _ALL_THREADS, _NO_MITIGATION = 1, 4
 _PR_SET_PDEATHSIG = 1
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-#: struct seccomp_data: number, architecture, instruction pointer, six arguments of 64 bits; little-endian.
+#: struct seccomp_data: number, architecture, instruction pointer, six arguments of 64 bits;
+#: little-endian.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
@@ -76,16 +80,30 @@ _REFUSED = (
     *("chown", "fchown", "lchown", "fchownat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
     *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
 )  # fmt: skip
-#: Done by linkers and by MIOpen to files of their own, where nothing depends on it. No filter can tell whose file a path names.
-_WITHOUT_EFFECT = ("chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat")
-#: As on a kernel that has them not: callers then take an older form, whose arguments a filter can see.
+#: Done by linkers and by MIOpen to files of their own, where nothing depends on it. No filter can
+#: tell whose file a path names.
+_WITHOUT_EFFECT = (
+    "chmod",
+    "fchmod",
+    "fchmodat",
+    "fchmodat2",
+    "utime",
+    "utimes",
+    "futimesat",
+    "utimensat",
+)
+#: As on a kernel that has them not: callers then take an older form, whose arguments a filter can
+#: see.
 _UNKNOWN = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
-#: Memory that RLIMIT_DATA does not count: files of memory, anonymous maps that are shared, and those that grow as a stack does.
+#: Memory that RLIMIT_DATA does not count: files of memory, anonymous maps that are shared, and
+#: those that grow as a stack does.
 _FILES_OF_MEMORY = ("memfd_create", "memfd_secret")
 _SHARED_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 #: CLONE_NEW*: time, mount, cgroup, uts, ipc, user, pid, net.
-_NAMESPACES = 0x80 | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_NAMESPACES = (
+    0x80 | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+)
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
 #: AF_INET and AF_INET6 are 2 and 10: the same but for this bit.
@@ -118,17 +136,29 @@ class Filter:
 
     def has(self, argument: int, bits: int) -> list[tuple[int, int, int, int]]:
         """A check: the argument's lower half has any of these bits."""
-        return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_ANY_BIT, 0, 1, bits), self._answer(errno.EPERM)]
+        return [
+            (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
+            (_ANY_BIT, 0, 1, bits),
+            self._answer(errno.EPERM),
+        ]
 
     def lacks(self, argument: int, bits: int) -> list[tuple[int, int, int, int]]:
         """A check: it has none of these bits."""
-        return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_ANY_BIT, 1, 0, bits), self._answer(errno.EPERM)]
+        return [
+            (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
+            (_ANY_BIT, 1, 0, bits),
+            self._answer(errno.EPERM),
+        ]
 
-    def differs(self, argument: int, value: int, mask: int = 0xFFFFFFFF) -> list[tuple[int, int, int, int]]:
+    def differs(
+        self, argument: int, value: int, mask: int = 0xFFFFFFFF
+    ) -> list[tuple[int, int, int, int]]:
         """A check: the argument's lower half, after `mask`, is another value."""
         return self._unless(_EQUAL, value, _ARGUMENTS + 8 * argument, mask)
 
-    def equals(self, argument: int, value: int, mask: int = 0xFFFFFFFF) -> list[tuple[int, int, int, int]]:
+    def equals(
+        self, argument: int, value: int, mask: int = 0xFFFFFFFF
+    ) -> list[tuple[int, int, int, int]]:
         """A check: it is this value."""
         load = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_AND, 0, 0, mask)]
         return [*load, (_EQUAL, 0, 1, value), self._answer(errno.EPERM)]
@@ -137,21 +167,33 @@ class Filter:
         """For this process, its later threads and all that it starts; raises OSError."""
         code = [*self._code, (_RETURN, 0, 0, _ALLOW)]
         text = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in code))
-        program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(text)))
+        program = ctypes.create_string_buffer(
+            struct.pack("HxxxxxxP", len(code), ctypes.addressof(text))
+        )
         libc, number = ctypes.CDLL(None, use_errno=True), CALLS["seccomp"][self._column]
         flags = ctypes.c_ulong(_ALL_THREADS | _NO_MITIGATION)
-        failed = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(number, _SET_MODE_FILTER, flags, program)
+        failed = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(
+            number, _SET_MODE_FILTER, flags, program
+        )
         if failed:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "seccomp")
 
     def _when(self, name: str, body: Sequence[tuple[int, int, int, int]]) -> None:
-        """The body decides about this system call; others pass by with their number still loaded."""
+        """The body decides about this system call; others pass by with their number still
+        loaded."""
         number = CALLS[name][self._column]
         if number is not None:
             self._code += [(_EQUAL, 0, len(body), number), *body]
 
-    def _unless(self, how: int, value: int, place: int, mask: int = 0xFFFFFFFF) -> list[tuple[int, int, int, int]]:
-        return [(_LOAD, 0, 0, place), (_AND, 0, 0, mask), (how, 1, 0, value), self._answer(errno.EPERM)]
+    def _unless(
+        self, how: int, value: int, place: int, mask: int = 0xFFFFFFFF
+    ) -> list[tuple[int, int, int, int]]:
+        return [
+            (_LOAD, 0, 0, place),
+            (_AND, 0, 0, mask),
+            (how, 1, 0, value),
+            self._answer(errno.EPERM),
+        ]
 
     @staticmethod
     def _answer(number: int) -> tuple[int, int, int, int]:
@@ -160,14 +202,18 @@ class Filter:
 
 def available() -> bool:
     """Whether this kernel filters system calls, and this machine's numbers are known here."""
-    return os.uname().machine in _MACHINES and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+    return (
+        os.uname().machine in _MACHINES
+        and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+    )
 
 
 def restrict(abi: int, *, network: bool = False, gpus: bool = False) -> None:
-    """Refuse this process what the first sentences say; `abi` is Landlock's version, as applied. Raises OSError.
+    """Refuse this process what the first sentences say; `abi` is Landlock's version, as applied.
+    Raises OSError.
 
-    With `network` it may open connections over IPv4 and IPv6; it still accepts none. With `gpus` it may share memory, as
-    drivers do.
+    With `network` it may open connections over IPv4 and IPv6; it still accepts none. With `gpus` it
+    may share memory, as drivers do.
     """
     global _installed
     made = Filter(os.uname().machine)
@@ -177,10 +223,14 @@ def restrict(abi: int, *, network: bool = False, gpus: bool = False) -> None:
     made.refuse(_WITHOUT_EFFECT, 0)
     made.refuse(_UNKNOWN, errno.ENOSYS)
     made.refuse_if("clone", made.has(0, _NAMESPACES))
-    made.refuse_if("socketpair", made.differs(0, _AF_UNIX), made.differs(1, _SOCK_STREAM, _SOCK_TYPES))
+    made.refuse_if(
+        "socketpair", made.differs(0, _AF_UNIX), made.differs(1, _SOCK_STREAM, _SOCK_TYPES)
+    )
     if not gpus:
         made.refuse(_FILES_OF_MEMORY, errno.ENOSYS)
-        made.refuse_if("mmap", made.equals(3, _SHARED_ANONYMOUS, _SHARED_ANONYMOUS), made.has(3, _GROWS_DOWN))
+        made.refuse_if(
+            "mmap", made.equals(3, _SHARED_ANONYMOUS, _SHARED_ANONYMOUS), made.has(3, _GROWS_DOWN)
+        )
     made.refuse_if("prlimit64", made.differs(0, 0))  # of this process alone
     _keep_death_signal(made)
     if abi < landlock.SIGNALS:
@@ -203,7 +253,8 @@ def _keep_death_signal(made: Filter) -> None:
 
 
 def forbid_processes() -> None:
-    """From now on this process starts no other, threads apart; without effect outside of a box. Raises OSError."""
+    """From now on this process starts no other, threads apart; without effect outside of a box.
+    Raises OSError."""
     if not _installed:
         return
     made = Filter(os.uname().machine)

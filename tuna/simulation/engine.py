@@ -1,4 +1,5 @@
-"""Runs a scenario under a policy: events in the order of time, decisions by the pipeline's own policies."""
+"""Runs a scenario under a policy: events in the order of time, decisions by the pipeline's own
+policies."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from tuna.simulation.tally import SessionTally
 def simulate(scenario: Scenario, policy: Policy, seed: int = 0) -> Simulated:
     """What happens if the policy decides; equal arguments give equal outcomes.
 
-    Durations depend on the seed and not on the policy; failures and crashes on both. Raises TunaError for a policy that
-    publishes nothing of what is open.
+    Durations depend on the seed and not on the policy; failures and crashes on both. Raises
+    TunaError for a policy that publishes nothing of what is open.
     """
     return _Simulation(scenario, policy, seed).run()
 
@@ -31,8 +32,12 @@ class _Simulation:
     def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
         self._scenario, self._policy, self._seed = scenario, policy, seed
         given = [session for session in scenario.sessions for _ in range(session.copies)]
-        self._sessions = {number: SessionTally(number, session, seed) for number, session in enumerate(given, 1)}
-        self._queues = {name: SimulatedQueue(name) for name in sorted({pool.queue for pool in scenario.pools})}
+        self._sessions = {
+            number: SessionTally(number, session, seed) for number, session in enumerate(given, 1)
+        }
+        self._queues = {
+            name: SimulatedQueue(name) for name in sorted({pool.queue for pool in scenario.pools})
+        }
         self._random = seeded(seed, "failures")
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -40,9 +45,14 @@ class _Simulation:
         self._decide_from_s = 0.0
         self._decision_due = False
         self._changed: dict[str, None] = {}  #: queues in which something may be published or taken
-        self._open_jobs = sum(line.open_jobs for session in self._sessions.values() for line in session.lines)
-        self._deadline_s = {n: one.deadline_s for n, one in enumerate(given, 1) if one.deadline_s is not None}
-        self._offered: dict[int, Group] = {}  #: of the last snapshot, by the identity of the open step
+        self._open_jobs = sum(
+            line.open_jobs for session in self._sessions.values() for line in session.lines
+        )
+        self._deadline_s = {
+            n: one.deadline_s for n, one in enumerate(given, 1) if one.deadline_s is not None
+        }
+        #: of the last snapshot, by the identity of the open step
+        self._offered: dict[int, Group] = {}
         self._forecast = Forecast()
         self._served: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], int] = defaultdict(int)
@@ -57,7 +67,9 @@ class _Simulation:
             self._at(session.given.arrives_s, partial(self._arrive, session))
         while self._open_jobs:
             if not self._events:
-                raise TunaError(f"The policy {self._policy.__name__} publishes nothing of what is open.")
+                raise TunaError(
+                    f"The policy {self._policy.__name__} publishes nothing of what is open."
+                )
             self._now_s, moment_s = self._events[0][0], self._events[0][0]
             for counted in self._queues.values():
                 counted.count(moment_s)

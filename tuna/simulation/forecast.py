@@ -12,7 +12,8 @@ from tuna.simulation.outcome import PredictionOutcome, prediction_outcome
 
 
 class Forecast:
-    """Predicted durations, and of what is left by session and queue, as a snapshot for a policy has them."""
+    """Predicted durations, and of what is left by session and queue, as a snapshot for a policy has
+    them."""
 
     def __init__(self) -> None:
         self.predicted_s: dict[StageKind, float] = {}
@@ -54,7 +55,8 @@ class Forecast:
             self.left_s[session_id, kind.queue] -= self.predicted_s[kind]
 
     def refresh(self) -> None:
-        """Predict all that is left anew, if predictions changed since; meanwhile what ends is subtracted."""
+        """Predict all that is left anew, if predictions changed since; meanwhile what ends is
+        subtracted."""
         if self._made_of == self._times.version:
             return
         self._made_of = self._times.version
@@ -68,4 +70,7 @@ class Forecast:
 
     def outcomes(self) -> tuple[PredictionOutcome, ...]:
         """The errors of its predictions by queue and step."""
-        return tuple(prediction_outcome(queue, step, errors) for (queue, step), errors in sorted(self._errors.items()))
+        return tuple(
+            prediction_outcome(queue, step, errors)
+            for (queue, step), errors in sorted(self._errors.items())
+        )

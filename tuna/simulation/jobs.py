@@ -1,4 +1,5 @@
-"""The state of simulated jobs: which stage of which round is ready, and how long the chain behind it is."""
+"""The state of simulated jobs: which stage of which round is ready, and how long the chain behind
+it is."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ _HISTORY = 8
 class Item:
     """A stage of a job's round, or a part of it: ready, published or running."""
 
-    __slots__ = ("attempts", "chain_s", "crashes", "job", "predicted_s", "ready_s", "round", "stage", "started_s")
+    __slots__ = (
+        "attempts",
+        "chain_s",
+        "crashes",
+        "job",
+        "predicted_s",
+        "ready_s",
+        "round",
+        "stage",
+        "started_s",
+    )
 
     def __init__(self, job: Job, round_: int, stage: int, ready_s: float, chain_s: float) -> None:
         self.job, self.round, self.stage = job, round_, stage
@@ -53,10 +64,13 @@ class Job:
         self._started = 0  #: rounds whose first stage became ready
         self._proposed = 0  #: rounds whose first stage ended
         self._ended = [0] * len(line.stages)  #: items by stage
-        self._parts_left: dict[tuple[int, int], tuple[int, float]] = {}  #: of a round's stage, with the longest chain
+        #: of a round's stage, with the longest chain
+        self._parts_left: dict[tuple[int, int], tuple[int, float]] = {}
         self._proposal_chain_s = line.session.arrives_s
-        self.prefix_chain_s = [line.session.arrives_s]  #: chain to the end of the first n rounds, by n
-        self._ahead_of_turn: dict[int, float] = {}  #: chains of rounds that ended before an earlier one
+        #: chain to the end of the first n rounds, by n
+        self.prefix_chain_s = [line.session.arrives_s]
+        #: chains of rounds that ended before an earlier one
+        self._ahead_of_turn: dict[int, float] = {}
 
     @property
     def finished(self) -> int:
@@ -69,7 +83,8 @@ class Job:
         return self.finished == self.line.jobs.rounds
 
     def ready(self, now_s: float) -> Iterator[Item]:
-        """The first stages that became ready: their results are there, and the round before has been proposed."""
+        """The first stages that became ready: their results are there, and the round before has
+        been proposed."""
         jobs = self.line.jobs
         while self._started < jobs.rounds and self._started <= self._proposed:
             needed = max(0, self._started - jobs.look_ahead)
@@ -129,7 +144,9 @@ class Line:
         self.in_one_queue = len({stage.queue for stage in jobs.steps}) == 1
         # Drawn before anything runs, so that each policy meets the same durations.
         columns = [_draw(stage, rounds, seeded(seed, stage.step)) for stage in jobs.steps]
-        self.seconds: array[float] = array("d", (seconds for row in zip(*columns, strict=True) for seconds in row))
+        self.seconds: array[float] = array(
+            "d", (seconds for row in zip(*columns, strict=True) for seconds in row)
+        )
 
     def place(self, number: int, round_: int, stage: int) -> int:
         """Where in `seconds` a job's stage is."""
@@ -143,7 +160,11 @@ class Line:
     def items(self, number: int, stage: int) -> int:
         """How many items the stage is in all rounds of a job."""
         rounds = range(self.jobs.rounds)
-        return sum(self.parts(number, round_, stage) for round_ in rounds) if self._parts[stage] else len(rounds)
+        return (
+            sum(self.parts(number, round_, stage) for round_ in rounds)
+            if self._parts[stage]
+            else len(rounds)
+        )
 
     def start(self) -> Iterator[Job]:
         """Its jobs, when the session arrives."""
@@ -160,7 +181,9 @@ class Line:
         if not self.jobs.best_ms:
             return None
         latest = map(self.best_ms, range(max(1, rounds - _HISTORY + 1), rounds + 1))
-        return Progress(self.jobs.weight, tuple(best_ms for best_ms in latest if best_ms is not None), rounds)
+        return Progress(
+            self.jobs.weight, tuple(best_ms for best_ms in latest if best_ms is not None), rounds
+        )
 
 
 def seeded(*words: object) -> random.Random:

@@ -33,7 +33,8 @@ class SimulatedPool:
         self.pool = pool
         self.leaves = False  #: its processes end after what they run
         self.shares = pool.cores is not None and pool.cores < pool.processes
-        self.running: dict[Process, None] = {}  #: of a pool that shares, in the order of their start
+        #: of a pool that shares, in the order of their start
+        self.running: dict[Process, None] = {}
         self._changed_s = 0.0
 
     def rate(self, step: str) -> float:
@@ -64,7 +65,9 @@ class Group:
 
     __slots__ = ("_open", "_seen", "continues", "items", "key", "line", "rounds", "stage")
 
-    def __init__(self, key: GroupKey, line: Line, stage: int, rounds: int, *, continues: bool) -> None:
+    def __init__(
+        self, key: GroupKey, line: Line, stage: int, rounds: int, *, continues: bool
+    ) -> None:
         self.key = key
         self.line, self.stage, self.rounds, self.continues = line, stage, rounds, continues
         self.items: deque[Item] = deque()

@@ -26,7 +26,8 @@ class SessionOutcome:
     deadline_met: bool | None
     ran_s: dict[str, float]  #: process-seconds by step
     waited_s: float  #: of ready stages for a process
-    near_best_s: float | None  #: when the model's time came within 5 % of its last one; None: no `best_ms`
+    #: when the model's time came within 5 % of its last one; None: no `best_ms`
+    near_best_s: float | None
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,14 @@ def _rounded(value: Any) -> Any:
 def prediction_outcome(queue: str, step: str, errors: array[float]) -> PredictionOutcome:
     """The errors of at least one prediction."""
     ranked = sorted(errors)
-    return PredictionOutcome(queue, step, len(ranked), statistics.median(ranked), ranked[int(0.9 * (len(ranked) - 1))])
+    return PredictionOutcome(
+        queue, step, len(ranked), statistics.median(ranked), ranked[int(0.9 * (len(ranked) - 1))]
+    )
 
 
 def work_bound_s(work_s: float, pools: Iterable[Pool], first_s: float) -> float:
-    """The earliest end of so much work, if every process ran from its join, or from `first_s`, without a pause.
+    """The earliest end of so much work, if every process ran from its join, or from `first_s`,
+    without a pause.
 
     Processes that share cores count as if they did not, those that leave as if they stayed.
     """
@@ -105,7 +109,8 @@ def work_bound_s(work_s: float, pools: Iterable[Pool], first_s: float) -> float:
 
 
 def near_best_s(steps: Sequence[tuple[float, float]]) -> float:
-    """When the sum came within 5 % of its last value for good: `steps` are moments and sums, the last one being the end."""
+    """When the sum came within 5 % of its last value for good: `steps` are moments and sums, the
+    last one being the end."""
     limit = 1.05 * steps[-1][1]
     later = steps[-1][0]
     for moment, total in reversed(steps):

@@ -1,4 +1,5 @@
-"""A scenario from what sessions recorded: the durations of their accepted attempts, as in the table `step_result`."""
+"""A scenario from what sessions recorded: the durations of their accepted attempts, as in the table
+`step_result`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tuna.queues import queue_name
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 from tuna.vocabulary import SEARCH, Resource
 
-#: A search: config, solver, steps. Of a round by step: the seconds of all its parts, and how many these are.
+#: A search: config, solver, steps. Of a round by step: the seconds of all its parts, and how many
+#: these are.
 _Search = tuple[int, str, str]
 _Round = dict[str, tuple[float, int]]
 
@@ -32,7 +34,8 @@ class _Recording:
 
     environment: Environment
     solvers: dict[int, str] = field(default_factory=dict)  #: by job, in the order of their ids
-    seconds: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))  #: of the last good attempt
+    #: of the last good attempt
+    seconds: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     good: Counter[tuple[str, str]] = field(default_factory=Counter)  #: attempts by solver and step
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
     workers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  #: by step
@@ -43,19 +46,26 @@ class _Recording:
     best_ms: dict[_Search, dict[int, float]] = field(
         default_factory=lambda: defaultdict(dict)
     )  #: of a round's own trials
-    weights: Mapping[int, float] = field(default_factory=dict)  #: by config, of those that models have
+    #: by config, of those that models have
+    weights: Mapping[int, float] = field(default_factory=dict)
 
     def queue(self, step: str) -> str:
-        """The queue of a step: by the library, or if it is not installed, by whether its results name a device."""
+        """The queue of a step: by the library, or if it is not installed, by whether its results
+        name a device."""
         library = find_library(self.environment.library)
         resources = {one.name: one.resource for one in library.every_step} if library else {}
-        on_device = resources.get(step, Resource.DEVICE if self.devices[step] else Resource.CPU) is Resource.DEVICE
-        here = self.environment  # in words: people read and change the scenario; the digits tell alike ones apart
+        on_device = (
+            resources.get(step, Resource.DEVICE if self.devices[step] else Resource.CPU)
+            is Resource.DEVICE
+        )
+        # in words: people read and change the scenario; the digits tell alike ones apart
+        here = self.environment
         words = f"{here.library}-{here.arch}x{here.num_cu}-{here.machine_key[:4]}"
         return queue_name(on_device, here.toolchain, words)
 
     def lines(self) -> list[Jobs]:
-        """Its jobs by solver and steps, each with its own durations, and its searches one by one."""
+        """Its jobs by solver and steps, each with its own durations, and its searches one by
+        one."""
         alike: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
         searches: dict[_Search, dict[int, _Round]] = defaultdict(lambda: defaultdict(dict))
         for job_id, solver in self.solvers.items():
@@ -72,15 +82,21 @@ class _Recording:
                 solver=solver,
                 count=len(job_ids),
                 steps=tuple(
-                    self._stage(solver, step, tuple(self.seconds[job_id][step] for job_id in job_ids)) for step in steps
+                    self._stage(
+                        solver, step, tuple(self.seconds[job_id][step] for job_id in job_ids)
+                    )
+                    for step in steps
                 ),
             )
             for (solver, steps), job_ids in sorted(alike.items())
         ]
-        return lines + [line for search, found in searches.items() if (line := self._search(search, found))]
+        return lines + [
+            line for search, found in searches.items() if (line := self._search(search, found))
+        ]
 
     def _search(self, search: _Search, found: Mapping[int, _Round]) -> Jobs | None:
-        """A search, without what was not completed at its end; None if nothing is known of its first round."""
+        """A search, without what was not completed at its end; None if nothing is known of its
+        first round."""
         config_id, solver, text = search
         steps = [step for step in text.split(",") if any(step in one for one in found.values())]
         whole = [number for number, one in found.items() if len(one) == len(steps)]
@@ -111,7 +127,9 @@ class _Recording:
             best_ms=tuple(best_ms) if any(best_ms) else (),
         )
 
-    def _stage(self, solver: str, step: str, seconds: tuple[float, ...], parts: tuple[int, ...] = (1,)) -> Stage:
+    def _stage(
+        self, solver: str, step: str, seconds: tuple[float, ...], parts: tuple[int, ...] = (1,)
+    ) -> Stage:
         failed, good = self.failed[solver, step], self.good[solver, step]
         return Stage(
             step=step,
@@ -129,12 +147,12 @@ def recorded(
     workers: int | None = None,
     devices: int | None = None,
 ) -> Scenario:
-    """The sessions side by side, from the same moment on, each job, and each round of a search, with the durations of its last
-    good attempts.
+    """The sessions side by side, from the same moment on, each job, and each round of a search,
+    with the durations of its last good attempts.
 
-    `workers`: processes for each queue of CPU steps; `devices`: for each environment; those that took part, if not given.
-    Attempts fail with the same frequency as they did, by solver and step. Raises NotFound for an unknown session, BadInput for
-    one without any result.
+    `workers`: processes for each queue of CPU steps; `devices`: for each environment; those that
+    took part, if not given. Attempts fail with the same frequency as they did, by solver and step.
+    Raises NotFound for an unknown session, BadInput for one without any result.
     """
     simulated: list[SimulatedSession] = []
     found: dict[str, int] = {}
@@ -147,9 +165,16 @@ def recorded(
                 f"Session {session_id} has no result to take durations from.",
                 hint=f"run: `tuna run --session-id {session_id}`",
             )
-        simulated.append(SimulatedSession(name=f"session {session_id}", priority=info.priority, jobs=tuple(lines)))
+        simulated.append(
+            SimulatedSession(
+                name=f"session {session_id}", priority=info.priority, jobs=tuple(lines)
+            )
+        )
         for step in {stage.step for line in lines for stage in line.steps}:
-            queue, places = recording.queue(step), recording.devices[step] or recording.workers[step]
+            queue, places = (
+                recording.queue(step),
+                recording.devices[step] or recording.workers[step],
+            )
             on_device = queue.startswith("eval.")
             wanted = devices if on_device else workers
             found[queue] = wanted or max(found.get(queue, 1), len(places))
@@ -184,14 +209,21 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
             recording.devices[row.step].add(row.device)
         (recording.good if row.ok else recording.failed)[row.solver, row.step] += 1
         if row.ok:
-            recording.seconds[row.job_id][row.step] = _seconds(row.started_at, row.ended_at, row.busy_s)
+            recording.seconds[row.job_id][row.step] = _seconds(
+                row.started_at, row.ended_at, row.busy_s
+            )
     if recording.rounds:
         recording.weights = weights(connection, session_id)
         trials = (
             sa.select(*search, Job.round, sa.func.min(Trial.time_ms).label("best_ms"))
             .join(Trial, Trial.job_id == Job.id)
             .join(Solver, Solver.id == Job.solver_id)
-            .where(Job.session_id == session_id, are_rounds(Job.steps), Trial.cause.is_(None), Trial.time_ms > 0)
+            .where(
+                Job.session_id == session_id,
+                are_rounds(Job.steps),
+                Trial.cause.is_(None),
+                Trial.time_ms > 0,
+            )
             .group_by(*search, Job.round)
         )
         for one in connection.execute(trials):

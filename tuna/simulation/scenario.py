@@ -1,4 +1,5 @@
-"""The input of a simulation: sessions with the durations of their stages, and pools of processes that run them."""
+"""The input of a simulation: sessions with the durations of their stages, and pools of processes
+that run them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ else:
 _MAX_FILE_BYTES = 256 << 20
 #: Jobs, rounds, sessions or processes of one entry.
 MAX_COUNT = 10_000_000
-#: Jobs times rounds times the parts of steps, of all sessions: their durations must fit into memory.
+#: Jobs times rounds times the parts of steps, of all sessions: their durations must fit into
+#: memory.
 _MAX_STAGES = 50_000_000
 _HINT = "docs/scheduling.md shows a scenario with all that it may have"
 
@@ -45,10 +47,13 @@ class Stage(_Part):
     seconds: (
         _Seconds | Annotated[tuple[_Seconds, ...], Field(min_length=1)]
     )  #: mean, or one for each job and round in order
-    cv: Annotated[float, Field(ge=0, le=10)] = 0.0  #: coefficient of variation; the durations are lognormal
+    #: coefficient of variation; the durations are lognormal
+    cv: Annotated[float, Field(ge=0, le=10)] = 0.0
     fails: _Share = 0.0  #: probability that an attempt fails, after its whole duration
     parts: _Parts | Annotated[tuple[_Parts, ...], Field(min_length=1)] = (
-        1  #: equal ones, each for any process, which the next step waits for; or one for each job and round in order
+        #: equal ones, each for any process, which the next step waits for; or one for each job and
+        #: round in order
+        1
     )
 
 
@@ -62,7 +67,8 @@ class Jobs(_Part):
         0  #: rounds that are proposed without the results of the one before
     )
     steps: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=64)]
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  #: how often the model runs each of them
+    #: how often the model runs each of them
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     best_ms: tuple[
         _Positive | None, ...
     ] = ()  #: best time after each round, None before the first one, the last after all that follow; empty: not known
@@ -86,11 +92,13 @@ class Pool(_Part):
     processes: _Count = 1
     joins_s: _Seconds = 0.0
     leaves_s: _Seconds | None = None  #: they finish what they run
-    cores: Annotated[int, Field(ge=1)] | None = None  #: with more running processes than that, each is slower
+    #: with more running processes than that, each is slower
+    cores: Annotated[int, Field(ge=1)] | None = None
     slowdown: dict[_Name, Annotated[float, Field(ge=0, lt=1000)]] = Field(
         default_factory=dict
     )  #: by step; see `docs/scheduling.md`
-    crashes_every_s: _Positive | None = None  #: mean time of work until a process dies with what it runs
+    #: mean time of work until a process dies with what it runs
+    crashes_every_s: _Positive | None = None
     restart_s: _Seconds = 10.0  #: until a process that died is live again
 
 
@@ -99,7 +107,8 @@ class Scenario(_Part):
 
     sessions: Annotated[tuple[SimulatedSession, ...], Field(min_length=1)]
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
-    ahead: Annotated[int, Field(ge=0, le=1000)] = PER_PROCESS  #: chunks that wait for each process, beside what it runs
+    #: chunks that wait for each process, beside what it runs
+    ahead: Annotated[int, Field(ge=0, le=1000)] = PER_PROCESS
     decide_every_s: _Seconds = (
         0.1  #: shortest time between two decisions of the coordinator; 0: whenever something ends
     )
@@ -112,16 +121,23 @@ class Scenario(_Part):
         stages = 0
         for session in self.sessions:
             for jobs in session.jobs:
-                parts = (one.parts if isinstance(one.parts, tuple) else (one.parts,) for one in jobs.steps)
+                parts = (
+                    one.parts if isinstance(one.parts, tuple) else (one.parts,)
+                    for one in jobs.steps
+                )
                 stages += session.copies * jobs.count * jobs.rounds * sum(map(max, parts))
                 missing = [stage.queue for stage in jobs.steps if stage.queue not in served]
                 if missing:
                     raise ValueError(f"no pool that stays serves the queue {missing[0]!r}")
                 names = [stage.step for stage in jobs.steps]
                 if len(set(names)) < len(names):
-                    raise ValueError(f"the steps of a round need distinct names: {', '.join(names)}")
+                    raise ValueError(
+                        f"the steps of a round need distinct names: {', '.join(names)}"
+                    )
         if stages > _MAX_STAGES:
-            raise ValueError(f"{stages} stages are more than the {_MAX_STAGES} that a simulation may have")
+            raise ValueError(
+                f"{stages} stages are more than the {_MAX_STAGES} that a simulation may have"
+            )
         return self
 
 
@@ -138,6 +154,8 @@ def read_scenario(path: Path) -> Scenario:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BadInput(f"{path}: {where + ': ' if where else ''}{first['msg']}.", hint=_HINT) from error
+        raise BadInput(
+            f"{path}: {where + ': ' if where else ''}{first['msg']}.", hint=_HINT
+        ) from error
     except (ValueError, RecursionError) as error:  # also what is not UTF-8
         raise BadInput(f"{path} is neither TOML (.toml) nor JSON: {error}.", hint=_HINT) from error

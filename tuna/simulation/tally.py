@@ -14,7 +14,10 @@ class SessionTally:
 
     def __init__(self, session_id: int, given: SimulatedSession, seed: int) -> None:
         self.session_id, self.given = session_id, given
-        self.lines = [Line(session_id, given, jobs, f"{seed} {session_id} {n}") for n, jobs in enumerate(given.jobs)]
+        self.lines = [
+            Line(session_id, given, jobs, f"{seed} {session_id} {n}")
+            for n, jobs in enumerate(given.jobs)
+        ]
         self.errored = 0
         self.ended_s = given.arrives_s
         self.waited_s = 0.0

@@ -1,4 +1,5 @@
-"""For tests of a kind of config: `registered` makes it known for a while, `KindContract` holds it to what Tuna relies on."""
+"""For tests of a kind of config: `registered` makes it known for a while, `KindContract` holds it
+to what Tuna relies on."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from dataclasses import fields
 
 import numpy as np
 
-from tuna.configs import KINDS, Config, ConfigKind, from_json, from_json_text, parse_lines, read_line
+from tuna.configs import (
+    KINDS,
+    Config,
+    ConfigKind,
+    from_json,
+    from_json_text,
+    parse_lines,
+    read_line,
+)
 from tuna.libraries import reference
 
 
@@ -26,10 +35,13 @@ class KindContract:
     """
 
     kind: ConfigKind
-    examples: Sequence[Config]  #: all different; the first ones small, for the reference computes them
-    #: The keys of the first examples, as databases have them already; a change of these loses every stored result.
+    #: all different; the first ones small, for the reference computes them
+    examples: Sequence[Config]
+    #: The keys of the first examples, as databases have them already; a change of these loses every
+    #: stored result.
     keys: Sequence[str] = ()
-    referenced: int = 2  #: so many examples, from the first, are computed by the reference, where there is one
+    #: so many examples, from the first, are computed by the reference, where there is one
+    referenced: int = 2
 
     def test_it_is_found_by_its_name(self) -> None:
         """`KINDS` has it, and its configs say so."""
@@ -48,7 +60,9 @@ class KindContract:
             assert (again.key, again.json_text()) == (config.key, config.json_text())
             assert from_json_text(config.json_text()) == config
             assert list(config.to_json()) == ["kind", *config.stated_fields()]
-            assert {field.name for field in fields(config)} - set(config.stated_fields()) <= set(config.later_fields)
+            assert {field.name for field in fields(config)} - set(config.stated_fields()) <= set(
+                config.later_fields
+            )
 
     def test_its_text_is_one_line_that_leads_back(self) -> None:
         """The driver command or the JSON text, alone and in a file of layers."""
@@ -56,13 +70,15 @@ class KindContract:
             assert config.text().splitlines() == [config.text()]
             assert list(read_line(config.text())) == [config]
         parsed = parse_lines(
-            [line for config in self.examples for line in (config.text(), config.json_text())], "lines"
+            [line for config in self.examples for line in (config.text(), config.json_text())],
+            "lines",
         )
         assert parsed.configs == tuple(self.examples)
         assert parsed.rejections == ()
 
     def test_keys_tell_configs_apart_and_stay(self) -> None:
-        """The key is the SHA-256 of the canonical text, which names the fields of the JSON; known keys never change."""
+        """The key is the SHA-256 of the canonical text, which names the fields of the JSON; known
+        keys never change."""
         assert len({config.key for config in self.examples}) == len(self.examples)
         for config in self.examples:
             assert config.key == hashlib.sha256(config.canonical().encode()).hexdigest()
@@ -82,17 +98,24 @@ class KindContract:
             assert 0 < config.flops < 2**63
 
     def test_its_reference_answers(self) -> None:
-        """The reference, where there is one, makes the same problem each time, whose own answer is right."""
+        """The reference, where there is one, makes the same problem each time, whose own answer is
+        right."""
         if not self.kind.reference:
             return
         for config in self.examples[: self.referenced]:
             problem, again, other = (reference.make(config, seed) for seed in (3, 3, 4))
-            assert all(np.array_equal(a, b) for a, b in zip(problem.inputs, again.inputs, strict=True))
-            assert not all(np.array_equal(a, b) for a, b in zip(problem.inputs, other.inputs, strict=True))
+            assert all(
+                np.array_equal(a, b) for a, b in zip(problem.inputs, again.inputs, strict=True)
+            )
+            assert not all(
+                np.array_equal(a, b) for a, b in zip(problem.inputs, other.inputs, strict=True)
+            )
             assert problem.expected.dtype == np.float64
             assert np.all(np.isfinite(problem.expected))
             blank = problem.blank()
             assert blank.shape == problem.expected.shape
             assert blank.dtype == reference.np_type(problem.answer_type)
-            assert not problem.error(blank) <= problem.tolerance, "an unwritten output must be wrong"
+            assert not problem.error(blank) <= problem.tolerance, (
+                "an unwritten output must be wrong"
+            )
             assert problem.error(problem.expected.astype(blank.dtype)) <= problem.tolerance

@@ -1,4 +1,5 @@
-"""The no-op library, for tests and benchmarks of the pipeline itself. Its results are marked as simulated."""
+"""The no-op library, for tests and benchmarks of the pipeline itself. Its results are marked as
+simulated."""
 
 from __future__ import annotations
 
@@ -29,13 +30,17 @@ class NoopOptions(JobOptions):
 
 
 class NoopLibrary(Library):
-    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to every config."""
+    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to every
+    config."""
 
     name = "noop"
     kinds: tuple[str, ...] = ("convolution", "gemm")
     device_kind = Kind.CPU
     options = NoopOptions
-    steps: tuple[Step, ...] = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
+    steps: tuple[Step, ...] = (
+        Step("build", Resource.CPU, chunk=50),
+        Step("measure", Resource.DEVICE, chunk=50),
+    )
 
     def environment(self) -> Environment:
         """The same on every machine, since nothing is measured."""
@@ -45,12 +50,16 @@ class NoopLibrary(Library):
         """Ten names."""
         return [Solver(f"Noop{number}", self.kinds, "Direct") for number in range(10)]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         """Everything applies."""
         names = [solver.name for solver in self.solvers()]
         return ((config, names) for config in configs)
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """Return at once. `measure` reports 1 ms."""
         for item in items:
             started_at = time.time()
@@ -61,8 +70,16 @@ class NoopLibrary(Library):
                 os.kill(os.getpid(), signal.SIGKILL)
             failed = asked.fail == item.solver
             cause = Cause.RUN_ERROR if failed else None
-            times = (1.0,) if step.resource is Resource.DEVICE and asked.trials and not failed else ()
-            trial = Trial(index=0, params="{}", cause=cause, times_ms=times, time_ms=times[0] if times else None)
+            times = (
+                (1.0,) if step.resource is Resource.DEVICE and asked.trials and not failed else ()
+            )
+            trial = Trial(
+                index=0,
+                params="{}",
+                cause=cause,
+                times_ms=times,
+                time_ms=times[0] if times else None,
+            )
             yield result_of(
                 item,
                 ok=not failed,

@@ -1,7 +1,7 @@
 """Private servers for tests and benchmarks: MariaDB, Redis, RabbitMQ.
 
-Each has a private data directory and ends with the `with` block. MariaDB and Redis also end if the process that started
-them is killed; Erlang does not.
+Each has a private data directory and ends with the `with` block. MariaDB and Redis also end if the
+process that started them is killed; Erlang does not.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _START_S = 60.0
 
 
 def find(name: str) -> str | None:
-    """Path of a server's executable. Debian installs some outside of PATH, and its RabbitMQ in PATH is a wrapper that
-    requires the user rabbitmq."""
+    """Path of a server's executable. Debian installs some outside of PATH, and its RabbitMQ in PATH
+    is a wrapper that requires the user rabbitmq."""
     return shutil.which(name, path=f"/usr/lib/rabbitmq/bin:{os.environ['PATH']}:/usr/sbin")
 
 
@@ -46,7 +46,9 @@ def listens(address: Address) -> bool:
         return probe.connect_ex(address) == 0
 
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str = "the condition") -> None:
+def wait_until(
+    condition: Callable[[], object], seconds: float, what: str = "the condition"
+) -> None:
     """Poll until the condition holds; raises TimeoutError with `what`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -56,25 +58,33 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str = "the
 
 
 def killed_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, wrapped so that it runs in its own session and is killed when this process dies (PDEATHSIG)."""
+    """The command, wrapped so that it runs in its own session and is killed when this process dies
+    (PDEATHSIG)."""
     return bare_command("tuna.sandbox.child", json.dumps({"parent": os.getpid()}), "exec", *command)
 
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], address: Address, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    address: Address,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Iterator[None]:
-    """A running server: yields once it listens and kills it and its children afterwards. Raises ServiceError with the end
-    of its log if it does not start."""
+    """A running server: yields once it listens and kills it and its children afterwards. Raises
+    ServiceError with the end of its log if it does not start."""
     with open(log, "wb") as output:
         process = subprocess.Popen(
             killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd,
-            start_new_session=True,  # a process group from the start, so that it can be killed with its children
+            # a process group from the start, so that it can be killed with its children
+            start_new_session=True,
         )  # fmt: skip
 
     def started() -> bool:
         if process.poll() is not None:
-            raise ServiceError(f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}")
+            raise ServiceError(
+                f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}"
+            )
         return listens(address)
 
     try:
@@ -87,9 +97,11 @@ def running(
 
 
 def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -> list[str]:
-    """Create a MariaDB data directory in a new `folder`; returns the command that runs it, on the socket `s` in `folder`.
+    """Create a MariaDB data directory in a new `folder`; returns the command that runs it, on the
+    socket `s` in `folder`.
 
-    `defaults`: its option file. It has an empty database `tuna`, and root without a password. Raises ServiceError.
+    `defaults`: its option file. It has an empty database `tuna`, and root without a password.
+    Raises ServiceError.
     """
     server, install = find("mariadbd"), find("mariadb-install-db")
     if not (server and install):
@@ -101,7 +113,8 @@ def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -
     subprocess.run([install, *words], check=True, capture_output=True)
     return [
         server, f"--defaults-file={defaults}" if defaults else "--no-defaults", *common, f"--socket={folder / 's'}",
-        f"--tmpdir={folder}",  # a starting server removes temporary tables of other servers from a shared tmpdir
+        # a starting server removes temporary tables of other servers from a shared tmpdir
+        f"--tmpdir={folder}",
         f"--init-file={folder / 'init.sql'}", *options,
     ]  # fmt: skip
 
@@ -110,7 +123,8 @@ def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -
 def mariadb_server(*options: str, defaults: Path | None = None) -> Iterator[str]:
     """The URL of an empty database on a MariaDB without networking; see `install_mariadb`.
 
-    Without TLS on the Unix socket, for which PyMySQL would load the system's certificates at each connection (40 ms).
+    Without TLS on the Unix socket, for which PyMySQL would load the system's certificates at each
+    connection (40 ms).
     """
     with _folder() as name:
         folder = name / "m"
@@ -120,18 +134,27 @@ def mariadb_server(*options: str, defaults: Path | None = None) -> Iterator[str]
 
 
 @contextlib.contextmanager
-def redis_server(*options: str, host: str = "", port: int = 0, executable: str = "") -> Iterator[str]:
-    """The URL of an empty Redis: on a Unix socket, or at `host` and `port` (0: a free one). `executable`: another server."""
+def redis_server(
+    *options: str, host: str = "", port: int = 0, executable: str = ""
+) -> Iterator[str]:
+    """The URL of an empty Redis: on a Unix socket, or at `host` and `port` (0: a free one).
+    `executable`: another server."""
     address: Address
     with _folder() as folder:
         if host:
             port = port or free_port()
-            address, url, place = (host, port), f"redis://{host}:{port}/0", ["--bind", host, "--port", str(port)]
+            address, url, place = (
+                (host, port),
+                f"redis://{host}:{port}/0",
+                ["--bind", host, "--port", str(port)],
+            )
         else:
             address = str(folder / "s")
             url, place = f"unix://{address}", ["--port", "0", "--unixsocket", address]
         with running(
-            [executable or program(), *options, "--save", "", "--dir", str(folder), *place], address, folder / "log"
+            [executable or program(), *options, "--save", "", "--dir", str(folder), *place],
+            address,
+            folder / "log",
         ):
             yield url
 
@@ -161,14 +184,19 @@ def rabbitmq_server(host: str, port: int, vhost: str, user: str, password: str) 
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
             "RABBITMQ_DIST_PORT": str(25000 + os.getpid() % 1000),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",  # one scheduler: it starts with a quarter less CPU time
+            # one scheduler: it starts with a quarter less CPU time
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
         }
-        with running([find("rabbitmq-server") or "rabbitmq-server"], (host, port), folder / "log", env):
+        with running(
+            [find("rabbitmq-server") or "rabbitmq-server"], (host, port), folder / "log", env
+        ):
             yield
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """A private directory with a path short enough for a Unix socket."""
-    with tempfile.TemporaryDirectory(prefix="tuna-server-", dir="/tmp", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="tuna-server-", dir="/tmp", ignore_cleanup_errors=True
+    ) as name:
         yield Path(name)

@@ -16,7 +16,8 @@ _TAIL_CHARS = 2000
 
 
 def run_hook(setting: str, command: str, env: Mapping[str, str], limit_s: float = LIMIT_S) -> None:
-    """Run the `command` that `setting` holds, if any, with `env` over our own; raises ServiceError with its output."""
+    """Run the `command` that `setting` holds, if any, with `env` over our own; raises ServiceError
+    with its output."""
     if not command:
         return
     try:
@@ -26,16 +27,22 @@ def run_hook(setting: str, command: str, env: Mapping[str, str], limit_s: float 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for this process: a power cycle must not be interrupted
+            # Ctrl-C is for this process: a power cycle must not be interrupted
+            start_new_session=True,
         )
     except OSError as error:
-        raise ServiceError(f"{setting} cannot be started: {error.strerror}: {error.filename}") from None
+        raise ServiceError(
+            f"{setting} cannot be started: {error.strerror}: {error.filename}"
+        ) from None
     with process:
         try:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)  # and the processes that a shell among them started
-            raise ServiceError(f"{setting} did not end within {limit_s:g} s. {_tail(error.output)}") from None
+            # and the processes that a shell among them started
+            os.killpg(process.pid, signal.SIGKILL)
+            raise ServiceError(
+                f"{setting} did not end within {limit_s:g} s. {_tail(error.output)}"
+            ) from None
     if process.returncode:
         raise ServiceError(f"{setting} failed with exit code {process.returncode}. {_tail(output)}")
 

@@ -33,7 +33,8 @@ class WorkerSpec:
     name: str = ""  #: among the workers of one command; default: its queue
     env: Mapping[str, str] = field(default_factory=dict)  #: variables over those of this process
     quiet: bool = False  #: without Celery's banner
-    waits: bool = False  #: for a board that may not be there yet: it is started again until there is one
+    #: for a board that may not be there yet: it is started again until there is one
+    waits: bool = False
 
     @property
     def title(self) -> str:
@@ -57,20 +58,28 @@ class LocalWorkers:
         self._running.append((spec, log, process))
 
     def check(self) -> None:
-        """Raise ServiceError with the reason of a worker that has ended: the signal, or else the end of its log."""
+        """Raise ServiceError with the reason of a worker that has ended: the signal, or else the
+        end of its log."""
         for spec, log, process in self._running:
             code = process.poll()
             if killed := signal_name(code):
                 hint = "the kernel does that where memory is short; " if killed == "SIGKILL" else ""
-                raise ServiceError(f"The {spec.queue} worker was killed ({killed}).", hint=f"{hint}see {log}")
+                raise ServiceError(
+                    f"The {spec.queue} worker was killed ({killed}).", hint=f"{hint}see {log}"
+                )
             if code is not None:
                 lines = log.read_text(errors="replace").rstrip().splitlines()[-2:]
-                last = lines if lines and lines[-1].startswith("  ") else lines[-1:]  # a sentence and its hint
+                # a sentence and its hint
+                last = lines if lines and lines[-1].startswith("  ") else lines[-1:]
                 words = " ".join(map(str.strip, last))
-                raise ServiceError(f"The {spec.queue} worker ended with exit code {code}: {words}", hint=f"see {log}")
+                raise ServiceError(
+                    f"The {spec.queue} worker ended with exit code {code}: {words}",
+                    hint=f"see {log}",
+                )
 
     def stop(self, *, idle: bool, bound_s: float = 0.0) -> None:
-        """Stop all: at once when they are known to be `idle`, else warmly, with `bound_s` for the current chunks.
+        """Stop all: at once when they are known to be `idle`, else warmly, with `bound_s` for the
+        current chunks.
 
         A KeyboardInterrupt during the wait stops them at once; they still return their chunks.
         """
@@ -99,7 +108,8 @@ class LocalWorkers:
 
 
 def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """A worker that ends with this process; it writes to `output`, by default to the output of this process."""
+    """A worker that ends with this process; it writes to `output`, by default to the output of this
+    process."""
     return subprocess.Popen(
         worker_command(spec),
         stdin=subprocess.DEVNULL,
@@ -116,12 +126,14 @@ def worker_command(spec: WorkerSpec) -> list[str]:
     settings = get_settings()
     member = settings.is_member or "TUNA_NAMESPACE" in spec.env
     events = ["--without-heartbeat"] if member else []  # a member may not publish
-    quiet = ["--quiet"] if spec.quiet or settings.log_format == "json" else []  # Celery's banner is not JSON
+    # Celery's banner is not JSON
+    quiet = ["--quiet"] if spec.quiet or settings.log_format == "json" else []
     return module_command(
         "celery", "-A", APP, *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
         "--without-gossip", "--without-mingle", *events, "--loglevel", settings.log_level,
-        # Celery looks for the app in the working directory first, and importing it takes longer than some commands live.
+        # Celery looks for the app in the working directory first, and importing it takes longer
+        # than some commands live.
         before=f"from tuna.workers import lifetime; lifetime.end_with_starter(); import {APP}",
     )  # fmt: skip
 

@@ -13,14 +13,16 @@ WITH_PARENT = "TUNA_DIE_WITH_PARENT"
 ONCE = "TUNA_LEAVE_WHEN_EMPTY"
 #: Set for eval workers that say on stdout what they tune.
 TELL = "TUNA_TELL_WORKLOADS"
-#: Set for workers of a command that knows what its sessions tune: libraries whose children they start at once, with commas between.
+#: Set for workers of a command that knows what its sessions tune: libraries whose children they
+#: start at once, with commas between.
 LIBRARIES = "TUNA_WORKER_LIBRARIES"
 #: Set for workers of a single session: the text of `membership.compatibility.session_text`.
 SESSION = "TUNA_WORKER_SESSION"
 
 
 def end_with_starter(number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this worker a signal when the command ends that started it, if one did; exit if it has ended."""
+    """Let the kernel send this worker a signal when the command ends that started it, if one did;
+    exit if it has ended."""
     if starter := os.environ.get(WITH_PARENT):
         end_with_parent(int(starter), number)
 

@@ -30,7 +30,8 @@ class Answer:
 
 
 def execute(command: str, settings: Settings) -> list[Answer]:
-    """Run `command`, without a shell, here and on the live workers; a worker without TUNA_ALLOW_EXEC refuses."""
+    """Run `command`, without a shell, here and on the live workers; a worker without
+    TUNA_ALLOW_EXEC refuses."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -39,12 +40,18 @@ def execute(command: str, settings: Settings) -> list[Answer]:
         raise BadInput("There is no command to run.")
     ensure_services(settings)
     celery = make_celery(settings)
-    with connect_broker(settings, _ANSWER_S):  # the broadcast below has no timeout for an unreachable broker
+    # the broadcast below has no timeout for an unreachable broker
+    with connect_broker(settings, _ANSWER_S):
         workers = list(celery.control.inspect(timeout=_ANSWER_S).ping() or {})
     answers = [Answer(host=socket.gethostname(), **run_here(words))]
     if workers:
         replies = celery.control.broadcast(
-            CONTROL, {"words": words}, destination=workers, reply=True, timeout=LIMIT_S + 5, limit=len(workers)
+            CONTROL,
+            {"words": words},
+            destination=workers,
+            reply=True,
+            timeout=LIMIT_S + 5,
+            limit=len(workers),
         )
         found = {name: said for reply in replies or () for name, said in reply.items()}
         answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]

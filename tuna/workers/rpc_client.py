@@ -1,7 +1,9 @@
-"""`tuna rpc-client`: joins a master with a token, and runs this machine's workers until a signal comes.
+"""`tuna rpc-client`: joins a master with a token, and runs this machine's workers until a signal
+comes.
 
-It has one worker of each role: one compiles, one measures, on this machine or on a board behind a TVM tracker of it. Each is a
-member with its own Redis user, whose password is in its environment alone.
+It has one worker of each role: one compiles, one measures, on this machine or on a board behind a
+TVM tracker of it. Each is a member with its own Redis user, whose password is in its environment
+alone.
 """
 
 from __future__ import annotations
@@ -45,8 +47,12 @@ class Runner:
         parsed = targets.parse(target)
         if (device is None) != (port is None):
             raise BadInput(
-                "A board is named by its key and by the port of its tracker, which runs on this machine.",
-                hint="give both --device and --runner-port, or none of them to measure on this machine",
+                "A board is named by its key and by the port of its tracker, which runs on this"
+                " machine.",
+                hint=(
+                    "give both --device and --runner-port, or none of them to measure on this"
+                    " machine"
+                ),
             )
         if device is None or port is None:
             if targets.is_foreign(parsed):
@@ -56,13 +62,16 @@ class Runner:
         return cls(parsed, Tracker.parse(f"127.0.0.1:{port}"), device)
 
     def __str__(self) -> str:
-        return "LocalRunner" if self.tracker is None else f"RPCRunner: {self.tracker} - {self.device}"
+        return (
+            "LocalRunner" if self.tracker is None else f"RPCRunner: {self.tracker} - {self.device}"
+        )
 
     def places(self) -> Iterator[tuple[Environment, dict[str, str]]]:
         """The environments that it can measure in, each with the settings of such a worker.
 
-        A master has a session of either kind: its machine's own, or that of a target alone. The likelier one is the first.
-        Raises LibraryMissing where TVM is missing, or a compiler that links for the target, or there is no such board.
+        A master has a session of either kind: its machine's own, or that of a target alone. The
+        likelier one is the first. Raises LibraryMissing where TVM is missing, or a compiler that
+        links for the target, or there is no such board.
         """
         targets.check(self.target)
         text = targets.to_text(self.target)
@@ -89,7 +98,9 @@ class Runner:
 class Client:
     """A client of the master at `server` (HOST:PORT); `say` gets its log lines."""
 
-    def __init__(self, server: str, runner: Runner, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, server: str, runner: Runner, settings: Settings, say: Callable[[str], None]
+    ) -> None:
         self._server = Tracker.parse(server)
         self._runner = runner
         self._settings = settings
@@ -108,11 +119,14 @@ class Client:
         self._say(f"RPCClient: {self._server} connected")
 
     def join(self, line: str, server: Tracker | None = None) -> list[WorkerSpec]:
-        """The workers to start, which have joined with the two tokens of `line`, at `server` if that is another address of it.
+        """The workers to start, which have joined with the two tokens of `line`, at `server` if
+        that is another address of it.
 
         Raises BadInput for a target that no session is for.
         """
-        compiles, measures = (_at(server or self._server, token) for token in JoinToken.parse_client(line))
+        compiles, measures = (
+            _at(server or self._server, token) for token in JoinToken.parse_client(line)
+        )
         found, variables, granted = self._admitted(measures)
         facts = _facts("", toolchains=(found.toolchain,), processes=len(compile_cpus()))
         of_compiler = join_with(compiles, "compile", facts)
@@ -130,26 +144,33 @@ class Client:
         ]
 
     def serve(self, specs: Sequence[WorkerSpec]) -> int:
-        """Run the workers until they have ended; returns the exit code. Call it in the main thread."""
+        """Run the workers until they have ended; returns the exit code. Call it in the main
+        thread."""
         self._say("RPCClient: Requesting a job for tuning")
         settings = self._settings.model_copy(update={"shutdown_s": _SHUTDOWN_S})
         return Supervisor(specs, settings, _MARGIN_S).run()
 
     def _admitted(self, token: JoinToken) -> tuple[Environment, dict[str, str], dict[str, str]]:
-        """The environment that a session is for, the settings to measure in it, and those that the master granted."""
+        """The environment that a session is for, the settings to measure in it, and those that the
+        master granted."""
         for found, variables in self._runner.places():
             try:
-                granted = join_with(token, "eval", _facts(found.device, environments=(found.machine_key,)))
+                granted = join_with(
+                    token, "eval", _facts(found.device, environments=(found.machine_key,))
+                )
             except JoinRefused as refusal:
                 if NO_SESSION not in str(refusal):
                     raise
             else:
                 return found, variables, granted
         raise BadInput(
-            f"The master at {self._server} has no session for the target {targets.to_text(self._runner.target)} and "
-            f"{environment.toolchain()}.",
-            hint="give the master's target, and install the same version of Tuna and of TVM; a master whose target leaves the CPU "
-            "open, such as llvm, is for machines like its own: name the CPU there to tune for others",
+            f"The master at {self._server} has no session for the target"
+            f" {targets.to_text(self._runner.target)} and {environment.toolchain()}.",
+            hint=(
+                "give the master's target, and install the same version of Tuna and of TVM; a"
+                " master whose target leaves the CPU open, such as llvm, is for machines like its"
+                " own: name the CPU there to tune for others"
+            ),
         )
 
 
@@ -160,7 +181,10 @@ def _at(server: Tracker, token: JoinToken) -> JoinToken:
 
 
 def _facts(
-    device: str, environments: tuple[str, ...] = (), toolchains: tuple[str, ...] = (), processes: int = 1
+    device: str,
+    environments: tuple[str, ...] = (),
+    toolchains: tuple[str, ...] = (),
+    processes: int = 1,
 ) -> Facts:
     return Facts(
         host=socket.gethostname(),
@@ -173,16 +197,20 @@ def _facts(
 
 
 def own_master(server: str, open_ports: Sequence[tuple[str, int]]) -> Tracker | None:
-    """The address of a port that this user has open (`tcp_port.open_ports`), if `server` (HOST:PORT) is one of them.
+    """The address of a port that this user has open (`tcp_port.open_ports`), if `server`
+    (HOST:PORT) is one of them.
 
-    A token is sent to that address alone: at another one of this machine, the same port may be another user's.
+    A token is sent to that address alone: at another one of this machine, the same port may be
+    another user's.
     """
     wanted = Tracker.parse(server)
     there = _addresses(wanted.host)
     for host, port in open_ports:
         if port == wanted.port:
             here = _addresses(host)
-            if any(ipaddress.ip_address(one).is_unspecified for one in here) and all(map(_is_own, there)):
+            if any(ipaddress.ip_address(one).is_unspecified for one in here) and all(
+                map(_is_own, there)
+            ):
                 return wanted
             if here & there:
                 return Tracker(host, port)

@@ -1,4 +1,5 @@
-"""`tuna worker`: supervises this machine's workers, one for each device: starts, restarts and stops them."""
+"""`tuna worker`: supervises this machine's workers, one for each device: starts, restarts and stops
+them."""
 
 from __future__ import annotations
 
@@ -50,18 +51,26 @@ def serve(
 ) -> int:
     """Run the workers of `tuna worker` until they have ended; returns the exit code.
 
-    `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees. `session`: what
-    `membership.compatibility.session_text` gives for the only session to serve. `variables`: settings of the workers' own. Call it
-    in the main thread.
+    `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees.
+    `session`: what `membership.compatibility.session_text` gives for the only session to serve.
+    `variables`: settings of the workers' own. Call it in the main thread.
     """
     settings = settings or get_settings()
     logs.configure(settings.log_level, settings.log_format)
     on_boards = "TUNA_TVM_TRACKER" in variables
     check_options(queue, processes, devices, on_boards)
-    eval_cpus(settings)  # the first worker would refuse cores that are not there, and be started again
-    common = {**variables, **({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
+    # the first worker would refuse cores that are not there, and be started again
+    eval_cpus(settings)
+    common = {
+        **variables,
+        **({SESSION: session} if session else {}),
+        **({ONCE: "1"} if once else {}),
+    }
     if on_boards:
-        specs = [WorkerSpec(queue, name=f"board-{number}", env=common, waits=True) for number in range(processes)]
+        specs = [
+            WorkerSpec(queue, name=f"board-{number}", env=common, waits=True)
+            for number in range(processes)
+        ]
     elif devices is None:
         specs = [WorkerSpec(queue, processes, env=common)]
     else:
@@ -74,7 +83,10 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
     if queue == "eval" and processes != 1 and not on_boards:
         raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
     if on_boards and devices is not None:
-        raise BadInput("Boards are none of this machine's devices.", hint="leave out --devices, or --tvm-tracker")
+        raise BadInput(
+            "Boards are none of this machine's devices.",
+            hint="leave out --devices, or --tvm-tracker",
+        )
     if queue != "eval" and devices is not None:
         raise BadInput("Only eval workers have devices.", hint="leave out --devices")
 
@@ -82,9 +94,11 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
 def device_specs(
     found: Sequence[Device], chosen: str, settings: Settings, common: Mapping[str, str]
 ) -> list[WorkerSpec]:
-    """An eval worker for each chosen device, with the variables that give it this device and its own cores.
+    """An eval worker for each chosen device, with the variables that give it this device and its
+    own cores.
 
-    The cores are divided among all devices of the machine, so that a worker for another device gets other cores.
+    The cores are divided among all devices of the machine, so that a worker for another device gets
+    other cores.
     """
     numbers = discovery.choose(found, chosen)
     if any(device.kind is Kind.CPU for device in found):
@@ -92,12 +106,18 @@ def device_specs(
     else:
         usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()
         each = None if settings.eval_cpus else 1
-        shares = placement.deal([device.node for device in found], placement.read_places(usable), each=each)
+        shares = placement.deal(
+            [device.node for device in found], placement.read_places(usable), each=each
+        )
     return [
         WorkerSpec(
             "eval",
             name=f"eval-{number}",
-            env={**common, **found[number].variables(), "TUNA_EVAL_CPUS": ",".join(map(str, shares[number]))},
+            env={
+                **common,
+                **found[number].variables(),
+                "TUNA_EVAL_CPUS": ",".join(map(str, shares[number])),
+            },
         )
         for number in numbers
     ]
@@ -119,16 +139,21 @@ class Restarts:
         return _BACKOFFS_S[self._died - 1]
 
     def is_final(self, code: int, *, first: bool) -> bool:
-        """Whether a worker that ended with this exit code, at its `first` start, is not started again."""
-        if self._waits and code == LibraryMissing.exit_code:  # no board: the library was there before
+        """Whether a worker that ended with this exit code, at its `first` start, is not started
+        again."""
+        # no board: the library was there before
+        if self._waits and code == LibraryMissing.exit_code:
             return False
         return code == 0 or code in _REFUSALS or (first and code == ServiceError.exit_code)
 
 
 class Supervisor:
-    """Supervises each worker from a thread, which starts and restarts it; the main thread handles the signals."""
+    """Supervises each worker from a thread, which starts and restarts it; the main thread handles
+    the signals."""
 
-    def __init__(self, specs: Sequence[WorkerSpec], settings: Settings, margin_s: float = _MARGIN_S) -> None:
+    def __init__(
+        self, specs: Sequence[WorkerSpec], settings: Settings, margin_s: float = _MARGIN_S
+    ) -> None:
         """`margin_s`: beyond the bound of their warm shutdown, until workers are killed."""
         self._settings = settings
         self._margin_s = margin_s
@@ -138,16 +163,22 @@ class Supervisor:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._codes: dict[str, int] = {}
         self._threads = [
-            threading.Thread(target=self._keep, args=(spec,), name=spec.title, daemon=True) for spec in specs
+            threading.Thread(target=self._keep, args=(spec,), name=spec.title, daemon=True)
+            for spec in specs
         ]
 
     def run(self) -> int:
         """Run until every worker has ended; returns the highest exit code."""
-        before = {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             for thread in self._threads:
                 thread.start()
-            while any(thread.is_alive() for thread in self._threads) and time.monotonic() < self._leave_at:
+            while (
+                any(thread.is_alive() for thread in self._threads)
+                and time.monotonic() < self._leave_at
+            ):
                 for thread in self._threads:
                     thread.join(_TICK_S)
                 if time.monotonic() >= self._kill_at:
@@ -159,7 +190,8 @@ class Supervisor:
         return max(self._codes.values(), default=0)
 
     def _asked(self, *_: Any) -> None:
-        """The first signal: warm shutdown; the second: cold, hooks included. Workers treat SIGTERM alike."""
+        """The first signal: warm shutdown; the second: cold, hooks included. Workers treat SIGTERM
+        alike."""
         if self._stop.is_set():
             self._kill_at = self._leave_at = time.monotonic() + self._margin_s
         else:

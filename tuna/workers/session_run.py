@@ -1,4 +1,5 @@
-"""Runs sessions from one process: enqueues, drains and, on request, starts local workers, until all jobs are done."""
+"""Runs sessions from one process: enqueues, drains and, on request, starts local workers, until all
+jobs are done."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import LIBRARIES
 
 _COUNT_EVERY_S = 0.5
-#: Counting a million jobs takes a second, so it is limited to this share of the time, or to the second one when
-#: there is nothing else to do.
+#: Counting a million jobs takes a second, so it is limited to this share of the time, or to the
+#: second one when there is nothing else to do.
 _COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
 #: Seconds without progress after which it is asked whose work the workers do.
 _STILL_S = 5.0
@@ -39,7 +40,8 @@ _ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 @dataclass(frozen=True)
 class Progress:
-    """Numbers of jobs of sessions, by state and by what is left to do. A search is one, whatever its rounds."""
+    """Numbers of jobs of sessions, by state and by what is left to do. A search is one, whatever
+    its rounds."""
 
     states: dict[str, int]  #: of jobs that do not search
     total: int
@@ -48,7 +50,8 @@ class Progress:
     rounds: dict[str, int] = field(default_factory=dict)  #: of searches, by state
     searching: int = 0  #: searches among the unfinished
     to_come: int | None = 0  #: rounds that they may still open; None: no limit is known
-    sessions: Mapping[int, Progress] = field(default_factory=dict)  #: of several sessions: the progress of each
+    #: of several sessions: the progress of each
+    sessions: Mapping[int, Progress] = field(default_factory=dict)
 
     @property
     def wanted(self) -> int:
@@ -64,7 +67,10 @@ class Progress:
     def done(self) -> int:
         """As `finished`, with rounds in place of searches, which go on for long."""
         jobs_done = (
-            sum(self.states.values()) - self.states.get(State.CANCELED.value, 0) - self.unfinished + self.searching
+            sum(self.states.values())
+            - self.states.get(State.CANCELED.value, 0)
+            - self.unfinished
+            + self.searching
         )
         return jobs_done + self._rounds_ended
 
@@ -82,11 +88,18 @@ class Progress:
 
 
 def progress(
-    connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str], tag: str | None = None
+    connection: sa.Connection,
+    library: Library,
+    session_id: int,
+    steps: Sequence[str],
+    tag: str | None = None,
 ) -> Progress:
-    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers carry it, without searches."""
+    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers
+    carry it, without searches."""
     states: Counter[str] = Counter()
-    found = Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
+    found = (
+        Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
+    )
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
@@ -94,13 +107,16 @@ def progress(
         is_round = order[0] == SEARCH
         if not is_round:
             states[state] += count
-        if is_open(state, library.step(step).resource) and not served.isdisjoint(order[order.index(step) :]):
+        if is_open(state, library.step(step).resource) and not served.isdisjoint(
+            order[order.index(step) :]
+        ):
             open_rounds += count if is_round else 0
             unfinished += 0 if is_round else count
     searching = 0
     to_come: int | None = 0
     if number := found.total:
-        # Where the step `search` is served elsewhere, a search has to do here what is open of it now.
+        # Where the step `search` is served elsewhere, a search has to do here what is open of it
+        # now.
         searching = (
             rounds.unfinished(connection, session_id, library).searches
             if SEARCH in served
@@ -109,7 +125,15 @@ def progress(
         to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
     errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
-    return Progress(dict(states), total_, unfinished + searching, errored, dict(found.rounds), searching, to_come)
+    return Progress(
+        dict(states),
+        total_,
+        unfinished + searching,
+        errored,
+        dict(found.rounds),
+        searching,
+        to_come,
+    )
 
 
 def _sum(numbers: Mapping[int, int] | None) -> int | None:
@@ -124,11 +148,14 @@ def total(parts: Mapping[int, Progress]) -> Progress:
         states.update(part.states)
         of_rounds.update(part.rounds)
     whole, unfinished, errored, searching = (
-        sum(getattr(part, name) for part in parts.values()) for name in ("total", "unfinished", "errored", "searching")
+        sum(getattr(part, name) for part in parts.values())
+        for name in ("total", "unfinished", "errored", "searching")
     )
     to_come = [part.to_come for part in parts.values()]
     known = None if None in to_come else sum(filter(None, to_come))
-    return Progress(dict(states), whole, unfinished, errored, dict(of_rounds), searching, known, dict(parts))
+    return Progress(
+        dict(states), whole, unfinished, errored, dict(of_rounds), searching, known, dict(parts)
+    )
 
 
 def run_sessions(
@@ -145,10 +172,11 @@ def run_sessions(
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
-    `session_ids`: None for all sessions of the database with open jobs, also those that get some meanwhile. `workers` says
-    which ones to start here for the libraries of the sessions. `on_wait` is called with the seconds that interrupted workers
-    have to finish what they do, `on_behind` with the number of chunks of each other session that workers do before those of
-    these sessions, `on_stored` with the jobs of which results were stored (`Drain`).
+    `session_ids`: None for all sessions of the database with open jobs, also those that get some
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions. `on_wait`
+    is called with the seconds that interrupted workers have to finish what they do, `on_behind`
+    with the number of chunks of each other session that workers do before those of these sessions,
+    `on_stored` with the jobs of which results were stored (`Drain`).
     """
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
@@ -156,7 +184,9 @@ def run_sessions(
             library = sessions.get(connection, session_id).environment.library
             get_library(library)  # raises, since it is not installed here
     for name in steps:
-        if session_ids is not None and not any(name in {step.name for step in work.steps} for work in works):
+        if session_ids is not None and not any(
+            name in {step.name for step in work.steps} for work in works
+        ):
             works[0].library.step(name)
     aside = Aside(engine)
     for work in works:
@@ -195,7 +225,8 @@ def run_sessions(
 
 @contextlib.contextmanager
 def _outage_in_a_sentence() -> Iterator[None]:
-    """Raise ServiceError in place of the error of a server that was unreachable for longer than the coordinator waits."""
+    """Raise ServiceError in place of the error of a server that was unreachable for longer than the
+    coordinator waits."""
     try:
         yield
     except TunaError:
@@ -203,12 +234,17 @@ def _outage_in_a_sentence() -> Iterator[None]:
     except Exception as error:
         if not server_errors.is_passing(error):
             raise
-        sentence = f"Redis or the broker could not be used for ten minutes: {server_errors.words(error)}"
-        raise ServiceError(sentence, hint="the same command goes on from there; see `tuna doctor`") from error
+        sentence = (
+            f"Redis or the broker could not be used for ten minutes: {server_errors.words(error)}"
+        )
+        raise ServiceError(
+            sentence, hint="the same command goes on from there; see `tuna doctor`"
+        ) from error
 
 
 def _keep_what_is_done(coordinator: Coordinator) -> None:
-    """Drain what interrupted workers finished or returned; the next run would, but users look at the status before."""
+    """Drain what interrupted workers finished or returned; the next run would, but users look at
+    the status before."""
     with contextlib.suppress(Exception):  # another exception is already being raised to the user
         while coordinator.drain.once():
             pass
@@ -254,7 +290,9 @@ class _Watch:
                 with self._aside.guard(work):
                     served = [step.name for step in work.steps]
                     if served:
-                        self.counts[work.session_id] = progress(connection, work.library, work.session_id, served)
+                        self.counts[work.session_id] = progress(
+                            connection, work.library, work.session_id, served
+                        )
         state = total(self.counts)
         self._counted_at = time.monotonic()
         self._count_s = self._counted_at - started_at
@@ -263,7 +301,9 @@ class _Watch:
         self._on_progress(state)
         return state
 
-    def tick(self, ahead: Callable[[], Mapping[int, int]], on_behind: Callable[[Mapping[int, int]], None]) -> None:
+    def tick(
+        self, ahead: Callable[[], Mapping[int, int]], on_behind: Callable[[Mapping[int, int]], None]
+    ) -> None:
         if self.workers is not None:
             self.workers.check()
         if time.monotonic() - self._counted_at >= max(_COUNT_EVERY_S, self._count_s / _COUNT_SHARE):
@@ -281,8 +321,11 @@ class _Watch:
         return not self.now().unfinished
 
 
-def default_workers(libraries: Collection[Library], compile_processes: int | None = None) -> list[WorkerSpec]:
-    """One worker for the device, and a process for each core that compiles; more where builds borrow those that measure."""
+def default_workers(
+    libraries: Collection[Library], compile_processes: int | None = None
+) -> list[WorkerSpec]:
+    """One worker for the device, and a process for each core that compiles; more where builds
+    borrow those that measure."""
     known = {LIBRARIES: ",".join(sorted(library.name for library in libraries))}
     resources = {step.resource for library in libraries for step in library.steps}
     specs = []

@@ -1,9 +1,9 @@
-"""Shutdown of a worker: warm within a bound at the first signal, or when its queues are empty; cold at the second signal, or when
-the command ended that started it.
+"""Shutdown of a worker: warm within a bound at the first signal, or when its queues are empty; cold
+at the second signal, or when the command ended that started it.
 
-The bound is kept by the worker's parent process, because a pool process that is inside a library cannot be interrupted
-safely. It returns the chunks that its pool has not finished in time, uncharged; then it exits, and the
-kernel kills the pool and its child processes with it.
+The bound is kept by the worker's parent process, because a pool process that is inside a library
+cannot be interrupted safely. It returns the chunks that its pool has not finished in time,
+uncharged; then it exits, and the kernel kills the pool and its child processes with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _IDLE_POLLS = 6
 #: The same for a member, which does not see the queues that a coordinator deals from.
 _DEALT_IDLE_POLLS = 20
 _POLL_EVERY_S = 0.5
-#: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal on.
+#: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal
+#: on.
 _ECHO_S = 0.3
 
 
@@ -48,7 +49,10 @@ class Shutdown:
     """Shuts this worker down on a signal."""
 
     def __init__(
-        self, bound_s: float, return_chunks: Callable[[], None], leave: Callable[[int], Any] = os._exit
+        self,
+        bound_s: float,
+        return_chunks: Callable[[], None],
+        leave: Callable[[int], Any] = os._exit,
     ) -> None:
         self._bound_s = bound_s
         self._return_chunks = return_chunks
@@ -66,12 +70,14 @@ class Shutdown:
         return self._shared[0] > 0
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT from Celery, whose warm shutdown has no bound; call it in the main thread."""
+        """Take over SIGTERM and SIGINT from Celery, whose warm shutdown has no bound; call it in
+        the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.ask())
 
     def ask(self) -> None:
-        """Warm shutdown: take no new chunk and exit within the bound; a second call, or the end of the parent: exit now."""
+        """Warm shutdown: take no new chunk and exit within the bound; a second call, or the end of
+        the parent: exit now."""
         if lifetime.is_orphan():
             self._now.set()
         if self._asked_at is not None:
@@ -97,13 +103,18 @@ def return_chunks(settings: Settings) -> None:
         for chunk in current_chunks():
             return_chunk(settings, chunk)
     except (redis.RedisError, ServiceError) as error:
-        log.warning("chunks not returned: they are repeated when their leases expire", error=str(error))
+        log.warning(
+            "chunks not returned: they are repeated when their leases expire", error=str(error)
+        )
 
 
 def return_chunk(settings: Settings, chunk: Chunk) -> None:
-    """Return the items without result of a chunk that this worker holds, so that they are repeated at once."""
+    """Return the items without result of a chunk that this worker holds, so that they are repeated
+    at once."""
     worker = f"{settings.worker_name or socket.gethostname()}:{os.getpid()}"
-    report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown")
+    report = Report(
+        kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown"
+    )
     leases = leases_of(connect(settings), settings, chunk.namespace)
     if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
         log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
@@ -122,7 +133,8 @@ def current_chunks() -> list[Chunk]:
 
 
 def leave_when_empty(app: Celery, queues: Sequence[str], *, dealt: bool = False) -> None:
-    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no chunk is current.
+    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no
+    chunk is current.
 
     `dealt`: a coordinator fills the queues from others.
     """
@@ -132,7 +144,10 @@ def leave_when_empty(app: Celery, queues: Sequence[str], *, dealt: bool = False)
 
 
 def _watch(
-    idle: Callable[[], bool], leave: Callable[[], None], polls: int = _IDLE_POLLS, pause_s: float = _POLL_EVERY_S
+    idle: Callable[[], bool],
+    leave: Callable[[], None],
+    polls: int = _IDLE_POLLS,
+    pause_s: float = _POLL_EVERY_S,
 ) -> None:
     quiet = 0
     while quiet < polls:
@@ -147,6 +162,8 @@ def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
     try:
         with app.connection_for_read() as connection:
             return not any(queue_depth(connection, queue) for queue in queues)
-    except Exception as error:  # each transport raises its own; an unreachable broker may still hold chunks
+    except (
+        Exception
+    ) as error:  # each transport raises its own; an unreachable broker may still hold chunks
         log.warning("queue depth unknown", error=str(error))
         return False

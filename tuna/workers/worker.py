@@ -1,4 +1,5 @@
-"""One Celery worker: the queues that its machine can serve, its control, its shutdown, the state of its processes."""
+"""One Celery worker: the queues that its machine can serve, its control, its shutdown, the state of
+its processes."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def or_exit(call: Callable[[], _T]) -> _T:
 
 
 class Worker:
-    """A worker's main process, and the state that its pool processes inherit. Unused in a process that only sends tasks."""
+    """A worker's main process, and the state that its pool processes inherit. Unused in a process
+    that only sends tasks."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
         self._app = app
@@ -74,7 +76,9 @@ class Worker:
         self._control: ControlListener | None = None
         self._reset_at = -math.inf
         self._pid = os.getpid()
-        self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
+        self._shutdown = shutdown.Shutdown(
+            settings.shutdown_s, lambda: shutdown.return_chunks(settings)
+        )
         self.process = WorkerProcess(settings, self._served, self._mend, self._is_ending)
 
     def connect_signals(self) -> None:
@@ -101,8 +105,14 @@ class Worker:
         or_exit(lambda: ensure_services(self._settings))
         or_exit(lambda: connect(self._settings))
 
-    def _set_up_logs(self, loglevel: int | str | None = None, logfile: str | None = None, **_: Any) -> None:
-        level = logging.getLevelName(loglevel) if isinstance(loglevel, int) else loglevel or self._settings.log_level
+    def _set_up_logs(
+        self, loglevel: int | str | None = None, logfile: str | None = None, **_: Any
+    ) -> None:
+        level = (
+            logging.getLevelName(loglevel)
+            if isinstance(loglevel, int)
+            else loglevel or self._settings.log_level
+        )
         logs.configure(level, self._settings.log_format, logfile)
 
     def _set_queues(self, **_: Any) -> None:
@@ -115,7 +125,8 @@ class Worker:
             if name not in ROLES:
                 if name.partition(".")[0] not in ROLES:
                     raise BadInput(
-                        f"A worker takes from compile or eval, not from {name!r}.", hint="add: -Q compile, or -Q eval"
+                        f"A worker takes from compile or eval, not from {name!r}.",
+                        hint="add: -Q compile, or -Q eval",
                     )
                 continue
             served: Mapping[str, str | Unavailable]
@@ -126,7 +137,9 @@ class Worker:
             names = sorted({queue for queue in served.values() if isinstance(queue, str)})
             if not names:
                 reasons = [
-                    f"{library}: {why.reason}" for library, why in served.items() if isinstance(why, Unavailable)
+                    f"{library}: {why.reason}"
+                    for library, why in served.items()
+                    if isinstance(why, Unavailable)
                 ]
                 raise TunaError(f"This machine can serve no {name} queue. {' '.join(reasons)}")
             celery_internals.replace_queue(self._app, name, names)
@@ -138,7 +151,8 @@ class Worker:
                 celery_internals.replace_queue(self._app, queue, [keys.WORK])
 
     def _start_control(self, sender: Any, **_: Any) -> None:
-        """Called again, with the same `sender` (Celery's consumer), at each new connection to the broker."""
+        """Called again, with the same `sender` (Celery's consumer), at each new connection to the
+        broker."""
         self._shutdown.install()
         end_with_starter(signal.SIGTERM)  # to return its chunks first
         if self._control is None:
@@ -148,14 +162,18 @@ class Worker:
             self._control.start()
         if os.environ.pop(ONCE, ""):
             shutdown.leave_when_empty(
-                self._app, celery_internals.consumed_queues(self._app), dealt=self._settings.is_member
+                self._app,
+                celery_internals.consumed_queues(self._app),
+                dealt=self._settings.is_member,
             )
 
     def _start_process(self, **_: Any) -> None:
         # After a kill of the worker its pool must not measure concurrently with the replacement.
         if os.getpid() != self._pid:
             end_with_parent(self._pid)
-        self.process = WorkerProcess(self._settings, self._served, self._mend, self._is_ending, self._pid)
+        self.process = WorkerProcess(
+            self._settings, self._served, self._mend, self._is_ending, self._pid
+        )
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
             self.process.offer_cores(self._queues)
@@ -165,7 +183,8 @@ class Worker:
         self.process.leave()
 
     def _mend(self) -> None:
-        """The hook that follows a worker's end may repair the device of one that is put aside, too."""
+        """The hook that follows a worker's end may repair the device of one that is put aside,
+        too."""
         run_hook("TUNA_AFTER_WORKER", self._settings.after_worker, {})
         if time.monotonic() - self._reset_at >= RESET_EVERY_S:
             self._reset_at = time.monotonic()
@@ -175,11 +194,16 @@ class Worker:
         return self._shutdown.asked
 
     def _free_lease_of_dead_process(
-        self, kwargs: Mapping[str, Any] | None = None, exception: BaseException | None = None, **_: Any
+        self,
+        kwargs: Mapping[str, Any] | None = None,
+        exception: BaseException | None = None,
+        **_: Any,
     ) -> None:
-        """Runs in the main process when a pool process was lost: its chunk need not wait for the lease to expire.
+        """Runs in the main process when a pool process was lost: its chunk need not wait for the
+        lease to expire.
 
-        That of a member does not expire: a coordinator holds it for as long as the other processes have heartbeats.
+        That of a member does not expire: a coordinator holds it for as long as the other processes
+        have heartbeats.
         """
         if type(exception).__name__ not in ("WorkerLostError", "TimeLimitExceeded"):
             return
@@ -190,7 +214,9 @@ class Worker:
         if self._shutdown.asked:
             shutdown.return_chunk(self._settings, chunk)
         else:
-            threading.Thread(target=self._forfeit, args=(chunk,), name="forfeit", daemon=True).start()
+            threading.Thread(
+                target=self._forfeit, args=(chunk,), name="forfeit", daemon=True
+            ).start()
 
     def _forfeit(self, chunk: Chunk) -> None:
         """Expire the lease of a chunk as soon as Redis answers."""
@@ -199,16 +225,22 @@ class Worker:
                 on=(redis.RedisError, ServiceError), attempts=None, timeout=_OUTAGE_S, wait_max=2.0
             ):
                 with attempt:
-                    leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(chunk.id)
+                    leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(
+                        chunk.id
+                    )
         except (redis.RedisError, ServiceError) as error:
             log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
 
 
 def _tell_workloads(kwargs: Mapping[str, Any] | None = None, **_: Any) -> None:
     """Say what begins, in the words of Lorien's client."""
-    with contextlib.suppress(KeyError, ValueError, TunaError):  # what cannot be read is refused elsewhere
+    # what cannot be read is refused elsewhere
+    with contextlib.suppress(KeyError, ValueError, TunaError):
         chunk = Chunk.model_validate_json((kwargs or {})["chunk"])
-        print(f"INFO RPCClient: Start tuning\nINFO Tuner: Tuning workload {summary(chunk)}", flush=True)
+        print(
+            f"INFO RPCClient: Start tuning\nINFO Tuner: Tuning workload {summary(chunk)}",
+            flush=True,
+        )
 
 
 def _tell_request(**_: Any) -> None:

@@ -38,7 +38,9 @@ class CGemm(Builder, Loader):
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         """Points of the space in an order that the job's seed decides."""
-        space = [json.dumps({"tile": tile, "unroll": unroll}) for tile, unroll in product(TILES, UNROLLS)]
+        space = [
+            json.dumps({"tile": tile, "unroll": unroll}) for tile, unroll in product(TILES, UNROLLS)
+        ]
         return random.Random(job.seed).sample(space, min(job.count, len(space)))
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:

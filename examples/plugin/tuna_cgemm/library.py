@@ -1,4 +1,5 @@
-"""What Tuna sees of the library: what is installed, which solvers there are, and where they apply."""
+"""What Tuna sees of the library: what is installed, which solvers there are, and where they
+apply."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class CGemmLibrary(CandidateLibrary):
         """One way to multiply."""
         return [Solver(SOLVER, self.kinds, "GEMM")]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         """By `fits`."""
         return ((config, [SOLVER] if fits(config) else []) for config in configs)
 

@@ -15,7 +15,9 @@ from tuna.errors import BadInput
 _T = TypeVar("_T")
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
-debug = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback for every error.")
+debug = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show a traceback for every error."
+)
 arch = click.option("-a", "--arch", help="Architecture, such as gfx90a.")
 num_cu = click.option("-n", "--num_cu", type=options.COUNT, help="Number of compute units.")
 session_id = click.option("--session_id", type=options.ID, help="Tuning session id.")
@@ -48,9 +50,12 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?![\w-])")
 
 
 def respell(text: str) -> str:
-    """A sentence with the options of the seeds' programs; what stands in backquotes is a command of `tuna` to paste."""
+    """A sentence with the options of the seeds' programs; what stands in backquotes is a command of
+    `tuna` to paste."""
     parts = text.split("`")
-    parts[::2] = [_OPTION.sub(lambda found: SPELLING.get(found[0], found[0]), part) for part in parts[::2]]
+    parts[::2] = [
+        _OPTION.sub(lambda found: SPELLING.get(found[0], found[0]), part) for part in parts[::2]
+    ]
     return "`".join(parts)
 
 

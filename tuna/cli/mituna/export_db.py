@@ -15,7 +15,9 @@ from tuna.errors import BadInput
 
 @click.command(context_settings=common.CONTEXT)
 @common.session_id
-@click.option("--golden_v", type=options.GOLDEN, help="Golden version, instead of a session; needs -a.")
+@click.option(
+    "--golden_v", type=options.GOLDEN, help="Golden version, instead of a session; needs -a."
+)
 @click.option("-p", "--perf_db", "form", flag_value="perf", help="Export the performance db.")
 @click.option("-f", "--find_db", "form", flag_value="find", help="Export the find db.")
 @click.option("-k", "--kern_db", "form", flag_value="kernel", help="Export the kernel db.")
@@ -23,11 +25,15 @@ from tuna.errors import BadInput
 @common.arch
 @common.num_cu
 @click.option("-c", "--opencl", is_flag=True, help="Name the find db after OpenCL instead of HIP.")
-@click.option("--text", is_flag=True, help="With -p: MIOpen's text form (.db.txt) instead of SQLite.")
+@click.option(
+    "--text", is_flag=True, help="With -p: MIOpen's text form (.db.txt) instead of SQLite."
+)
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--filename", help="Base name of the file.")
 @click.option("--config_tag", help="Only layers that carry this tag.")
-@click.option("--top", type=options.COUNT, default=4, show_default=True, help="Solvers kept for a layer.")
+@click.option(
+    "--top", type=options.COUNT, default=4, show_default=True, help="Solvers kept for a layer."
+)
 @common.debug
 def export_db(
     session_id: int | None,
@@ -54,7 +60,9 @@ def export_db(
         show.exported(api.export(session_id, form, Path(), **wishes))
     else:
         wanted = common.required(arch, "-a")
-        show.exported(api.export_golden(golden_v or 0, form, Path(), arch=wanted, num_cu=num_cu, **wishes))
+        show.exported(
+            api.export_golden(golden_v or 0, form, Path(), arch=wanted, num_cu=num_cu, **wishes)
+        )
     return 0
 
 

@@ -14,13 +14,21 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command(context_settings=common.CONTEXT)
-@click.option("-t", "--target_file", type=_PATH, required=True, help="Find db or perf db, packed with bzip2 or not.")
+@click.option(
+    "-t",
+    "--target_file",
+    type=_PATH,
+    required=True,
+    help="Find db or perf db, packed with bzip2 or not.",
+)
 @click.option("--rocm_v", help="ROCm version that it was made with.")
 @click.option("--miopen_v", help="MIOpen version that it was made with.")
 @common.session_id
 @common.arch
 @common.num_cu
-@click.option("-l", "--label", default="imported", show_default=True, help="Reference text of a new session.")
+@click.option(
+    "-l", "--label", default="imported", show_default=True, help="Reference text of a new session."
+)
 @common.debug
 def import_db(
     target_file: Path,
@@ -39,15 +47,36 @@ def import_db(
 
 @click.command(context_settings=common.CONTEXT)
 @click.option(
-    "-m", "--master_file", type=_PATH, required=True, help="The database that is added to, or a folder of them."
+    "-m",
+    "--master_file",
+    type=_PATH,
+    required=True,
+    help="The database that is added to, or a folder of them.",
 )
-@click.option("-t", "--target_file", type=_PATH, required=True, help="The database whose entries win.")
-@click.option("-p", "--perf_db", is_flag=True, expose_value=False, help="Ignored: the kind is detected from the files.")
+@click.option(
+    "-t", "--target_file", type=_PATH, required=True, help="The database whose entries win."
+)
+@click.option(
+    "-p",
+    "--perf_db",
+    is_flag=True,
+    expose_value=False,
+    help="Ignored: the kind is detected from the files.",
+)
 @click.option("-f", "--find_db", is_flag=True, expose_value=False, help="Ignored, likewise.")
 @click.option("-b", "--bin_cache", is_flag=True, expose_value=False, help="Ignored, likewise.")
-@click.option("-k", "--keep_keys", is_flag=True, help="Where both have a key, keep the master's other entries.")
 @click.option(
-    "-o", "--output", type=options.OUTPUT_FOLDER, default=Path(), help="Folder for the result; default: here."
+    "-k",
+    "--keep_keys",
+    is_flag=True,
+    help="Where both have a key, keep the master's other entries.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=options.OUTPUT_FOLDER,
+    default=Path(),
+    help="Folder for the result; default: here.",
 )
 @common.debug
 def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:

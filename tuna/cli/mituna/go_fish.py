@@ -63,13 +63,30 @@ def go_fish() -> None:
 @click.option("--add_tables", is_flag=True, help="Create the tables of the database.")
 @click.option("--init_session", is_flag=True, help="Create a session entry; needs -l.")
 @click.option("--update_solvers", is_flag=True, help="Store the solvers that the library has.")
-@click.option("--update_applicability", is_flag=True, help="Work out which solvers apply; needs --session_id.")
+@click.option(
+    "--update_applicability", is_flag=True, help="Work out which solvers apply; needs --session_id."
+)
 @click.option("--list_solvers", is_flag=True, help="List the stored solvers.")
 @click.option("-s", "--status", is_flag=True, help="Show devices, services and sessions.")
-@click.option("-e", "--exec", "command", metavar="CMD", help="Run CMD here and on every worker that allows it.")
-@click.option("--execute", is_flag=True, help="Run all steps of the session with workers on this machine.")
-@click.option("--fin_steps", help="The step to enqueue (with --enqueue_only) or to run a worker for.")
-@click.option("--yaml", "yaml_file", type=click.Path(path_type=Path), help="Do what a YAML file says, step by step.")
+@click.option(
+    "-e",
+    "--exec",
+    "command",
+    metavar="CMD",
+    help="Run CMD here and on every worker that allows it.",
+)
+@click.option(
+    "--execute", is_flag=True, help="Run all steps of the session with workers on this machine."
+)
+@click.option(
+    "--fin_steps", help="The step to enqueue (with --enqueue_only) or to run a worker for."
+)
+@click.option(
+    "--yaml",
+    "yaml_file",
+    type=click.Path(path_type=Path),
+    help="Do what a YAML file says, step by step.",
+)
 @click.option("--add_model", metavar="NAME", help="Store a model; needs --md_version.")
 @click.option("--md_version", help="Version of the model.")
 @click.option("--add_framework", metavar="NAME", help="Store a framework; needs --fw_version.")
@@ -132,14 +149,18 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
     if given["enqueue_only"]:
         return 1 if work.work_through([number], steps) else 0
     if len(resources) != 1:
-        raise BadInput("A worker runs steps of one kind.", hint="name one step, or add --enqueue_only")
+        raise BadInput(
+            "A worker runs steps of one kind.", hint="name one step, or add --enqueue_only"
+        )
     on_device = resources == {Resource.DEVICE}
     work.start_worker("eval" if on_device else "compile", 1 if on_device else len(compile_cpus()))
     return 0
 
 
 def _add_networks(_: str, given: dict[str, Any]) -> None:
-    import_configs.add_networks(given["add_model"], given["md_version"], given["add_framework"], given["fw_version"])
+    import_configs.add_networks(
+        given["add_model"], given["md_version"], given["add_framework"], given["fw_version"]
+    )
 
 
 def _yaml(library: str, given: dict[str, Any]) -> int:
@@ -154,7 +175,8 @@ def _add_tables(_: str, __: dict[str, Any]) -> None:
 
 
 def _status(library: str, _: dict[str, Any]) -> int:
-    """Check this machine and its services for the library, then list its sessions; 1 if something must change."""
+    """Check this machine and its services for the library, then list its sessions; 1 if something
+    must change."""
     found = api.doctor(library)
     show.findings(found)
     show.sessions([session for session in api.status() if session.library == library])

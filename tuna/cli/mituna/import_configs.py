@@ -15,18 +15,34 @@ from tuna.errors import BadInput
 
 
 @click.command(context_settings=common.CONTEXT)
-@click.option("-f", "--file_name", type=click.Path(path_type=Path), help="File of driver commands or find-db keys.")
+@click.option(
+    "-f",
+    "--file_name",
+    type=click.Path(path_type=Path),
+    help="File of driver commands or find-db keys.",
+)
 @click.option("-d", "--driver", help="One driver command, instead of a file.")
 @click.option("-t", "--tag", help="Name for these layers.")
 @click.option("-T", "--tag_only", is_flag=True, help="Tag layers that are there already; add none.")
-@click.option("--mark_recurrent", is_flag=True, help="Mark the layers: load_job --recurrent, with each release.")
+@click.option(
+    "--mark_recurrent",
+    is_flag=True,
+    help="Mark the layers: load_job --recurrent, with each release.",
+)
 @click.option("-b", "--batches", help="Comma-separated batch sizes, each instead of a line's own.")
-@click.option("-c", "--command", type=click.Choice(["conv", "convfp16", "convbfp16"]), help="Precision for all lines.")
+@click.option(
+    "-c",
+    "--command",
+    type=click.Choice(["conv", "convfp16", "convbfp16"]),
+    help="Precision for all lines.",
+)
 @click.option("-m", "--model", help="Model that has these layers.")
 @click.option("--md_version", help="Version of the model.")
 @click.option("-F", "--framework", help="Framework of the model.")
 @click.option("--fw_version", help="Version of the framework.")
-@click.option("-g", "--gpu_count", type=options.COUNT, default=1, show_default=True, help="GPUs of the run.")
+@click.option(
+    "-g", "--gpu_count", type=options.COUNT, default=1, show_default=True, help="GPUs of the run."
+)
 @click.option("--add_model", metavar="NAME", help="Store a model; needs --md_version.")
 @click.option("--add_framework", metavar="NAME", help="Store a framework; needs --fw_version.")
 @click.option("--print_models", is_flag=True, help="List models and frameworks.")

@@ -10,7 +10,10 @@ from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
 #: MIOpen's names of the algorithms, and the families they name.
-ALGORITHMS = {f"miopenConvolutionAlgo{name}": name for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")}
+ALGORITHMS = {
+    f"miopenConvolutionAlgo{name}": name
+    for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")
+}
 
 
 @click.command(context_settings=common.CONTEXT)
@@ -19,18 +22,29 @@ ALGORITHMS = {f"miopenConvolutionAlgo{name}": name for name in ("GEMM", "Direct"
 @click.option("--all_configs", is_flag=True, help="Every layer of the session.")
 @click.option("--fin_steps", help="Comma-separated steps; default: all of the library's.")
 @click.option(
-    "-o", "--only_applicable", is_flag=True, expose_value=False, help="As always: one job for each applicable solver."
+    "-o",
+    "--only_applicable",
+    is_flag=True,
+    expose_value=False,
+    help="As always: one job for each applicable solver.",
 )
-@click.option("-A", "--algo", type=click.Choice(list(ALGORITHMS)), help="Only solvers of this algorithm.")
+@click.option(
+    "-A", "--algo", type=click.Choice(list(ALGORITHMS)), help="Only solvers of this algorithm."
+)
 @click.option("-s", "--solvers", help="Only these solvers, comma-separated names or ids.")
 @click.option("-d", "--only_dynamic", is_flag=True, help="Only dynamic solvers.")
 @click.option("--recurrent", is_flag=True, help="Only layers of import_configs --mark_recurrent.")
 @click.option("--tunable", is_flag=True, help="Only tunable solvers.")
 @click.option(
-    "-c", "--cmd", type=click.Choice(["conv", "convfp16", "convbfp16"]), help="Only layers of this precision."
+    "-c",
+    "--cmd",
+    type=click.Choice(["conv", "convfp16", "convbfp16"]),
+    help="Only layers of this precision.",
 )
 @click.option("-l", "--label", help="Reference text.")
-@click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
+@click.option(
+    "--candidates", type=options.COUNT, help="Candidates to try for each layer and solver."
+)
 @common.arch
 @common.num_cu
 @common.debug
@@ -57,7 +71,9 @@ def load_job(
     facts: dict[str, object] = dict(options.job_options((), candidates=candidates))
     if api.session_library(number) == "example":
         # Its jobs need no imported layers: -a and -n are only recorded.
-        show.loaded(api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu)))
+        show.loaded(
+            api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu))
+        )
         return 0
     if (tag is None) != all_configs:
         raise BadInput("Say which layers: either -t TAG or --all_configs.")

@@ -1,7 +1,9 @@
-"""`go_fish.py --yaml FILE`: several steps in one file, checked as a whole before the first of them runs.
+"""`go_fish.py --yaml FILE`: several steps in one file, checked as a whole before the first of them
+runs.
 
-Top-level keys with plain values hold for every step that has such an option. Each other key is a step, with its options
-and `enabled: true`; a list of mappings is the same step several times. Steps run in the order in which they stand.
+Top-level keys with plain values hold for every step that has such an option. Each other key is a
+step, with its options and `enabled: true`; a list of mappings is the same step several times. Steps
+run in the order in which they stand.
 
     library: miopen
     session_id: 1
@@ -31,7 +33,8 @@ _MAX_BYTES = 1 << 20
 
 
 def run_file(path: Path, library: str, program: click.Group) -> int:
-    """Run the steps of the file, until one fails; returns its exit code. Raises BadInput before anything is run.
+    """Run the steps of the file, until one fails; returns its exit code. Raises BadInput before
+    anything is run.
 
     `program` is go_fish.py's command, whose sub-commands are libraries; it runs the steps.
     """
@@ -44,9 +47,14 @@ def run_file(path: Path, library: str, program: click.Group) -> int:
     return 0
 
 
-def command_lines(document: Mapping[str, Any], library: str, program: click.Group) -> list[list[str]]:
-    """The command line of `program` for each enabled step; raises BadInput for what is no step or no option."""
-    everywhere = {name: value for name, value in document.items() if not isinstance(value, dict | list)}
+def command_lines(
+    document: Mapping[str, Any], library: str, program: click.Group
+) -> list[list[str]]:
+    """The command line of `program` for each enabled step; raises BadInput for what is no step or
+    no option."""
+    everywhere = {
+        name: value for name, value in document.items() if not isinstance(value, dict | list)
+    }
     library = str(everywhere.pop("library", library))
     group = _library_group(program, library)
     lines: list[list[str]] = []
@@ -56,8 +64,15 @@ def command_lines(document: Mapping[str, Any], library: str, program: click.Grou
             if not block.pop("enabled", False):
                 continue
             command, words = _start(group, name)
-            known = {option for param in command.params for option in param.opts if option.startswith("--")}
-            options = {key: value for key, value in everywhere.items() if f"--{key}" in known} | block
+            known = {
+                option
+                for param in command.params
+                for option in param.opts
+                if option.startswith("--")
+            }
+            options = {
+                key: value for key, value in everywhere.items() if f"--{key}" in known
+            } | block
             used |= options.keys()
             for key in block:
                 if f"--{key}" not in known:
@@ -97,12 +112,18 @@ def _start(group: click.Group, name: str) -> tuple[click.Command, list[str]]:
         if option in param.opts:
             return group, [option] if getattr(param, "is_flag", False) else []
     raise BadInput(
-        f"There is no step {name!r}.", hint=f"steps: {', '.join(sorted(group.commands))}, and go_fish.py's options"
+        f"There is no step {name!r}.",
+        hint=f"steps: {', '.join(sorted(group.commands))}, and go_fish.py's options",
     )
 
 
 def _words(command: click.Command, name: str, options: Mapping[str, Any]) -> Iterator[str]:
-    flags = {option for param in command.params if getattr(param, "is_flag", False) for option in param.opts}
+    flags = {
+        option
+        for param in command.params
+        if getattr(param, "is_flag", False)
+        for option in param.opts
+    }
     for key, value in options.items():
         option = f"--{key}"
         if option in flags:
@@ -115,7 +136,9 @@ def _words(command: click.Command, name: str, options: Mapping[str, Any]) -> Ite
             parts = value if isinstance(value, list) else [value]
             for part in parts:
                 if not isinstance(part, str | int | float | date):
-                    raise BadInput(f"{key} of the step {name} must be one value or a list of values.")
+                    raise BadInput(
+                        f"{key} of the step {name} must be one value or a list of values."
+                    )
             yield ",".join(map(str, parts))
 
 
@@ -131,11 +154,14 @@ def _check(program: click.Group, line: list[str]) -> None:
             assert command is not None
             command.make_context(words[0], rest, parent=click.Context(group, obj=library))
     except click.UsageError as error:
-        raise BadInput(f"The step {' '.join(line)} cannot be run: {error.format_message()}") from None
+        raise BadInput(
+            f"The step {' '.join(line)} cannot be run: {error.format_message()}"
+        ) from None
 
 
 def _rest(group: click.Group, words: list[str], name: str | None) -> list[str]:
-    """What follows the group's own options: a command with its words. Raises click's UsageError for bad options."""
+    """What follows the group's own options: a command with its words. Raises click's UsageError for
+    bad options."""
     context = click.Context(group, info_name=name)
     return click.Command.parse_args(group, context, list(words))
 
@@ -155,7 +181,8 @@ def _load(path: Path) -> dict[str, Any]:
     except DuplicateKeyError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise BadInput(
-            f"{path}: {where}a key stands there twice; give a list of mappings for several such steps."
+            f"{path}: {where}a key stands there twice; give a list of mappings for several such"
+            " steps."
         ) from None
     except (YAMLError, ValueError) as error:
         raise BadInput(f"{path} is no YAML: {str(error).splitlines()[0]}.") from None

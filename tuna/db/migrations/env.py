@@ -1,4 +1,5 @@
-"""Alembic's environment script: runs the revisions on the connection of `tuna.db.schema.upgrade`."""
+"""Alembic's environment script: runs the revisions on the connection of
+`tuna.db.schema.upgrade`."""
 
 from alembic import context
 from alembic.ddl.mysql import MySQLImpl
@@ -7,14 +8,17 @@ from sqlalchemy.schema import ExecutableDDLElement
 
 from tuna.db.models import Base
 
-#: A table, column, index or foreign key is there already (1050, 1060, 1061, 1826), or has been dropped already (1051, 1091).
+#: A table, column, index or foreign key is there already (1050, 1060, 1061, 1826), or has been
+#: dropped already (1051, 1091).
 _DONE = frozenset({1050, 1060, 1061, 1826, 1051, 1091})
-#: MariaDB's error for a foreign key that is there already: "cannot create table", because of a duplicate key.
+#: MariaDB's error for a foreign key that is there already: "cannot create table", because of a
+#: duplicate key.
 _FOREIGN_KEY_DONE = (1005, "errno: 121")
 
 
 class Repeatable(MySQLImpl):
-    """Skips DDL that was done before the upgrade was cut off, since MySQL and MariaDB commit each such statement by itself.
+    """Skips DDL that was done before the upgrade was cut off, since MySQL and MariaDB commit each
+    such statement by itself.
 
     A revision that moves rows has to write them before it drops what they are read from.
     """
@@ -25,7 +29,9 @@ class Repeatable(MySQLImpl):
         try:
             return super()._exec(construct, *args, **options)
         except DBAPIError as error:
-            if not isinstance(construct, ExecutableDDLElement) or not _is_done(*error.orig.args[:2]):
+            if not isinstance(construct, ExecutableDDLElement) or not _is_done(
+                *error.orig.args[:2]
+            ):
                 raise
             return None
 

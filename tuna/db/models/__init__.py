@@ -1,4 +1,5 @@
-"""ORM models of all tables. Only Alembic creates them; a test compares the models with the migrations."""
+"""ORM models of all tables. Only Alembic creates them; a test compares the models with the
+migrations."""
 
 from tuna.db.models.base import TABLE_OPTIONS, Base
 from tuna.db.models.configs import (
@@ -12,7 +13,15 @@ from tuna.db.models.configs import (
     Model,
     ModelConfig,
 )
-from tuna.db.models.results import Benchmark, FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel, Kernel
+from tuna.db.models.results import (
+    Benchmark,
+    FindDb,
+    FindDbKernel,
+    Golden,
+    GoldenEntry,
+    GoldenKernel,
+    Kernel,
+)
 from tuna.db.models.work import (
     DeadLetter,
     Device,

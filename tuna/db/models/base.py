@@ -17,7 +17,11 @@ _NAMING = {
     "pk": "pk_%(table_name)s",
 }
 #: Binary collation: MySQL's default is case-insensitive and would make tag `A` and tag `a` equal.
-TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+TABLE_OPTIONS = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
 
 
 class Base(DeclarativeBase):

@@ -39,10 +39,13 @@ class Config(Base):
 
 
 class ConvConfig(Base):
-    """The fields of a convolution, under MIOpen's names, for people's own queries; written from `config.json`."""
+    """The fields of a convolution, under MIOpen's names, for people's own queries; written from
+    `config.json`."""
 
     __tablename__ = "conv_config"
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True
+    )
     spatial_dim: Mapped[int]
     batchsize: Mapped[int]
     in_channels: Mapped[int]
@@ -79,7 +82,9 @@ class GemmConfig(Base):
     """The fields of a matrix product, for people's own queries; written from `config.json`."""
 
     __tablename__ = "gemm_config"
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True
+    )
     m: Mapped[int]
     n: Mapped[int]
     k: Mapped[int]
@@ -90,10 +95,13 @@ class GemmConfig(Base):
 
 
 class BatchNormConfig(Base):
-    """The fields of a batch normalisation, under MIOpen's names, for people's own queries; written from `config.json`."""
+    """The fields of a batch normalisation, under MIOpen's names, for people's own queries; written
+    from `config.json`."""
 
     __tablename__ = "batch_norm_config"
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True
+    )
     spatial_dim: Mapped[int]
     batchsize: Mapped[int]
     in_channels: Mapped[int]
@@ -115,8 +123,11 @@ class ConfigTag(Base):
 
     __tablename__ = "config_tag"
     tag: Mapped[str] = text(128, primary_key=True)
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
-    recurrent: Mapped[bool] = mapped_column(default=False)  #: tuned again whenever the library changes
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
+    #: tuned again whenever the library changes
+    recurrent: Mapped[bool] = mapped_column(default=False)
 
 
 class Model(Base):
@@ -140,11 +151,18 @@ class Framework(Base):
 
 
 class ModelConfig(Base):
-    """A config of a network, for a framework and a number of GPUs, with its number of occurrences."""
+    """A config of a network, for a framework and a number of GPUs, with its number of
+    occurrences."""
 
     __tablename__ = "model_config"
-    model_id: Mapped[int] = mapped_column(ForeignKey("model.id", ondelete="CASCADE"), primary_key=True)
-    framework_id: Mapped[int] = mapped_column(ForeignKey("framework.id"), primary_key=True, index=True)
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    model_id: Mapped[int] = mapped_column(
+        ForeignKey("model.id", ondelete="CASCADE"), primary_key=True
+    )
+    framework_id: Mapped[int] = mapped_column(
+        ForeignKey("framework.id"), primary_key=True, index=True
+    )
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
     gpu_count: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     weight: Mapped[int]  #: number of lines of the imported file with this config

@@ -14,7 +14,8 @@ from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
 class Kernel(Base):
-    """Bytes that are needed permanently (a winner's code, a problem's text, a config's body), by their SHA-256."""
+    """Bytes that are needed permanently (a winner's code, a problem's text, a config's body), by
+    their SHA-256."""
 
     __tablename__ = "kernel"
     digest: Mapped[str] = text(64, primary_key=True)
@@ -23,26 +24,35 @@ class Kernel(Base):
 
 
 class FindDb(Base):
-    """The best verified time of a solver for a config in a session, or an imported database's entry for it."""
+    """The best verified time of a solver for a config in a session, or an imported database's entry
+    for it."""
 
     __tablename__ = "find_db"
     id: Mapped[int] = mapped_column(primary_key=True)
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
-    job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)  #: None for an imported row
+    #: None for an imported row
+    job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)
     time_ms: Mapped[float | None]  #: None: an imported perf db knows only params
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
-    algorithm: Mapped[str] = text(64, default="")  #: as the library reported it; empty: the solver's algorithm
-    problem_key: Mapped[str | None] = text(255)  #: reported to an older version; used where the config has none
+    #: as the library reported it; empty: the solver's algorithm
+    algorithm: Mapped[str] = text(64, default="")
+    #: reported to an older version; used where the config has none
+    problem_key: Mapped[str | None] = text(255)
     trial_number: Mapped[int | None]
-    final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)  #: finals that its time is from
+    #: finals that its time is from
+    final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)
     source: Mapped[str | None] = text(255)  #: the file it was imported from, with its SHA-256
-    simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: not measured on a device
-    noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: the device was not quiet
+    #: not measured on a device
+    simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    #: the device was not quiet
+    noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     clock: Mapped[str] = text(8, default="", server_default="")  #: that of its trial
-    workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    workload: Mapped[str | None] = mapped_column(
+        sa.String(64), ForeignKey("kernel.digest"), index=True
+    )
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
         UniqueConstraint("session_id", "config_id", "solver_id"),
@@ -61,10 +71,13 @@ class FindDbKernel(Base):
     """A code object that a find-db row needs."""
 
     __tablename__ = "find_db_kernel"
-    find_db_id: Mapped[int] = mapped_column(ForeignKey("find_db.id", ondelete="CASCADE"), primary_key=True)
+    find_db_id: Mapped[int] = mapped_column(
+        ForeignKey("find_db.id", ondelete="CASCADE"), primary_key=True
+    )
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    name: Mapped[str] = text(1024)  #: the key under which the library loads it; empty: exporters generate one
+    #: the key under which the library loads it; empty: exporters generate one
+    name: Mapped[str] = text(1024)
     args: Mapped[str] = mapped_column(LongText)
 
 
@@ -83,7 +96,8 @@ class Golden(Base):
 
 
 class GoldenEntry(Base):
-    """One result of a golden version, with its provenance: session, environment, worker, device, time."""
+    """One result of a golden version, with its provenance: session, environment, worker, device,
+    time."""
 
     __tablename__ = "golden_entry"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -93,7 +107,8 @@ class GoldenEntry(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id"), index=True)
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True)  #: library commit, toolchain
+    #: library commit, toolchain
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True)
     time_ms: Mapped[float]
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
@@ -101,13 +116,16 @@ class GoldenEntry(Base):
     noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     clock: Mapped[str] = text(8, default="", server_default="")
     problem_key: Mapped[str | None] = text(255)
-    workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    workload: Mapped[str | None] = mapped_column(
+        sa.String(64), ForeignKey("kernel.digest"), index=True
+    )
     worker: Mapped[str] = text(255)
     device: Mapped[str] = text(255)
     source: Mapped[str | None] = text(255)
     measured_at: Mapped[datetime | None]
     __table_args__ = table(
-        UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"), Index(None, "measured_at")
+        UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"),
+        Index(None, "measured_at"),
     )
 
 
@@ -115,7 +133,9 @@ class GoldenKernel(Base):
     """A code object that a golden entry needs; kept even if the session's results change."""
 
     __tablename__ = "golden_kernel"
-    golden_entry_id: Mapped[int] = mapped_column(ForeignKey("golden_entry.id", ondelete="CASCADE"), primary_key=True)
+    golden_entry_id: Mapped[int] = mapped_column(
+        ForeignKey("golden_entry.id", ondelete="CASCADE"), primary_key=True
+    )
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     name: Mapped[str] = text(1024)
@@ -123,13 +143,16 @@ class GoldenKernel(Base):
 
 
 class Benchmark(Base):
-    """The time of a whole model on a board or this machine; those of one lease, measured in turn, have the same run."""
+    """The time of a whole model on a board or this machine; those of one lease, measured in turn,
+    have the same run."""
 
     __tablename__ = "benchmark"
     id: Mapped[int] = mapped_column(primary_key=True)
     run: Mapped[str] = text(36)
     number: Mapped[int]  #: in its run
-    model_id: Mapped[int | None] = mapped_column(ForeignKey("model.id", ondelete="SET NULL"), index=True)
+    model_id: Mapped[int | None] = mapped_column(
+        ForeignKey("model.id", ondelete="SET NULL"), index=True
+    )
     label: Mapped[str] = text(255)  #: name of its file
     artifact: Mapped[str] = text(64)  #: SHA-256 of it
     function: Mapped[str] = text(128)
@@ -142,6 +165,7 @@ class Benchmark(Base):
     high_ms: Mapped[float]
     repeats: Mapped[int]
     noisy: Mapped[bool]
-    error: Mapped[float | None]  #: against the first of its run; NULL: not finite, or of another shape
+    #: against the first of its run; NULL: not finite, or of another shape
+    error: Mapped[float | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("run", "number"))

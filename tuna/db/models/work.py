@@ -15,7 +15,8 @@ from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
 class Installation(Base):
-    """Properties of this database, one row: its namespace in a shared Redis and the secret of its signing key."""
+    """Properties of this database, one row: its namespace in a shared Redis and the secret of its
+    signing key."""
 
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -45,8 +46,10 @@ class Environment(Base):
     device: Mapped[str] = text(255)
     target: Mapped[str] = mapped_column(LongText)
     flags: Mapped[dict[str, Any]]
-    conditions: Mapped[dict[str, Any] | None]  #: None: none, of an environment older than the column
-    machine_key: Mapped[str] = text(16, index=True, server_default="")  #: `key` without the conditions
+    #: None: none, of an environment older than the column
+    conditions: Mapped[dict[str, Any] | None]
+    #: `key` without the conditions
+    machine_key: Mapped[str] = text(16, index=True, server_default="")
 
 
 def _new_uuid() -> str:
@@ -60,11 +63,14 @@ class Session(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     reason: Mapped[str] = text(255)
-    priority: Mapped[int] = mapped_column(default=0, server_default="0")  #: 0 to 9; the highest is served first
+    #: 0 to 9; the highest is served first
+    priority: Mapped[int] = mapped_column(default=0, server_default="0")
     deadline: Mapped[datetime | None]  #: when it should have ended: see the policy `deadline`
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    fault: Mapped[str | None] = mapped_column(LongText)  #: why it is set aside: see `pipeline.aside`
-    uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)  #: in every database
+    #: why it is set aside: see `pipeline.aside`
+    fault: Mapped[str | None] = mapped_column(LongText)
+    #: in every database
+    uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)
     __table_args__ = table(UniqueConstraint("environment_id", "reason"))
 
 
@@ -72,14 +78,17 @@ class ServedTime(Base):
     """A time in which coordinators served a session; see `pipeline.served_time`."""
 
     __tablename__ = "served_time"
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
+    session_id: Mapped[int] = mapped_column(
+        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+    )
     began_at: Mapped[datetime] = mapped_column(primary_key=True)
     ended_at: Mapped[datetime]  #: when it was seen last
     __table_args__ = table()
 
 
 class Solver(Base):
-    """An implementation of a layer in a library; `valid` is false once a version no longer reports it."""
+    """An implementation of a layer in a library; `valid` is false once a version no longer reports
+    it."""
 
     __tablename__ = "solver"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -98,24 +107,36 @@ class SolverApplicability(Base):
     """This solver can run this config in this session's environment."""
 
     __tablename__ = "solver_applicability"
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
-    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id", ondelete="CASCADE"), primary_key=True, index=True)
+    session_id: Mapped[int] = mapped_column(
+        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+    )
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
+    solver_id: Mapped[int] = mapped_column(
+        ForeignKey("solver.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
 
 
 class NoSolver(Base):
-    """No solver of the session's library takes this config, and why; `loaded`: jobs were asked for it."""
+    """No solver of the session's library takes this config, and why; `loaded`: jobs were asked for
+    it."""
 
     __tablename__ = "no_solver"
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
-    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    session_id: Mapped[int] = mapped_column(
+        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+    )
+    config_id: Mapped[int] = mapped_column(
+        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
     reason: Mapped[str] = text(255)
     loaded: Mapped[bool] = mapped_column(default=False)
     __table_args__ = table()
 
 
 class Job(Base):
-    """Session × config × solver with its steps, or one round of it where its library searches: the unit of a lease.
+    """Session × config × solver with its steps, or one round of it where its library searches: the
+    unit of a lease.
 
     Only `pipeline.states` decides its state.
     """
@@ -126,22 +147,27 @@ class Job(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
-    round: Mapped[int] = mapped_column(default=0, server_default="0")  #: of a search: see `pipeline.rounds`
-    part: Mapped[int] = mapped_column(default=0, server_default="0")  #: of a round: see `pipeline.round_parts`
+    #: of a search: see `pipeline.rounds`
+    round: Mapped[int] = mapped_column(default=0, server_default="0")
+    #: of a round: see `pipeline.round_parts`
+    part: Mapped[int] = mapped_column(default=0, server_default="0")
     step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
     state: Mapped[str] = text(16)
     reason: Mapped[str] = text(255)
     options: Mapped[dict[str, Any]]
     attempt: Mapped[int] = mapped_column(default=0)  #: counts claims; the fencing token of results
     failures: Mapped[int] = mapped_column(default=0)  #: attempts that failed at this step
-    uncharged: Mapped[int] = mapped_column(default=0, server_default="0")  #: failures that were not the job's fault
+    #: failures that were not the job's fault
+    uncharged: Mapped[int] = mapped_column(default=0, server_default="0")
     ready_at: Mapped[datetime | None]  #: earliest time of the next claim
     avoid: Mapped[str | None] = text(255)  #: worker that failed and should leave the job to others
-    isolate: Mapped[bool] = mapped_column(default=False)  #: its worker died with it: published alone from now on
+    #: its worker died with it: published alone from now on
+    isolate: Mapped[bool] = mapped_column(default=False)
     chunk: Mapped[str | None] = text(32, index=True)  #: the lease under which it is in flight
     leased_at: Mapped[datetime | None]
     cause: Mapped[str | None] = text(32)
-    workload: Mapped[str | None] = text(64)  #: artifact hash of the problem's text, from the compile step
+    #: artifact hash of the problem's text, from the compile step
+    workload: Mapped[str | None] = text(64)
     stopped: Mapped[str | None] = text(
         255
     )  #: of a search's first round: why there are no more rounds; None: it goes on
@@ -170,7 +196,9 @@ class StepResult(Base):
     ended_at: Mapped[datetime | None]
     busy_s: Mapped[float]
     drift: Mapped[float | None]  #: change of the device's speed meanwhile, as a part of it
-    __table_args__ = table(UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id"))
+    __table_args__ = table(
+        UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id")
+    )
 
 
 class DeadLetter(Base):
@@ -178,8 +206,11 @@ class DeadLetter(Base):
 
     __tablename__ = "dead_letter"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    library: Mapped[str] = library_column()  #: waits for a coordinator that has it; empty: it cannot be drained at all
-    session_id: Mapped[int | None] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), index=True)
+    #: waits for a coordinator that has it; empty: it cannot be drained at all
+    library: Mapped[str] = library_column()
+    session_id: Mapped[int | None] = mapped_column(
+        ForeignKey("session.id", ondelete="CASCADE"), index=True
+    )
     fault: Mapped[str] = mapped_column(LongText)
     body: Mapped[bytes] = mapped_column(LongBlob)  #: a report's JSON, or whatever was in its place
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -205,7 +236,8 @@ class Trial(Base):
     low_ms: Mapped[float | None]  #: 95 % interval of the median
     high_ms: Mapped[float | None]
     clock: Mapped[str] = text(8, default="", server_default="")  #: `libraries.items.Trial.clock`
-    ended_early: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: see `libraries.items.Trial`
+    #: see `libraries.items.Trial`
+    ended_early: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     max_error: Mapped[float | None]
     build_s: Mapped[float | None]
     measured_at: Mapped[datetime | None]
@@ -213,14 +245,16 @@ class Trial(Base):
 
 
 class SearchSibling(Base):
-    """An earlier search that a search learns from, with its trials at the time when it was chosen; see `pipeline.siblings`."""
+    """An earlier search that a search learns from, with its trials at the time when it was chosen;
+    see `pipeline.siblings`."""
 
     __tablename__ = "search_sibling"
     job_id: Mapped[int] = mapped_column(
         BigId, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
     )  #: its first round
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  #: the nearest first
-    digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)  #: block of the trials
+    #: block of the trials
+    digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     origin: Mapped[str] = text(16)  #: `pipeline.siblings.Origin`
     noisy: Mapped[bool]  #: its device was not quiet
     trials: Mapped[int]
@@ -228,12 +262,17 @@ class SearchSibling(Base):
 
 
 class JobArtifact(Base):
-    """An artifact in the store that a job needs which has not ended; see `pipeline.needed_artifacts`."""
+    """An artifact in the store that a job needs which has not ended; see
+    `pipeline.needed_artifacts`."""
 
     __tablename__ = "job_artifact"
     digest: Mapped[str] = text(64, primary_key=True)
     job_id: Mapped[int] = mapped_column(
-        BigId, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False, index=True
+        BigId,
+        ForeignKey("job.id", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+        index=True,
     )
 
 
@@ -245,7 +284,8 @@ class Device(Base):
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
     name: Mapped[str] = text(255)
     peak_gflops: Mapped[float | None]  #: the highest that was measured beside a result
-    peak_source: Mapped[str] = text(8, default="", server_default="")  #: `libraries.probe.Probe.source`
+    #: `libraries.probe.Probe.source`
+    peak_source: Mapped[str] = text(8, default="", server_default="")
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("environment_id", "name"))
 
@@ -261,7 +301,8 @@ class Token(Base):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-    cleared_at: Mapped[datetime | None] = mapped_column(index=True)  #: when Redis had nothing left of it
+    #: when Redis had nothing left of it
+    cleared_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
 class Worker(Base):
@@ -275,12 +316,16 @@ class Worker(Base):
     role: Mapped[str] = text(16)
     host: Mapped[str] = text(255)
     device: Mapped[str] = text(255)
-    environment: Mapped[str] = mapped_column(LongText)  #: keys, comma-separated; empty for compile workers
+    #: keys, comma-separated; empty for compile workers
+    environment: Mapped[str] = mapped_column(LongText)
     toolchain: Mapped[str] = mapped_column(LongText)  #: JSON list; empty for eval workers
-    processes: Mapped[int] = mapped_column(default=1, server_default="1")  #: chunks that it can do at a time
+    #: chunks that it can do at a time
+    processes: Mapped[int] = mapped_column(default=1, server_default="1")
     state: Mapped[str] = text(16)  #: active, cordoned, draining, gone or revoked
     joined_at: Mapped[datetime] = mapped_column(default=utc_now)
     seen_at: Mapped[datetime] = mapped_column(default=utc_now)
-    rights: Mapped[str] = text(16, default="", server_default="")  #: digest of those that its Redis user was given
+    #: digest of those that its Redis user was given
+    rights: Mapped[str] = text(16, default="", server_default="")
     revoked_at: Mapped[datetime | None]  #: when it became gone or revoked
-    cleared_at: Mapped[datetime | None] = mapped_column(index=True)  #: when Redis had nothing left of it
+    #: when Redis had nothing left of it
+    cleared_at: Mapped[datetime | None] = mapped_column(index=True)

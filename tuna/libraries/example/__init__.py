@@ -1,4 +1,5 @@
-"""Example library, a template for plug-ins: it times one program (ROCm's `rocminfo`, or what TUNA_EXAMPLE_PROGRAM names)."""
+"""Example library, a template for plug-ins: it times one program (ROCm's `rocminfo`, or what
+TUNA_EXAMPLE_PROGRAM names)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from tuna.vocabulary import Cause, Resource
 
 _LIMIT_S = 60.0
 _MISSING = (
-    "The program to time is not on this machine: install ROCm, set TUNA_ROCM_PATH to it, or name another program with "
-    "TUNA_EXAMPLE_PROGRAM."
+    "The program to time is not on this machine: install ROCm, set TUNA_ROCM_PATH to it, or name"
+    " another program with TUNA_EXAMPLE_PROGRAM."
 )
 
 
@@ -50,11 +51,15 @@ class ExampleLibrary(Library):
         """The one that runs the program."""
         return [Solver("Rocminfo", self.kinds, "Direct", tunable=False)]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         """It runs whatever the config is."""
         return ((config, ["Rocminfo"]) for config in configs)
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """Run the program once for each item."""
         for item in items:
             yield self._execute(item, context)
@@ -64,7 +69,9 @@ class ExampleLibrary(Library):
         """TUNA_EXAMPLE_PROGRAM, else the rocminfo of TUNA_ROCM_PATH, else that of PATH."""
         if given := os.environ.get("TUNA_EXAMPLE_PROGRAM"):
             return shutil.which(given)
-        return shutil.which(get_settings().rocm_path / "bin" / "rocminfo") or shutil.which("rocminfo")
+        return shutil.which(get_settings().rocm_path / "bin" / "rocminfo") or shutil.which(
+            "rocminfo"
+        )
 
     def _execute(self, item: WorkItem, context: RunContext) -> StepResult:
         program = self._program()
@@ -84,10 +91,18 @@ class ExampleLibrary(Library):
                 box=Box(writable=(context.scratch,), gpus=True),
             )
             seconds = time.time() - started_at
-            cause = Cause.RUN_TIMEOUT if done.timed_out else Cause.RUN_ERROR if done.returncode else None
+            cause = (
+                Cause.RUN_TIMEOUT
+                if done.timed_out
+                else Cause.RUN_ERROR
+                if done.returncode
+                else None
+            )
             output = done.output
         time_ms = None if cause else seconds * 1e3
-        trial = Trial(index=0, params="", cause=cause, time_ms=time_ms, times_ms=(time_ms,) if time_ms else ())
+        trial = Trial(
+            index=0, params="", cause=cause, time_ms=time_ms, times_ms=(time_ms,) if time_ms else ()
+        )
         return result_of(
             item,
             ok=cause is None,

@@ -42,7 +42,8 @@ class Measured:
 
 
 def cause_of(error: FinFailed, step: str) -> Cause:
-    """The cause of a failed call: the solver's fault, except for a corrupt answer of a fin that exited normally (infra)."""
+    """The cause of a failed call: the solver's fault, except for a corrupt answer of a fin that
+    exited normally (infra)."""
     if error.garbled:
         return Cause.INFRA
     building = step.endswith("_compile")
@@ -61,7 +62,9 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
             Solver(
                 name=canonical_name(str(row["name"])),
                 kinds=(_KINDS[row["type"]],),
-                algorithm=names.algorithm_family(str(row["name"])) if row["type"] == "convolution" else "",
+                algorithm=names.algorithm_family(str(row["name"]))
+                if row["type"] == "convolution"
+                else "",
                 tunable=str(row["tunable"]) == "1",
                 dynamic=str(row["dynamic"]) == "1",
                 number=_number(row["id"]),
@@ -85,7 +88,9 @@ def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[st
     for answer in answers:
         number, listed = answer.get("config_tuna_id"), answer.get("applicable_solvers")
         if type(number) is not int or not isinstance(listed, list):
-            raise FinFailed("an answer lacks config_tuna_id or applicable_solvers", "", garbled=True)
+            raise FinFailed(
+                "an answer lacks config_tuna_id or applicable_solvers", "", garbled=True
+            )
         found[number] = [canonical_name(str(name)) for name in listed]
     if found.keys() != set(range(count)):
         raise FinFailed(f"fin answered for {len(found)} of {count} configs", "", garbled=True)
@@ -100,9 +105,14 @@ def check_problem(answer: Mapping[str, Any], config: Config) -> None:
 
 
 def compiled(
-    answer: Mapping[str, Any], step: str, solver: str, known_params: str | None, artifacts: ArtifactStore
+    answer: Mapping[str, Any],
+    step: str,
+    solver: str,
+    known_params: str | None,
+    artifacts: ArtifactStore,
 ) -> kernels.Compiled:
-    """The output of a compile step for `solver`, its kernels verified and stored as artifacts; raises Failure."""
+    """The output of a compile step for `solver`, its kernels verified and stored as artifacts;
+    raises Failure."""
     found = _entry(answer, step, solver, Cause.BUILD_ERROR)
     flag = "find_compiled" if step == "miopen_find_compile" else "perf_compiled"
     reason = found.get("reason")
@@ -144,7 +154,8 @@ def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
 
 
 def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> Mapping[str, Any]:
-    """The entry of `solver` in a step's answer. Old versions of fin use the field `solver_id` in compile steps."""
+    """The entry of `solver` in a step's answer. Old versions of fin use the field `solver_id` in
+    compile steps."""
     found = answer.get(result_key(step))
     if not isinstance(found, list):
         raise Failure(cause, f"fin's answer lacks {result_key(step)}")

@@ -1,4 +1,5 @@
-"""Detects GPU, ROCm and MIOpen from rocminfo and ROCm's version files, or takes them from the command line."""
+"""Detects GPU, ROCm and MIOpen from rocminfo and ROCm's version files, or takes them from the
+command line."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def describe() -> Environment:
 
 
 def from_options(facts: Mapping[str, str]) -> Environment:
-    """The environment given by options, for machines without the GPU; raises BadInput for invalid ones.
+    """The environment given by options, for machines without the GPU; raises BadInput for invalid
+    ones.
 
     `facts` are arch, num_cu, rocm_v and miopen_v; the last two default to this machine's.
     """
@@ -49,12 +51,16 @@ def from_options(facts: Mapping[str, str]) -> Environment:
     if not re.fullmatch("[0-9]{1,4}", digits) or not 0 < int(digits) <= 4096:
         raise BadInput(f"{digits!r} is not a number of compute units.")
     return _environment(
-        arch, int(digits), facts.get("rocm_v") or rocm_version(), facts.get("miopen_v") or miopen_version()
+        arch,
+        int(digits),
+        facts.get("rocm_v") or rocm_version(),
+        facts.get("miopen_v") or miopen_version(),
     )
 
 
 def toolchain() -> str:
-    """The toolchain, which decides which compile jobs a worker can take: ROCm and MIOpen versions, without the GPU."""
+    """The toolchain, which decides which compile jobs a worker can take: ROCm and MIOpen versions,
+    without the GPU."""
     return _toolchain(rocm_version(), miopen_version())
 
 
@@ -85,7 +91,9 @@ def rocm_version() -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
-        raise LibraryMissing(f"ROCm's version file {path} cannot be read: {error.strerror}.", hint=_HINT) from None
+        raise LibraryMissing(
+            f"ROCm's version file {path} cannot be read: {error.strerror}.", hint=_HINT
+        ) from None
 
 
 def miopen_version() -> str:
@@ -94,7 +102,9 @@ def miopen_version() -> str:
     try:
         text = path.read_text()
     except OSError as error:
-        raise LibraryMissing(f"MIOpen's header {path} cannot be read: {error.strerror}.", hint=_HINT) from None
+        raise LibraryMissing(
+            f"MIOpen's header {path} cannot be read: {error.strerror}.", hint=_HINT
+        ) from None
     parts = []
     for name in ("MAJOR", "MINOR", "PATCH", "TWEAK"):
         found = re.search(rf"#define\s+MIOPEN_VERSION_{name}\s+(\S+)", text)
@@ -104,7 +114,10 @@ def miopen_version() -> str:
     return ".".join(parts)
 
 
-_HINT = "install ROCm, set TUNA_ROCM_PATH to it, or give --arch, --num-cu, --rocm-version and --miopen-version by hand"
+_HINT = (
+    "install ROCm, set TUNA_ROCM_PATH to it, or give --arch, --num-cu, --rocm-version and"
+    " --miopen-version by hand"
+)
 
 
 def _rocm() -> Path:
@@ -112,17 +125,21 @@ def _rocm() -> Path:
 
 
 def find_gpu() -> Gpu:
-    """The GPU that HIP_VISIBLE_DEVICES names first, else the first; raises LibraryMissing when there is none."""
+    """The GPU that HIP_VISIBLE_DEVICES names first, else the first; raises LibraryMissing when
+    there is none."""
     program = _rocm() / "bin" / "rocminfo"
     if not program.exists():
         raise LibraryMissing(f"The GPU cannot be detected: there is no {program}.", hint=_HINT)
     done = run([str(program)], timeout_s=_ROCMINFO_TIMEOUT_S, box=Box(gpus=True))
     if done.returncode:
-        raise LibraryMissing(f"{program} failed: {done.output.strip().splitlines()[-1:] or done.returncode}.")
+        raise LibraryMissing(
+            f"{program} failed: {done.output.strip().splitlines()[-1:] or done.returncode}."
+        )
     gpus = parse_rocminfo(done.output)
     if not gpus:
         raise LibraryMissing(
-            "rocminfo shows no GPU on this machine.", hint="give --arch and --num-cu by hand to prepare a session"
+            "rocminfo shows no GPU on this machine.",
+            hint="give --arch and --num-cu by hand to prepare a session",
         )
     first = os.environ.get("HIP_VISIBLE_DEVICES", "0").split(",")[0]
     index = int(first) if first.isdigit() else 0
@@ -137,8 +154,9 @@ visible_gpu = functools.cache(find_gpu)
 def parse_rocminfo(text: str) -> list[Gpu]:
     """The GPU agents in the order of their numbers.
 
-    On gfx10, gfx11 and gfx12 devices MIOpen counts work-group processors, of two compute units each (`GetMaxHardwareComputeUnits`
-    in its `src/include/miopen/handle.hpp`): the databases of a gfx1030 with 72 compute units have 36 in their names.
+    On gfx10, gfx11 and gfx12 devices MIOpen counts work-group processors, of two compute units each
+    (`GetMaxHardwareComputeUnits` in its `src/include/miopen/handle.hpp`): the databases of a
+    gfx1030 with 72 compute units have 36 in their names.
     """
     gpus = []
     for agent in re.split(r"(?m)^Agent \d+\s*$", text)[1:]:

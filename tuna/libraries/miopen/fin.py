@@ -1,7 +1,8 @@
 """Runs AMD's program fin (`fin -i INPUT -o OUTPUT`) in a private directory, with limits.
 
-Three properties of fin matter here: it empties its kernel cache before each solver, so that two calls must never share
-one; an error in one job of its input loses the answers to all of them; it creates its output file, empty, at its start.
+Three properties of fin matter here: it empties its kernel cache before each solver, so that two
+calls must never share one; an error in one job of its input loses the answers to all of them; it
+creates its output file, empty, at its start.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings
 
-#: Largest answer accepted; fin's largest are some megabytes for hundreds of kernels. Parsed, it can take twenty times
-#: as much memory.
+#: Largest answer accepted; fin's largest are some megabytes for hundreds of kernels. Parsed, it can
+#: take twenty times as much memory.
 MAX_ANSWER_BYTES = 128 << 20
 #: Variables that MITuna sets for reproducible answers.
 _FIXED_ENV = {
@@ -38,7 +39,9 @@ _FIXED_ENV = {
 class FinFailed(Exception):
     """fin gave no valid answer; `tail` is the end of its output."""
 
-    def __init__(self, reason: str, tail: str, *, timed_out: bool = False, garbled: bool = False) -> None:
+    def __init__(
+        self, reason: str, tail: str, *, timed_out: bool = False, garbled: bool = False
+    ) -> None:
         super().__init__(reason)
         self.tail = tail
         self.timed_out = timed_out
@@ -72,7 +75,10 @@ def program() -> Path:
     if is_simulated() and not get_settings().simulated:
         raise LibraryMissing(
             f"{path} is Tuna's stand-in for fin, which only pretends to measure.",
-            hint="to try MIOpen without a GPU set TUNA_SIMULATED=1; its results are marked as simulated",
+            hint=(
+                "to try MIOpen without a GPU set TUNA_SIMULATED=1; its results are marked as"
+                " simulated"
+            ),
         )
     return path
 
@@ -93,10 +99,13 @@ def call(
 ) -> list[dict[str, Any]]:
     """fin's answer to each job; raises FinFailed.
 
-    `perf_db` (file name -> text) is written to a private system database from which fin takes params.
+    `perf_db` (file name -> text) is written to a private system database from which fin takes
+    params.
     """
     fin = program()
-    with tempfile.TemporaryDirectory(dir=place.scratch, prefix="fin-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        dir=place.scratch, prefix="fin-", ignore_cleanup_errors=True
+    ) as folder:
         home = Path(folder)
         request, answer = home / "input.json", home / "output.json"
         request.write_text(json.dumps(jobs))
@@ -110,7 +119,9 @@ def call(
             box=Box(writable=(home,), readable=(fin.resolve().parent,), gpus=True),
         )
         if done.timed_out:
-            raise FinFailed(f"fin gave no answer within {place.timeout_s:g} s", done.output, timed_out=True)
+            raise FinFailed(
+                f"fin gave no answer within {place.timeout_s:g} s", done.output, timed_out=True
+            )
         status = f"signal {done.signal}" if done.signal else f"exit code {done.returncode}"
         if not os.path.lexists(answer) or not answer.lstat().st_size:
             raise FinFailed(f"fin ended with {status} and no answer", done.output)
@@ -119,7 +130,9 @@ def call(
         return _read(answer, len(jobs), done.output)
 
 
-def _environment(home: Path, perf_db: Mapping[str, str] | None, variables: Mapping[str, str]) -> dict[str, str]:
+def _environment(
+    home: Path, perf_db: Mapping[str, str] | None, variables: Mapping[str, str]
+) -> dict[str, str]:
     folders = {
         "MIOPEN_USER_DB_PATH": home / "user-db",
         "MIOPEN_CUSTOM_CACHE_DIR": home / "cache",
@@ -131,13 +144,17 @@ def _environment(home: Path, perf_db: Mapping[str, str] | None, variables: Mappi
         path.mkdir()
     for name, text in (perf_db or {}).items():
         (home / "system-db" / name).write_text(text)
-    return child_env({**_FIXED_ENV, **variables, **{name: str(path) for name, path in folders.items()}})
+    return child_env(
+        {**_FIXED_ENV, **variables, **{name: str(path) for name, path in folders.items()}}
+    )
 
 
 def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
-    """Parse the output file; fin's dump of its environment (`process_env`), which may hold secrets, is dropped."""
+    """Parse the output file; fin's dump of its environment (`process_env`), which may hold secrets,
+    is dropped."""
     try:
-        found = from_json(read_plain(path, MAX_ANSWER_BYTES))  # unlike json, limits nesting and rejects lone surrogates
+        # unlike json, limits nesting and rejects lone surrogates
+        found = from_json(read_plain(path, MAX_ANSWER_BYTES))
     except NotPlain as error:
         raise FinFailed(f"fin's answer cannot be read: {error}", tail, garbled=True) from None
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""Kernel objects in fin's format: base64 of bzip2, with the size and MD5 of the uncompressed code object."""
+"""Kernel objects in fin's format: base64 of bzip2, with the size and MD5 of the uncompressed code
+object."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Compiled:
 
     @property
     def param_independent(self) -> tuple[CodeObject, ...]:
-        """The kernels if they do not depend on the params (not tunable, or a single build); else none."""
+        """The kernels if they do not depend on the params (not tunable, or a single build); else
+        none."""
         return self.kernels if not self.tunable or len(self.kernels) == 1 else ()
 
     def dump(self) -> bytes:
@@ -71,7 +73,8 @@ class Compiled:
         try:
             found = from_json(data)
             kernels = tuple(
-                CodeObject(artifact=digest, name=name, args=args) for digest, name, args in found["kernels"]
+                CodeObject(artifact=digest, name=name, args=args)
+                for digest, name, args in found["kernels"]
             )
             return cls(**found | {"kernels": kernels})
         except (ValueError, TypeError, LookupError):
@@ -81,13 +84,19 @@ class Compiled:
 def decode(found: Mapping[str, Any]) -> Kernel:
     """The kernel in one of fin's kernel objects, verified; raises BadKernel.
 
-    Some versions of fin use the URL-safe alphabet padded with dots, and truncate the text at the first NUL: both
-    alphabets are decoded, and a wrong size or MD5 is refused.
+    Some versions of fin use the URL-safe alphabet padded with dots, and truncate the text at the
+    first NUL: both alphabets are decoded, and a wrong size or MD5 is refused.
     """
     file, options, blob, size, md5 = (
-        found.get(name) for name in ("kernel_file", "comp_options", "blob", "uncompressed_size", "md5_sum")
+        found.get(name)
+        for name in ("kernel_file", "comp_options", "blob", "uncompressed_size", "md5_sum")
     )
-    if not isinstance(file, str) or not isinstance(options, str) or not isinstance(blob, str) or not file:
+    if (
+        not isinstance(file, str)
+        or not isinstance(options, str)
+        or not isinstance(blob, str)
+        or not file
+    ):
         raise BadKernel("a kernel object lacks its file, options or blob")
     if len(file) > _MAX_FILE or len(options) > _MAX_OPTIONS:
         raise BadKernel(f"{file:.200}: the kernel's name or options are too long")
@@ -98,7 +107,9 @@ def decode(found: Mapping[str, Any]) -> Kernel:
         packed = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         code = bz2.BZ2Decompressor().decompress(packed, size + 1)
     except (binascii.Error, OSError, ValueError) as error:
-        raise BadKernel(f"{file}: the blob of {len(blob)} characters cannot be unpacked: {error}") from None
+        raise BadKernel(
+            f"{file}: the blob of {len(blob)} characters cannot be unpacked: {error}"
+        ) from None
     if len(code) != size:
         raise BadKernel(f"{file}: the kernel has {len(code)} bytes, not the declared {size}")
     if hashlib.md5(code, usedforsecurity=False).hexdigest() != md5:
@@ -118,7 +129,8 @@ def encode(kernel: Kernel) -> dict[str, Any]:
 
 
 def store(objects: Sequence[Mapping[str, Any]], artifacts: ArtifactStore) -> tuple[CodeObject, ...]:
-    """Store fin's kernel objects as artifacts, without fin's duplicates of (file, options); raises BadKernel."""
+    """Store fin's kernel objects as artifacts, without fin's duplicates of (file, options); raises
+    BadKernel."""
     kept: dict[tuple[str, str], CodeObject] = {}
     for found in objects:
         if not isinstance(found, Mapping):
@@ -126,10 +138,16 @@ def store(objects: Sequence[Mapping[str, Any]], artifacts: ArtifactStore) -> tup
         name = (str(found.get("kernel_file")), str(found.get("comp_options")))
         if name not in kept:
             kernel = decode(found)
-            kept[name] = CodeObject(artifact=artifacts.put(kernel.code), name=kernel.file, args=kernel.options)
+            kept[name] = CodeObject(
+                artifact=artifacts.put(kernel.code), name=kernel.file, args=kernel.options
+            )
     return tuple(kept.values())
 
 
 def fetch(compiled: Compiled, artifacts: ArtifactStore) -> list[dict[str, Any]]:
-    """The kernel objects for fin's eval steps; raises KeyError if an artifact is missing or damaged."""
-    return [encode(Kernel(code.name, code.args, artifacts.get(code.artifact))) for code in compiled.kernels]
+    """The kernel objects for fin's eval steps; raises KeyError if an artifact is missing or
+    damaged."""
+    return [
+        encode(Kernel(code.name, code.args, artifacts.get(code.artifact)))
+        for code in compiled.kernels
+    ]

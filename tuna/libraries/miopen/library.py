@@ -1,7 +1,7 @@
 """MIOpen as a library of Tuna: fin compiles on any machine that has it and measures on the GPU.
 
-A job is a config with a solver. Jobs of a chunk that share a config are one call of fin; if that call dies, each
-is repeated in a separate call, so that a solver that crashes fin fails alone.
+A job is a config with a solver. Jobs of a chunk that share a config are one call of fin; if that
+call dies, each is repeated in a separate call, so that a solver that crashes fin fails alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.items import CodeObject, DeviceReport, StepResult, Trial, WorkItem, result_of, tail
+from tuna.libraries.items import (
+    CodeObject,
+    DeviceReport,
+    StepResult,
+    Trial,
+    WorkItem,
+    result_of,
+    tail,
+)
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
@@ -50,7 +58,8 @@ _TIMEOUT_S = {
     "miopen_find_compile": 600.0,
     "miopen_find_eval": 300.0,
 }
-#: Number of a job's trial: tuning params is one, measuring them with the kernels that ship is another.
+#: Number of a job's trial: tuning params is one, measuring them with the kernels that ship is
+#: another.
 _TRIAL = {"perf": 0, "find": 1}
 
 Layer = ConvConfig | BatchNormConfig
@@ -60,22 +69,46 @@ class MiopenOptions(JobOptions):
     """Job options of MIOpen."""
 
     timeout_s: float | None = Field(
-        None, gt=0, le=604_800, description="limit of one call of fin; default: by step, from 300 to 3600"
+        None,
+        gt=0,
+        le=604_800,
+        description="limit of one call of fin; default: by step, from 300 to 3600",
     )
 
 
 class MiopenLibrary(Library):
-    """The tuner for MIOpen: params first (perf), then times and kernels with those params (find)."""
+    """The tuner for MIOpen: params first (perf), then times and kernels with those params
+    (find)."""
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
     device_kind = Kind.AMD
     options = MiopenOptions
     steps = (
-        Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_compile"]),
-        Step("miopen_perf_eval", Resource.DEVICE, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_eval"]),
-        Step("miopen_find_compile", Resource.CPU, chunk=8, time_limit_s=2 * _TIMEOUT_S["miopen_find_compile"]),
-        Step("miopen_find_eval", Resource.DEVICE, chunk=8, time_limit_s=2 * _TIMEOUT_S["miopen_find_eval"]),
+        Step(
+            "miopen_perf_compile",
+            Resource.CPU,
+            chunk=4,
+            time_limit_s=2 * _TIMEOUT_S["miopen_perf_compile"],
+        ),
+        Step(
+            "miopen_perf_eval",
+            Resource.DEVICE,
+            chunk=4,
+            time_limit_s=2 * _TIMEOUT_S["miopen_perf_eval"],
+        ),
+        Step(
+            "miopen_find_compile",
+            Resource.CPU,
+            chunk=8,
+            time_limit_s=2 * _TIMEOUT_S["miopen_find_compile"],
+        ),
+        Step(
+            "miopen_find_eval",
+            Resource.DEVICE,
+            chunk=8,
+            time_limit_s=2 * _TIMEOUT_S["miopen_find_eval"],
+        ),
     )
     uses_known_params = True
     exporters = (FindExporter(), PerfExporter(), KernelExporter())
@@ -85,7 +118,8 @@ class MiopenLibrary(Library):
         return environment.describe()
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those installed here."""
+        """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those
+        installed here."""
         self.expect_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
         return environment.from_options(facts)
 
@@ -98,7 +132,9 @@ class MiopenLibrary(Library):
         """What fin lists, by MIOpen's ids."""
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             try:
-                (answer,) = fin.call(request.get_solvers(), Place(Path(folder), timeout_s=_ASK_TIMEOUT_S))
+                (answer,) = fin.call(
+                    request.get_solvers(), Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+                )
                 return answers.solvers(answer)
             except FinFailed as error:
                 raise ServiceError(
@@ -117,22 +153,32 @@ class MiopenLibrary(Library):
                     yield from found
 
     def probe(self, device: DeviceHandle) -> str:
-        """Whether ROCm still shows a GPU of the architecture that it showed when this process began."""
+        """Whether ROCm still shows a GPU of the architecture that it showed when this process
+        began."""
         try:
             found = environment.find_gpu()
         except LibraryMissing as error:
             return str(error)
         expected = environment.visible_gpu()
-        return "" if found == expected else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
+        return (
+            ""
+            if found == expected
+            else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
+        )
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """Twice the limit of a call, for one that dies is repeated solver by solver."""
         return 2 * _timeout_s(step.name, item)
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """One result for each item."""
-        # Items with params of this session get a separate call: fin then sees no other system database.
-        for _, group in itertools.groupby(items, key=lambda item: (item.config, item.known_params is not None)):
+        # Items with params of this session get a separate call: fin then sees no other system
+        # database.
+        for _, group in itertools.groupby(
+            items, key=lambda item: (item.config, item.known_params is not None)
+        ):
             together = list(group)
             # fin tunes only the first of several solvers.
             parts = [[item] for item in together] if step.name == "miopen_perf_eval" else [together]
@@ -157,14 +203,23 @@ def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
         yield block
 
 
-def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tuple[Config, Sequence[str] | None]]:
+def _applicable(
+    block: list[Layer], where: Environment, place: Place
+) -> list[tuple[Config, Sequence[str] | None]]:
     try:
-        found = answers.applicable(fin.call(request.applicability(block, where.arch, where.num_cu), place), len(block))
+        found = answers.applicable(
+            fin.call(request.applicability(block, where.arch, where.num_cu), place), len(block)
+        )
     except FinFailed as error:
         if len(block) > 1:
             half = len(block) // 2
             return _applicable(block[:half], where, place) + _applicable(block[half:], where, place)
-        log.error("applicability failed in fin", layer=block[0].label, reason=str(error), tail=error.tail[-500:])
+        log.error(
+            "applicability failed in fin",
+            layer=block[0].label,
+            reason=str(error),
+            tail=error.tail[-500:],
+        )
         return [(block[0], None)]
     return list(zip(block, found, strict=True))
 
@@ -217,7 +272,11 @@ def _compiled(
         made = answers.compiled(answer, step, item.solver, known, context.artifacts)
     except Failure as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
-    trial = Trial(index=_TRIAL[_kind(step)], params=made.params or None, artifact=context.artifacts.put(made.dump()))
+    trial = Trial(
+        index=_TRIAL[_kind(step)],
+        params=made.params or None,
+        artifact=context.artifacts.put(made.dump()),
+    )
     return result_of(
         item,
         ok=True,
@@ -229,7 +288,9 @@ def _compiled(
     )
 
 
-def _perf_db(known: Mapping[str, str | None], layer: Layer, arch: str, num_cu: int) -> dict[str, str] | None:
+def _perf_db(
+    known: Mapping[str, str | None], layer: Layer, arch: str, num_cu: int
+) -> dict[str, str] | None:
     """The session's params by solver as MIOpen's perf db, for the solvers that have some."""
     entries = [f"{solver}:{params}" for solver, params in known.items() if params]
     key = problem_key.perf_key_of(layer)
@@ -253,8 +314,11 @@ def _eval(step: str, items: Sequence[WorkItem], context: RunContext) -> Iterator
         try:
             ready.append(_fetched(item, _TRIAL[_kind(step)], context))
         except KeyError as error:
-            yield _failed(item, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged", time.time(), 1)
-    # What was built with params of this session is measured with them, and again no other system database.
+            yield _failed(
+                item, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged", time.time(), 1
+            )
+    # What was built with params of this session is measured with them, and again no other system
+    # database.
     for with_params in (False, True):
         part = [work for work in ready if (work.made.known_params is not None) is with_params]
         if part:
@@ -278,7 +342,9 @@ def _evaluated(step: str, ready: Sequence[_Ready], context: RunContext) -> Itera
     job = request.job(step, layer, arch, num_cu, [item.solver for item in items], compiled)
     try:
         known = {work.made.solver: work.made.known_params for work in ready}
-        (answer,) = fin.call([job], _place(step, items, context), perf_db=_perf_db(known, layer, arch, num_cu))
+        (answer,) = fin.call(
+            [job], _place(step, items, context), perf_db=_perf_db(known, layer, arch, num_cu)
+        )
     except FinFailed as error:
         yield from _each_or_failure(_eval, step, items, context, error, started_at)
         return
@@ -308,9 +374,15 @@ def _measured(
         found = answers.measured(answer, step, item.solver)
     except Failure as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
-    # The kernels in the answer of a perf step are those of the params before tuning: never use them.
+    # The kernels in the answer of a perf step are those of the params before tuning: never use
+    # them.
     code = made.kernels if _kind(step) == "find" else made.param_independent
-    trial = Trial(index=_TRIAL[_kind(step)], params=found.params, times_ms=(found.time_ms,), time_ms=found.time_ms)
+    trial = Trial(
+        index=_TRIAL[_kind(step)],
+        params=found.params,
+        times_ms=(found.time_ms,),
+        time_ms=found.time_ms,
+    )
     return result_of(
         item,
         ok=True,
@@ -339,24 +411,40 @@ def _each_or_failure(
 ) -> Iterator[StepResult]:
     """Repeat each item alone after a call that died; the failure, if it was a single item's."""
     if len(items) > 1:
-        log.warning("fin died: solvers repeated one by one", step=step, solvers=len(items), reason=str(error))
+        log.warning(
+            "fin died: solvers repeated one by one",
+            step=step,
+            solvers=len(items),
+            reason=str(error),
+        )
         for item in items:
             yield from work(step, [item], context)
         return
     yield _failed(items[0], answers.cause_of(error, step), error.text, started_at, 1)
 
 
-def _failed(item: WorkItem, cause: Cause, text: str, started_at: float, shared_by: int) -> StepResult:
+def _failed(
+    item: WorkItem, cause: Cause, text: str, started_at: float, shared_by: int
+) -> StepResult:
     trial = Trial(index=_TRIAL[_kind(item.step)], cause=cause, output_tail=tail(text))
     trials = () if cause is Cause.ARTIFACT_LOST else (trial,)
     return result_of(
-        item, ok=False, cause=cause, output_tail=tail(text), trials=trials, **_times(started_at, shared_by)
+        item,
+        ok=False,
+        cause=cause,
+        output_tail=tail(text),
+        trials=trials,
+        **_times(started_at, shared_by),
     )
 
 
 def _times(started_at: float, shared_by: int) -> dict[str, float]:
     ended_at = time.time()
-    return {"started_at": started_at, "ended_at": ended_at, "busy_s": (ended_at - started_at) / shared_by}
+    return {
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "busy_s": (ended_at - started_at) / shared_by,
+    }
 
 
 def _kind(step: str) -> str:

@@ -8,7 +8,8 @@ __all__ = ["algorithm_family", "base_name"]
 
 
 def algorithm_family(solver: str) -> str:
-    """Direct, GEMM, Winograd, ImplicitGEMM or FFT, derived from the solver's name, because fin's list lacks it.
+    """Direct, GEMM, Winograd, ImplicitGEMM or FFT, derived from the solver's name, because fin's
+    list lacks it.
 
     Checked against the 104 solvers of MIOpen 3.3.
     """

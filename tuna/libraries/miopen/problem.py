@@ -1,4 +1,5 @@
-"""The kind `miopen_problem`: a problem that a database of MIOpen's names and that no layer of Tuna has."""
+"""The kind `miopen_problem`: a problem that a database of MIOpen's names and that no layer of Tuna
+has."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from tuna.libraries.miopen import problem_key
 
 @dataclass(frozen=True)
 class ProblemConfig(Config):
-    """A key of a find db, kept as it is, so that an export has every line of the file that was imported.
+    """A key of a find db, kept as it is, so that an export has every line of the file that was
+    imported.
 
-    MIOpen ships results for tensors with casts, of different layouts or types, and even for sizes that are those of no
-    convolution. No solver is tuned for such a problem.
+    MIOpen ships results for tensors with casts, of different layouts or types, and even for sizes
+    that are those of no convolution. No solver is tuned for such a problem.
     """
 
     kind: ClassVar[str] = "miopen_problem"

@@ -1,7 +1,9 @@
-"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row; and the way back.
+"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row;
+and the way back.
 
-Source: `ProblemDescription::Serialize` of MIOpen 2d1fd997, checked against the files it ships. "In" and "out" are those
-of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is the forward layer's output side.
+Source: `ProblemDescription::Serialize` of MIOpen 2d1fd997, checked against the files it ships. "In"
+and "out" are those of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is
+the forward layer's output side.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from tuna.errors import BadInput
 _DEFAULT_LAYOUTS = {2: "NCHW", 3: "NCDHW"}
 _DIRECTIONS = ("F", "B", "W")
 _ALONG = ("in", "fil", "pad", "conv_stride", "dilation")
-#: The data types of a key that a layer can have: that of all three tensors, by fin for `convint8` too.
-_DATA_TYPES = {name.value: name for name in (DataType.FP32, DataType.FP16, DataType.BF16, DataType.INT8)}
+#: The data types of a key that a layer can have: that of all three tensors, by fin for `convint8`
+#: too.
+_DATA_TYPES = {
+    name.value: name for name in (DataType.FP32, DataType.FP16, DataType.BF16, DataType.INT8)
+}
 #: How a key begins: channels and sizes.
 _KEY_START = re.compile(r"\d+-\d+-\d+-")
 #: Between two fields of a key; MIOpen ships a few with negative sizes.
@@ -61,7 +66,8 @@ class PerfKey:
     group_count: int
 
     def text(self) -> str:
-        """The key as a perf db in text form has it: the numbers, then layout, data type and direction, joined by x."""
+        """The key as a perf db in text form has it: the numbers, then layout, data type and
+        direction, joined by x."""
         return "x".join(str(getattr(self, name)) for name in _PERF_TEXT)
 
     @classmethod
@@ -69,7 +75,9 @@ class PerfKey:
         """The inverse of `text`; raises BadInput."""
         words = text.split("x")
         if len(words) != len(_PERF_TEXT):
-            raise BadInput(f"{text!r} is no perf-db key: {len(words)} fields, not {len(_PERF_TEXT)}")
+            raise BadInput(
+                f"{text!r} is no perf-db key: {len(words)} fields, not {len(_PERF_TEXT)}"
+            )
         try:
             numbers = [_number(word) for word in words[: len(_PERF_NUMBERS)]]
         except ValueError as error:
@@ -116,10 +124,19 @@ class ProblemKey:
 
     def short_text(self) -> str:
         """The key with one word for equal layouts, whichever they are."""
-        return self._text("-".join(self.layouts if len(set(self.layouts)) > 1 else self.layouts[:1]))
+        return self._text(
+            "-".join(self.layouts if len(set(self.layouts)) > 1 else self.layouts[:1])
+        )
 
     def _text(self, layouts: str) -> str:
-        head = (self.in_channels, *self.in_size, _by(self.fil_size), self.out_channels, *self.out_size, self.batchsize)
+        head = (
+            self.in_channels,
+            *self.in_size,
+            _by(self.fil_size),
+            self.out_channels,
+            *self.out_size,
+            self.batchsize,
+        )
         return self._joined(head, layouts) + self.casts
 
     def perf_order(self) -> str:
@@ -127,7 +144,13 @@ class ProblemKey:
 
         A perf-db row does not hold the size of "out", so that several find-db keys can share one.
         """
-        head = (self.in_channels, *self.in_size, _by(self.fil_size), self.out_channels, self.batchsize)
+        head = (
+            self.in_channels,
+            *self.in_size,
+            _by(self.fil_size),
+            self.out_channels,
+            self.batchsize,
+        )
         return self._joined(head, self.layouts[0])
 
     def _joined(self, head: tuple[object, ...], layouts: str) -> str:
@@ -136,10 +159,13 @@ class ProblemKey:
         return "-".join(map(str, (*head, *shape, layouts, self.data_type, tail)))
 
     def perf(self) -> PerfKey:
-        """The perf-db fields; a two-dimensional problem has depth 1, 0 as the depth of pad, stride and dilation."""
+        """The perf-db fields; a two-dimensional problem has depth 1, 0 as the depth of pad, stride
+        and dilation."""
         three = self.spatial_dim == 3
         in_d, fil_d = (self.in_size[0], self.fil_size[0]) if three else (1, 1)
-        pad_d, stride_d, dilation_d = (self.pads[0], self.strides[0], self.dilations[0]) if three else (0, 0, 0)
+        pad_d, stride_d, dilation_d = (
+            (self.pads[0], self.strides[0], self.dilations[0]) if three else (0, 0, 0)
+        )
         # fmt: off
         return PerfKey(
             self.layouts[0], self.data_type, self.direction, self.spatial_dim,
@@ -152,7 +178,8 @@ class ProblemKey:
 
 
 def from_conv(config: ConvConfig) -> ProblemKey:
-    """The problem that MIOpen makes of a layer; raises NoKey where its form is not known for certain."""
+    """The problem that MIOpen makes of a layer; raises NoKey where its form is not known for
+    certain."""
     if config.mode != "conv":
         raise NoKey("a transposed convolution has no checked MIOpen key")
     forward = config.direction is Direction.FORWARD
@@ -165,7 +192,9 @@ def from_conv(config: ConvConfig) -> ProblemKey:
 
     x = (config.in_channels, along("in"), config.in_layout)
     y = (config.out_channels, config.output_size, config.out_layout)
-    (in_channels, in_size, in_layout), (out_channels, out_size, out_layout) = (x, y) if forward else (y, x)
+    (in_channels, in_size, in_layout), (out_channels, out_size, out_layout) = (
+        (x, y) if forward else (y, x)
+    )
     return ProblemKey(
         in_channels=in_channels,
         in_size=in_size,
@@ -186,26 +215,31 @@ def from_conv(config: ConvConfig) -> ProblemKey:
 def to_conv(key: ProblemKey) -> ConvConfig:
     """The layer that MIOpen gives this key, the inverse of `from_conv`.
 
-    Raises NoKey for what a layer of Tuna cannot be (tensor casts, a bias, data types or layouts that differ between
-    tensors), BadInput for a key whose numbers are not those of a convolution.
+    Raises NoKey for what a layer of Tuna cannot be (tensor casts, a bias, data types or layouts
+    that differ between tensors), BadInput for a key whose numbers are not those of a convolution.
     """
     if key.casts:
         raise NoKey(f"Tuna has no convolution with tensor casts ({key.casts.lstrip('_')})")
     in_layout, fil_layout, out_layout = key.layouts
     if not in_layout == fil_layout == out_layout:
-        raise NoKey(f"Tuna has no convolution whose tensors differ in layout ({', '.join(key.layouts)})")
+        raise NoKey(
+            f"Tuna has no convolution whose tensors differ in layout ({', '.join(key.layouts)})"
+        )
     config = _conv(key.perf(), key.in_size, key.out_size)
     if from_conv(config) != key:
-        raise BadInput(f"{key.text()} is no convolution: the layer with its sizes has {from_conv(config).text()}")
+        raise BadInput(
+            f"{key.text()} is no convolution: the layer with its sizes has"
+            f" {from_conv(config).text()}"
+        )
     return config
 
 
 def conv_from_perf(key: PerfKey) -> ConvConfig:
     """A layer that has this row of a perf db; raises NoKey and BadInput as `to_conv` does.
 
-    A row of B and W holds only the output side of the forward layer. The forward input then is the smallest that gives
-    it, (out - 1) * stride + dilation * (fil - 1) + 1 - 2 * pad along each axis (at least 1); up to stride - 1 more would
-    give the same row.
+    A row of B and W holds only the output side of the forward layer. The forward input then is the
+    smallest that gives it, (out - 1) * stride + dilation * (fil - 1) + 1 - 2 * pad along each axis
+    (at least 1); up to stride - 1 more would give the same row.
     """
     check_sizes(_PERF_NUMBERS, tuple(getattr(key, name) for name in _PERF_NUMBERS), 0)
     axes = ("d", "h", "w")[3 - key.spatial_dim :]
@@ -214,13 +248,15 @@ def conv_from_perf(key: PerfKey) -> ConvConfig:
     config = _conv(key, in_size, smallest)
     if from_conv(config).perf() != key:
         raise BadInput(
-            f"{key.text()} is no convolution: the layer with its sizes has {from_conv(config).perf().text()}"
+            f"{key.text()} is no convolution: the layer with its sizes has"
+            f" {from_conv(config).perf().text()}"
         )
     return config
 
 
 def problem_of(key: PerfKey) -> ProblemKey:
-    """A problem with this row of a perf db, for one that no layer has; its "out" has the size that a convolution gives, at least 1.
+    """A problem with this row of a perf db, for one that no layer has; its "out" has the size that
+    a convolution gives, at least 1.
 
     Raises BadInput for a row whose numbers are those of no problem.
     """
@@ -249,7 +285,9 @@ def problem_of(key: PerfKey) -> ProblemKey:
         bias=key.bias,
     )
     if parse(found.text()).perf() != key:
-        raise BadInput(f"{key.text()} is no problem: it reads as {parse(found.text()).perf().text()}")
+        raise BadInput(
+            f"{key.text()} is no problem: it reads as {parse(found.text()).perf().text()}"
+        )
     return found
 
 
@@ -264,13 +302,19 @@ def _smallest_input(key: PerfKey, axis: str) -> int:
 
 
 def _conv(key: PerfKey, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> ConvConfig:
-    """The layer with the fields in `key`, which all three tensors share; sizes are those of MIOpen's problem."""
+    """The layer with the fields in `key`, which all three tensors share; sizes are those of
+    MIOpen's problem."""
     if key.bias:
         raise NoKey(f"Tuna has no convolution with a bias ({key.bias})")
     if key.data_type not in _DATA_TYPES:
-        raise NoKey(f"Tuna has no convolution with the data type {key.data_type}: use {', '.join(_DATA_TYPES)}")
+        raise NoKey(
+            f"Tuna has no convolution with the data type {key.data_type}: use"
+            f" {', '.join(_DATA_TYPES)}"
+        )
     if key.spatial_dim not in LAYOUTS or key.layout not in LAYOUTS[key.spatial_dim]:
-        raise NoKey(f"Tuna has no convolution with the layout {key.layout} in {key.spatial_dim} dimensions")
+        raise NoKey(
+            f"Tuna has no convolution with the layout {key.layout} in {key.spatial_dim} dimensions"
+        )
     fields = {name: value for name, value in vars(key).items() if name not in ("layout", "bias")}
     size = in_size
     if key.direction != Direction.FORWARD:
@@ -294,13 +338,16 @@ def perf_key_of(config: object) -> PerfKey | None:
 def parse(text: str) -> ProblemKey:
     """The problem that a find-db key names; raises BadInput.
 
-    One word may stand for three equal layouts that are not MIOpen's default: lists of layers have such keys.
+    One word may stand for three equal layouts that are not MIOpen's default: lists of layers have
+    such keys.
     """
     words = _HYPHEN.split(text)
     dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
     one_layout, three_layouts = 11 + 2 * dims, 13 + 2 * dims
     if len(words) not in (one_layout, three_layouts):
-        raise BadInput(f"{text!r} is no find-db key: {len(words)} fields, not {one_layout} or {three_layouts}")
+        raise BadInput(
+            f"{text!r} is no find-db key: {len(words)} fields, not {one_layout} or {three_layouts}"
+        )
     try:
         key = _from_words(words, dims, len(words) == one_layout)
     except ValueError as error:
@@ -325,7 +372,13 @@ def _from_words(words: list[str], dims: int, one_layout: bool) -> ProblemKey:
             raise ValueError(f"{dims} numbers joined by x are expected")
         return values
 
-    in_channels, in_size, fil_size, out_channels, out_size = number(), sizes(), by(), number(), sizes()
+    in_channels, in_size, fil_size, out_channels, out_size = (
+        number(),
+        sizes(),
+        by(),
+        number(),
+        sizes(),
+    )
     batchsize, pads, strides, dilations, bias = number(), by(), by(), by(), number()
     first = next(rest)
     layouts = (first, first, first) if one_layout else (first, next(rest), next(rest))
@@ -366,4 +419,6 @@ def _named(line: str) -> list[ConvConfig]:
     return [to_conv(parse(line.partition("=")[0].strip()))]
 
 
-LINE_FORM = LineForm("find-db key", recognises=lambda line: _KEY_START.match(line) is not None, read=_named)
+LINE_FORM = LineForm(
+    "find-db key", recognises=lambda line: _KEY_START.match(line) is not None, read=_named
+)

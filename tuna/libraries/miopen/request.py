@@ -11,9 +11,21 @@ from tuna.errors import BadInput
 
 Job = dict[str, Any]
 
-#: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs (`wei_layout`).
+#: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs
+#: (`wei_layout`).
 _CONV = (
-    *("spatial_dim", "batchsize", "in_channels", "in_h", "in_w", "in_d", "out_channels", "fil_h", "fil_w", "fil_d"),
+    *(
+        "spatial_dim",
+        "batchsize",
+        "in_channels",
+        "in_h",
+        "in_w",
+        "in_d",
+        "out_channels",
+        "fil_h",
+        "fil_w",
+        "fil_d",
+    ),
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "group_count", "mode", "pad_mode"),
     *("trans_output_pad_h", "trans_output_pad_w", "trans_output_pad_d"),
@@ -22,7 +34,8 @@ EVAL_PREPARATION = ("alloc_buf", "fill_buf")
 
 
 def target_id(arch: str) -> str:
-    """The target ID for fin's compile and eval steps: the architecture with the features that MITuna adds."""
+    """The target ID for fin's compile and eval steps: the architecture with the features that
+    MITuna adds."""
     if arch == "gfx900":
         return "gfx900:xnack-"
     return arch if arch.startswith("gfx1") else f"{arch}:sram-ecc+:xnack-"
@@ -42,7 +55,10 @@ def config_fields(config: ConvConfig | BatchNormConfig) -> dict[str, Any]:
     bits = FORW[config.direction]
     return {
         "cmd": batch_norm.COMMANDS[config.data_type],
-        **{name: getattr(config, name) for name in ("batchsize", "in_channels", "in_d", "in_h", "in_w")},
+        **{
+            name: getattr(config, name)
+            for name in ("batchsize", "in_channels", "in_d", "in_h", "in_w")
+        },
         **{name: getattr(config, name) for name in ("mode", "run", "save", "alpha", "beta")},
         "forw": bits & 3,
         "back": bits >> 2,
@@ -57,8 +73,11 @@ def get_solvers() -> list[Job]:
     return [{"steps": ["get_solvers"]}]
 
 
-def applicability(configs: Iterable[ConvConfig | BatchNormConfig], arch: str, num_cu: int) -> list[Job]:
-    """Jobs that ask which solvers can run each config; `config_tuna_id` is the index of the config, from 0."""
+def applicability(
+    configs: Iterable[ConvConfig | BatchNormConfig], arch: str, num_cu: int
+) -> list[Job]:
+    """Jobs that ask which solvers can run each config; `config_tuna_id` is the index of the config,
+    from 0."""
     return [
         {
             "steps": ["applicability"],
@@ -82,7 +101,8 @@ def job(
 ) -> Job:
     """The job for a compile or an eval step of one config with these solvers.
 
-    `compiled` is the matching compile step's answer, which an eval step needs. Raises BadInput for an unknown step.
+    `compiled` is the matching compile step's answer, which an eval step needs. Raises BadInput for
+    an unknown step.
     """
     found: Job = {
         "steps": [step],

@@ -1,7 +1,8 @@
-"""oneDNN's C API (version 3) by ctypes, as far as Tuna needs it. Loads foreign code: only children of the sandbox import it.
+"""oneDNN's C API (version 3) by ctypes, as far as Tuna needs it. Loads foreign code: only children
+of the sandbox import it.
 
-Names and numbers are those of `dnnl.h`, `dnnl_types.h` and `dnnl_common_types.h`, which are stable within a major version;
-another one is refused when the library is loaded.
+Names and numbers are those of `dnnl.h`, `dnnl_types.h` and `dnnl_common_types.h`, which are stable
+within a major version; another one is refused when the library is loaded.
 """
 
 from __future__ import annotations
@@ -88,7 +89,15 @@ _FUNCTIONS: Mapping[str, Sequence[object]] = {
         *(_Out, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
         *(_Dims, _Dims, _Dims, _Dims, c_void_p, c_void_p),
     ),
-    "dnnl_matmul_primitive_desc_create": (_Out, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "dnnl_matmul_primitive_desc_create": (
+        _Out,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ),
     "dnnl_reorder_primitive_desc_create": (_Out, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "dnnl_primitive_desc_next_impl": (c_void_p,),
     "dnnl_primitive_desc_query": (c_void_p, c_int, c_int, c_void_p),
@@ -115,7 +124,8 @@ class DnnlError(Exception):
 
 
 class Handle:
-    """An object of oneDNN's, destroyed with this one unless it belongs to another; `needs` live as long."""
+    """An object of oneDNN's, destroyed with this one unless it belongs to another; `needs` live as
+    long."""
 
     def __init__(self, library: Dnnl, value: c_void_p, destroy: str, *needs: Handle) -> None:
         self.value = self._as_parameter_ = value
@@ -127,27 +137,40 @@ class Handle:
 class Primitive(Handle):
     """A primitive with its arguments: what is executed."""
 
-    def __init__(self, library: Dnnl, value: c_void_p, arguments: Mapping[int, Handle], *needs: Handle) -> None:
+    def __init__(
+        self, library: Dnnl, value: c_void_p, arguments: Mapping[int, Handle], *needs: Handle
+    ) -> None:
         super().__init__(library, value, "dnnl_primitive_destroy", *arguments.values(), *needs)
         pairs = [_ExecArg(number, memory.value) for number, memory in arguments.items()]
-        self._execute, self._wait = library.functions.dnnl_primitive_execute, library.functions.dnnl_stream_wait
-        self._stream, self._count, self._arguments = library.stream, len(pairs), (_ExecArg * len(pairs))(*pairs)
+        self._execute, self._wait = (
+            library.functions.dnnl_primitive_execute,
+            library.functions.dnnl_stream_wait,
+        )
+        self._stream, self._count, self._arguments = (
+            library.stream,
+            len(pairs),
+            (_ExecArg * len(pairs))(*pairs),
+        )
 
     def run(self) -> None:
         """Execute it once and wait for the end; raises DnnlError."""
-        status = self._execute(self.value, self._stream, self._count, self._arguments) or self._wait(self._stream)
+        status = self._execute(
+            self.value, self._stream, self._count, self._arguments
+        ) or self._wait(self._stream)
         if status:
             raise DnnlError("dnnl_primitive_execute", status)
 
     def call_without_work(self) -> None:
-        """The same calls through Python, refused by oneDNN at once: what they cost beside the work."""
+        """The same calls through Python, refused by oneDNN at once: what they cost beside the
+        work."""
         status = self._execute(None, self._stream, self._count, self._arguments)
         self._wait(self._stream)
         assert status, "a primitive that is not there was executed"
 
 
 class Dnnl:
-    """A loaded oneDNN with its CPU engine and one stream; raises LibraryMissing for what is none, or of another version."""
+    """A loaded oneDNN with its CPU engine and one stream; raises LibraryMissing for what is none,
+    or of another version."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -159,7 +182,9 @@ class Dnnl:
             raise LibraryMissing(f"oneDNN cannot be loaded: {error}") from error
         found = self.functions.dnnl_version().contents
         if found.major != MAJOR:
-            raise LibraryMissing(f"{path} is oneDNN {found.major}.{found.minor}; Tuna knows version {MAJOR}.")
+            raise LibraryMissing(
+                f"{path} is oneDNN {found.major}.{found.minor}; Tuna knows version {MAJOR}."
+            )
         self.version = f"{found.major}.{found.minor}.{found.patch}"
         self.runtime = _RUNTIMES.get(found.cpu_runtime, str(found.cpu_runtime))
         self._engine = self._new("dnnl_engine_create", _CPU, 0)
@@ -173,7 +198,8 @@ class Dnnl:
 
     @property
     def has_vnni(self) -> bool:
-        """Whether that set has dot products of bytes, without which int8 convolutions are not exact."""
+        """Whether that set has dot products of bytes, without which int8 convolutions are not
+        exact."""
         return bool(self._isa() & _VNNI)
 
     def _isa(self) -> int:
@@ -189,12 +215,20 @@ class Dnnl:
     def strided(self, dims: Sequence[int], data_type: str, strides: Sequence[int]) -> Handle:
         """The description of a tensor in memory; strides are in elements."""
         arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], _dims(strides))
-        return Handle(self, self._new("dnnl_memory_desc_create_with_strides", *arguments), "dnnl_memory_desc_destroy")
+        return Handle(
+            self,
+            self._new("dnnl_memory_desc_create_with_strides", *arguments),
+            "dnnl_memory_desc_destroy",
+        )
 
     def any(self, dims: Sequence[int], data_type: str) -> Handle:
         """The description of a tensor in the layout that the implementation chooses."""
         arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], _TAG_ANY)
-        return Handle(self, self._new("dnnl_memory_desc_create_with_tag", *arguments), "dnnl_memory_desc_destroy")
+        return Handle(
+            self,
+            self._new("dnnl_memory_desc_create_with_tag", *arguments),
+            "dnnl_memory_desc_destroy",
+        )
 
     def equal(self, one: Handle, other: Handle) -> bool:
         """Whether two descriptions are of the same layout."""
@@ -245,7 +279,8 @@ class Dnnl:
 
 
 class Implementations:
-    """The implementations that oneDNN lists for an operation, best first by its own judgement; one is current."""
+    """The implementations that oneDNN lists for an operation, best first by its own judgement; one
+    is current."""
 
     def __init__(self, library: Dnnl, description: Handle | None) -> None:
         self._library, self._description = library, description
@@ -271,7 +306,9 @@ class Implementations:
     def choose(self, name: str) -> None:
         """Make the one of that name current; raises LookupError if oneDNN does not list it here."""
         if not any(name == found for found in self):
-            raise LookupError(f"oneDNN {self._library.version} does not list {name} for this layer and layout")
+            raise LookupError(
+                f"oneDNN {self._library.version} does not list {name} for this layer and layout"
+            )
 
     def description_of(self, argument: int) -> Handle:
         """The layout that the current one wants for an argument; until another is current."""

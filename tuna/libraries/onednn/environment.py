@@ -1,4 +1,5 @@
-"""The installed oneDNN: found by package metadata here, asked for its version and instruction set in a child."""
+"""The installed oneDNN: found by package metadata here, asked for its version and instruction set
+in a child."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def describe() -> Environment:
     path, cpu = library_path(), cpu_model()
     file = path.stat()
     facts = found_once(
-        "onednn", [str(path), file.st_size, file.st_mtime_ns, cpu.name, cpu.digest], lambda: _facts(path)
+        "onednn",
+        [str(path), file.st_size, file.st_mtime_ns, cpu.name, cpu.digest],
+        lambda: _facts(path),
     )
     return Environment(
         library="onednn",
@@ -59,7 +62,9 @@ def child(module: str) -> Child:
     return Child(module, env=child_env({"OMP_NUM_THREADS": "1"}), memory_bytes=_MEMORY_BYTES)
 
 
-def ask(asked: Child, op: str, timeout_s: float = _TIMEOUT_S, **arguments: Any) -> Mapping[str, Any]:
+def ask(
+    asked: Child, op: str, timeout_s: float = _TIMEOUT_S, **arguments: Any
+) -> Mapping[str, Any]:
     """What a child answers; raises LibraryMissing where oneDNN cannot be used."""
     try:
         return asked.call({"op": op, **arguments}, timeout_s)

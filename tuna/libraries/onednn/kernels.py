@@ -1,4 +1,5 @@
-"""oneDNN's implementations as candidates: listed, compiled and run in the children of `CandidateLibrary`."""
+"""oneDNN's implementations as candidates: listed, compiled and run in the children of
+`CandidateLibrary`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _CALLS = 2000
 
 
 class OneDnnBuilder(Builder):
-    """Proposes the implementations of a solver, in oneDNN's order; a candidate's file names its implementation."""
+    """Proposes the implementations of a solver, in oneDNN's order; a candidate's file names its
+    implementation."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         """Their names, such as `brgconv:avx2`."""
@@ -36,7 +38,8 @@ class OneDnnBuilder(Builder):
 
 
 class OneDnnKernel(Kernel):
-    """A primitive whose arguments lie in oneDNN's memory; changes of layout are done before and after."""
+    """A primitive whose arguments lie in oneDNN's memory; changes of layout are done before and
+    after."""
 
     def __init__(self, prepared: Prepared, arrays: Sequence[Any]) -> None:
         super().__init__(prepared.primitive.run, arrays)
@@ -53,9 +56,12 @@ class OneDnnLoader(Loader):
     """The loader of `OneDnnLibrary`."""
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[Any]) -> Kernel:
-        """The implementation that the file names, with the layer's arrays in the layouts that it wants."""
+        """The implementation that the file names, with the layer's arrays in the layouts that it
+        wants."""
         name = str(json.loads(path.read_text())["implementation"])
-        return OneDnnKernel(Prepared(_library(), _operation(job), layout_of(job.solver), name, arrays), arrays)
+        return OneDnnKernel(
+            Prepared(_library(), _operation(job), layout_of(job.solver), name, arrays), arrays
+        )
 
 
 def _call_s(primitive: Primitive) -> float:

@@ -20,7 +20,8 @@ _BATCH = 100
 
 
 class OneDnnLibrary(OneStepLibrary):
-    """Measures oneDNN's implementations on this machine's CPU. There is one step: its code is generated where it runs."""
+    """Measures oneDNN's implementations on this machine's CPU. There is one step: its code is
+    generated where it runs."""
 
     name = "onednn"
     kinds = ("convolution", "gemm")
@@ -29,7 +30,8 @@ class OneDnnLibrary(OneStepLibrary):
     builder = "tuna.libraries.onednn.kernels:OneDnnBuilder"
     loader = "tuna.libraries.onednn.kernels:OneDnnLoader"
     suffix: ClassVar[str] = ".json"
-    forkable: ClassVar[bool] = True  #: importing the loader does not load oneDNN, so there are no threads yet
+    #: importing the loader does not load oneDNN, so there are no threads yet
+    forkable: ClassVar[bool] = True
 
     def environment(self) -> Environment:
         """CPU, measuring cores and oneDNN's version."""
@@ -39,31 +41,49 @@ class OneDnnLibrary(OneStepLibrary):
         """Every family of implementations with every layout."""
         return SOLVERS
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
-        """What oneDNN lists on this machine; raises BadInput for a session of another CPU or version."""
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
+        """What oneDNN lists on this machine; raises BadInput for a session of another CPU or
+        version."""
         here = self.environment()
         for what in ("library_version", "arch"):
             there = getattr(environment, what)
             if there != getattr(here, what):
                 raise BadInput(
-                    f"The session's {what.replace('_', ' ')} is {there}, and here it is {getattr(here, what)}.",
-                    hint="oneDNN lists its implementations only on such a machine: work it out there",
+                    f"The session's {what.replace('_', ' ')} is {there}, and here it is"
+                    f" {getattr(here, what)}.",
+                    hint=(
+                        "oneDNN lists its implementations only on such a machine: work it out there"
+                    ),
                 )
         native = complete(self.conditions, environment.conditions)["layouts"] == "native"
         return self._applicable(iter(configs), native)
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
-        """Each thread stays on its core; generated code is kept for the last few primitives only."""
-        bound = {"OMP_PROC_BIND": "true", "OMP_DYNAMIC": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+        """Each thread stays on its core; generated code is kept for the last few primitives
+        only."""
+        bound = {
+            "OMP_PROC_BIND": "true",
+            "OMP_DYNAMIC": "false",
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+        }
         return {**super().child_variables(threads), **bound}
 
-    def _applicable(self, configs: Iterator[Config], native: bool) -> Iterator[tuple[Config, Sequence[str]]]:
-        asked, path = environment.child("tuna.libraries.onednn.listing"), str(environment.library_path())
+    def _applicable(
+        self, configs: Iterator[Config], native: bool
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
+        asked, path = (
+            environment.child("tuna.libraries.onednn.listing"),
+            str(environment.library_path()),
+        )
         try:
             while batch := list(itertools.islice(configs, _BATCH)):
                 known = [config for config in batch if config.kind in self.kinds]
                 facts = [config.to_json() for config in known]
-                answer = environment.ask(asked, "applicable", path=path, configs=facts, native=native)
+                answer = environment.ask(
+                    asked, "applicable", path=path, configs=facts, native=native
+                )
                 names = dict(zip((config.key for config in known), answer["solvers"], strict=True))
                 yield from ((config, names.get(config.key, [])) for config in batch)
         finally:

@@ -1,4 +1,5 @@
-"""A layer as oneDNN sees it: tensors in its logical order (N, C, spatial) with the strides that they have in the layer."""
+"""A layer as oneDNN sees it: tensors in its logical order (N, C, spatial) with the strides that
+they have in the layer."""
 
 from __future__ import annotations
 
@@ -23,22 +24,29 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a layer computes; the weights (of a matrix product B) are reordered ahead, the other two are measured with."""
+    """What a layer computes; the weights (of a matrix product B) are reordered ahead, the other two
+    are measured with."""
 
     name: str  #: convolution_forward, convolution_backward_data or matmul
     source: Tensor
     weights: Tensor
     answer: Tensor
-    geometry: tuple[tuple[int, ...], ...] = ()  #: of a convolution: strides, dilations less 1, left and right padding
+    #: of a convolution: strides, dilations less 1, left and right padding
+    geometry: tuple[tuple[int, ...], ...] = ()
 
     def strides(self, tensor: Tensor, layout: Layout) -> tuple[int, ...] | None:
         """Those of `source` or `answer` in a layout; None where the implementation chooses."""
         if layout is Layout.ANY:
             return None
-        return _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides if self.geometry else tensor.strides
+        return (
+            _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides
+            if self.geometry
+            else tensor.strides
+        )
 
     def same(self, one: Layout, other: Layout) -> bool:
-        """Whether two layouts other than `ANY` are the same for source and answer, as with one channel."""
+        """Whether two layouts other than `ANY` are the same for source and answer, as with one
+        channel."""
         return all(
             _alike(tensor.dims, *(self.strides(tensor, it) for it in (one, other)))
             for tensor in (self.source, self.answer)
@@ -46,7 +54,8 @@ class Operation:
 
 
 def operation_of(config: Config) -> Operation | None:
-    """The operation of a layer; None if the library onednn has no solver for its kind or direction."""
+    """The operation of a layer; None if the library onednn has no solver for its kind or
+    direction."""
     if isinstance(config, GemmConfig):
         return _matmul(config) if config.is_plain else None
     if isinstance(config, ConvConfig) and config.mode == "conv" and config.direction in _NAMES:
@@ -54,7 +63,10 @@ def operation_of(config: Config) -> Operation | None:
     return None
 
 
-_NAMES = {Direction.FORWARD: "convolution_forward", Direction.BACKWARD_DATA: "convolution_backward_data"}
+_NAMES = {
+    Direction.FORWARD: "convolution_forward",
+    Direction.BACKWARD_DATA: "convolution_backward_data",
+}
 
 
 def channels_last(config: Config) -> bool:
@@ -68,11 +80,14 @@ def _convolution(config: ConvConfig) -> Operation:
     sizes = tuple(getattr(config, f"in_{axis}") for axis in axes)
     taps = tuple(getattr(config, f"fil_{axis}") for axis in axes)
     steps, gaps, pads = (
-        tuple(getattr(config, f"{name}_{axis}") for axis in axes) for name in ("conv_stride", "dilation", "pad")
+        tuple(getattr(config, f"{name}_{axis}") for axis in axes)
+        for name in ("conv_stride", "dilation", "pad")
     )
     ends = tuple(
         (out - 1) * step + (tap - 1) * gap + 1 - size - pad
-        for out, step, tap, gap, size, pad in zip(config.output_size, steps, taps, gaps, sizes, pads, strict=True)
+        for out, step, tap, gap, size, pad in zip(
+            config.output_size, steps, taps, gaps, sizes, pads, strict=True
+        )
     )
     last, groups = channels_last(config), config.group_count
     x = _image((config.batchsize, config.in_channels, *sizes), last, given)
@@ -103,7 +118,9 @@ def _image(dims: tuple[int, ...], last: bool, data_type: str) -> Tensor:
     return Tensor(dims, _strides(dims, order), data_type)
 
 
-def _matrix(batch: tuple[int, ...], rows: int, columns: int, transposed: bool, data_type: str) -> Tensor:
+def _matrix(
+    batch: tuple[int, ...], rows: int, columns: int, transposed: bool, data_type: str
+) -> Tensor:
     dims, order = (*batch, rows, columns), tuple(range(len(batch) + 2))
     if transposed:
         order = (*order[:-2], order[-1], order[-2])

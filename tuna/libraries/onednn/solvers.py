@@ -1,4 +1,5 @@
-"""The solvers of the oneDNN library: a family of its implementations with a layout of the tensors. Loads no oneDNN."""
+"""The solvers of the oneDNN library: a family of its implementations with a layout of the tensors.
+Loads no oneDNN."""
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ class Layout(str, Enum):
 
 @dataclass(frozen=True)
 class Family:
-    """Implementations of one kind, whatever the instruction set; `pattern` is searched in oneDNN's names."""
+    """Implementations of one kind, whatever the instruction set; `pattern` is searched in oneDNN's
+    names."""
 
     name: str
     pattern: str
     algorithm: str
 
 
-#: The first whose pattern is found counts. Names are such as `brgconv_1x1:avx2`, `jit_dw:avx512_core`, `x64:gemm:jit`.
+#: The first whose pattern is found counts. Names are such as `brgconv_1x1:avx2`,
+#: `jit_dw:avx512_core`, `x64:gemm:jit`.
 FAMILIES: Mapping[str, Sequence[Family]] = {
     "convolution": (
         Family("Winograd", r"wino", "Winograd"),
@@ -55,7 +58,8 @@ def solver_name(kind: str, family: str, layout: Layout) -> str:
     return f"{_PREFIX[kind]}{family}{layout.value}"
 
 
-#: Every solver. Tunable: where oneDNN lists several implementations of a family (AVX2, SSE4.1), each is a candidate.
+#: Every solver. Tunable: where oneDNN lists several implementations of a family (AVX2, SSE4.1),
+#: each is a candidate.
 SOLVERS: tuple[Solver, ...] = tuple(
     Solver(name=solver_name(kind, family.name, layout), kinds=(kind,), algorithm=family.algorithm)
     for kind, families in FAMILIES.items()
@@ -72,7 +76,9 @@ _LAYOUT_OF: Mapping[str, Layout] = {
 
 def family_of(kind: str, implementation: str) -> str:
     """The name of the family to which an implementation belongs."""
-    return next(family.name for family in FAMILIES[kind] if re.search(family.pattern, implementation))
+    return next(
+        family.name for family in FAMILIES[kind] if re.search(family.pattern, implementation)
+    )
 
 
 def layout_of(solver: str) -> Layout:
@@ -81,9 +87,11 @@ def layout_of(solver: str) -> Layout:
 
 
 def by_solver(kind: str, listed: Mapping[Layout, Sequence[str]]) -> dict[str, list[str]]:
-    """The implementations of each solver that applies, from those that oneDNN lists for each layout.
+    """The implementations of each solver that applies, from those that oneDNN lists for each
+    layout.
 
-    Its reference implementations are slower by orders of magnitude: they apply only where there is nothing else.
+    Its reference implementations are slower by orders of magnitude: they apply only where there is
+    nothing else.
     """
     found: dict[str, list[str]] = {}
     only_references = all(is_reference(name) for names in listed.values() for name in names)
@@ -102,15 +110,17 @@ def is_reference(implementation: str) -> bool:
 def has_exact_int8(implementation: str, has_vnni: bool) -> bool:
     """Whether a convolution of int8 keeps every bit, on a CPU with or without VNNI.
 
-    Where an implementation does without VNNI, oneDNN halves the weights, lest sums of two products overflow 16 bits: section
-    "Nuances of int8 Computations" of its guide. Such implementations are listed on CPUs with VNNI too, after the others.
+    Where an implementation does without VNNI, oneDNN halves the weights, lest sums of two products
+    overflow 16 bits: section "Nuances of int8 Computations" of its guide. Such implementations are
+    listed on CPUs with VNNI too, after the others.
     """
     without_vnni = re.search(r":(sse41|avx|avx2|avx512_core)$", implementation)
     return is_reference(implementation) or (has_vnni and not without_vnni)
 
 
 def allowed(kind: str, channels_last: bool, native: bool) -> Collection[Layout]:
-    """The layouts that a session's condition `layouts` allows for a layer whose tensors lie channels last, or first."""
+    """The layouts that a session's condition `layouts` allows for a layer whose tensors lie
+    channels last, or first."""
     if native:
         return _LAYOUTS[kind]
     return (Layout.CHANNELS_LAST,) if kind == "convolution" and channels_last else (Layout.PLAIN,)

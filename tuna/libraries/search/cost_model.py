@@ -1,7 +1,9 @@
-"""The cost model of a search: gradient-boosted trees (xgboost) that rank candidates by their features.
+"""The cost model of a search: gradient-boosted trees (xgboost) that rank candidates by their
+features.
 
-Its file is a line that names the format, a line of JSON that says what it was trained on, and xgboost's own UBJSON. Nothing is
-pickled. The same histories give the same bytes: one thread, a fixed seed, trials in the order of their params.
+Its file is a line that names the format, a line of JSON that says what it was trained on, and
+xgboost's own UBJSON. Nothing is pickled. The same histories give the same bytes: one thread, a
+fixed seed, trials in the order of their params.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ _TREES: Mapping[str, Any] = {
     "nthread": 1,
     "seed": 0,
 }
-#: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts as.
+#: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts
+#: as.
 _SLOWEST, _FAILED = 4.0, 5.0
-#: Trials of like problems weigh together as much as so many of the problem itself, and each no more than half of one.
+#: Trials of like problems weigh together as much as so many of the problem itself, and each no more
+#: than half of one.
 _SIBLINGS_WEIGH, _SIBLING_WEIGHS = 64.0, 0.5
-#: By how much trials must spread, in squares of what a prior predicts of them, to say as much of it as is believed without them.
+#: By how much trials must spread, in squares of what a prior predicts of them, to say as much of it
+#: as is believed without them.
 _TRUSTED = 4.0
 
 Features = Mapping[str, float]
@@ -63,10 +68,11 @@ def learn(
     trees: int = _ROUNDS,
     depth: int = 5,
 ) -> bytes:
-    """The cost model trained on these trials; `features_of` is `Space.features_of`, which knows like problems too.
+    """The cost model trained on these trials; `features_of` is `Space.features_of`, which knows
+    like problems too.
 
-    With a `prior`, a cost model of other problems, the trees learn how the trials differ from what it predicts.
-    Raises BadInput if no trial has a time, LibraryMissing without xgboost.
+    With a `prior`, a cost model of other problems, the trees learn how the trials differ from what
+    it predicts. Raises BadInput if no trial has a time, LibraryMissing without xgboost.
     """
     xgboost = _xgboost()
     rows: list[Features] = []
@@ -77,7 +83,9 @@ def learn(
     sibling_weight = min(_SIBLING_WEIGHS, _SIBLINGS_WEIGH / others) if others else 0.0
     for source in sorted(sources, key=lambda source: (source.sibling, source.label)):
         known = [(trial, features_of(trial.params)) for trial in in_order(source.trials)]
-        best = min((trial.seconds for trial, found in known if found and trial.seconds), default=None)
+        best = min(
+            (trial.seconds for trial, found in known if found and trial.seconds), default=None
+        )
         if best is None:
             continue
         used = [(trial, found) for trial, found in known if found]
@@ -100,16 +108,24 @@ def learn(
         nthread=1,
         base_margin=expected + offset,
     )
-    booster = xgboost.train({**_TREES, "max_depth": depth, "base_score": 0.0}, data, num_boost_round=trees)
+    booster = xgboost.train(
+        {**_TREES, "max_depth": depth, "base_score": 0.0}, data, num_boost_round=trees
+    )
     header = {"features": names, "trained_on": trained_on, "trust": trust, "offset": offset}
-    return _FORMAT + json.dumps(header, sort_keys=True).encode() + b"\n" + bytes(booster.save_raw("ubj"))
+    return (
+        _FORMAT
+        + json.dumps(header, sort_keys=True).encode()
+        + b"\n"
+        + bytes(booster.save_raw("ubj"))
+    )
 
 
 class CostModel:
     """A trained model."""
 
     def __init__(self, data: bytes, prior: bytes | None = None) -> None:
-        """`prior`: that of `learn`. Raises BadInput for bytes that `learn` did not make, LibraryMissing without xgboost."""
+        """`prior`: that of `learn`. Raises BadInput for bytes that `learn` did not make,
+        LibraryMissing without xgboost."""
         xgboost = _xgboost()
         self._prior = CostModel(prior) if prior else None
         header, newline, trees = data.removeprefix(_FORMAT).partition(b"\n")
@@ -124,20 +140,29 @@ class CostModel:
             raise BadInput(f"The cost model cannot be read: {str(error).splitlines()[0]}") from None
 
     def slowdowns(self, rows: Sequence[Features]) -> NDArray[np.float32]:
-        """Of each candidate the predicted logarithm of its time over the best's: the less, the faster."""
+        """Of each candidate the predicted logarithm of its time over the best's: the less, the
+        faster."""
         matrix = _matrix(rows, self._names)
         expected = self._prior.slowdowns(rows) if self._prior else np.zeros(len(rows), np.float32)
         found: NDArray[np.float32] = self._booster.inplace_predict(
-            matrix, missing=math.nan, validate_features=False, base_margin=self._trust * expected + self._offset
+            matrix,
+            missing=math.nan,
+            validate_features=False,
+            base_margin=self._trust * expected + self._offset,
         )
         return found
 
 
-def _trust(expected: NDArray[np.float32], found: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """From 0 to 1, how far trials bear the prior out: the slope of a line through them, and 1 before there are many."""
+def _trust(
+    expected: NDArray[np.float32], found: NDArray[np.float64], weights: NDArray[np.float64]
+) -> float:
+    """From 0 to 1, how far trials bear the prior out: the slope of a line through them, and 1
+    before there are many."""
     x = expected - np.average(expected, weights=weights)
     y = found - np.average(found, weights=weights)
-    slope = (float(np.sum(weights * x * y)) + _TRUSTED) / (float(np.sum(weights * x * x)) + _TRUSTED)
+    slope = (float(np.sum(weights * x * y)) + _TRUSTED) / (
+        float(np.sum(weights * x * x)) + _TRUSTED
+    )
     return min(1.0, max(0.0, slope))
 
 

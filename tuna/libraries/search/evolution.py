@@ -1,4 +1,5 @@
-"""Evolutionary search of a large space for points that are expected to cost little, without building or measuring anything."""
+"""Evolutionary search of a large space for points that are expected to cost little, without
+building or measuring anything."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ _PARENTS = 64
 _CROSSED = 0.15
 
 
-def evolved(space: Space, costs: Costs, trials: Sequence[Measured], chance: Random) -> Sequence[Point]:
+def evolved(
+    space: Space, costs: Costs, trials: Sequence[Measured], chance: Random
+) -> Sequence[Point]:
     """All points that were met, the cheapest first. `trials` in the order of `in_order`."""
     timed = sorted((trial.seconds, trial.params) for trial in trials if trial.seconds is not None)
     known = [space.point_of(params) for _, params in timed[:_PARENTS]]

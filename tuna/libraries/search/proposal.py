@@ -1,4 +1,5 @@
-"""Proposals: what to try next, given what was measured. Same history, same seed: same batch, in every process."""
+"""Proposals: what to try next, given what was measured. Same history, same seed: same batch, in
+every process."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Strategy = Literal["search", "random", "exhaustive"]
 
 #: Spaces of at most so many points are ranked whole; larger ones are bred.
 SMALL = 4096
-#: Trials with a time before a model is trained on them; until then the space's prior chooses, or chance.
+#: Trials with a time before a model is trained on them; until then the space's prior chooses, or
+#: chance.
 _FEWEST = 8
 #: Of the same problem's fastest candidates in earlier searches, how many are measured again.
 _AGAIN = 4
@@ -25,9 +27,11 @@ _AGAIN = 4
 _RANDOM_SHARE = 0.1
 #: Points that are drawn for each candidate wanted before a space counts as exhausted.
 _DRAWS = 50
-#: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of the very best.
+#: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of
+#: the very best.
 _BLIND_DRAWS = 16
-#: By how much of its effort a candidate must be faster: where only the prior chooses, and where its own trials do.
+#: By how much of its effort a candidate must be faster: where only the prior chooses, and where its
+#: own trials do.
 _BLIND_EFFORT, _EFFORT = 0.5, 0.15
 
 
@@ -41,11 +45,13 @@ def propose(
     others: Sequence[Source] = (),
     avoid: Collection[str] = (),
 ) -> list[str]:
-    """The params of up to `count` different candidates, none of which is in `history` or `avoid`; fewer: the space is exhausted.
+    """The params of up to `count` different candidates, none of which is in `history` or `avoid`;
+    fewer: the space is exhausted.
 
-    `others`: trials of earlier searches to learn from too. Of those of the same problem (no `sibling`) the fastest few are proposed
-    again, so that they are measured here, and the others with a time are not. `avoid`: candidates of rounds that are still being
-    measured. Raises LibraryMissing where a model is needed and xgboost is not installed.
+    `others`: trials of earlier searches to learn from too. Of those of the same problem (no
+    `sibling`) the fastest few are proposed again, so that they are measured here, and the others
+    with a time are not. `avoid`: candidates of rounds that are still being measured. Raises
+    LibraryMissing where a model is needed and xgboost is not installed.
     """
     trials = in_order(history)
     taken = {trial.params for trial in trials} | set(avoid)
@@ -54,8 +60,12 @@ def propose(
         return _new(space, space.points(), count, taken)
     found: list[str] = []
     if strategy == "search":
-        known = in_order(trial for source in others if not source.sibling for trial in source.trials)
-        timed = sorted((trial.seconds, trial.params) for trial in known if trial.seconds is not None)
+        known = in_order(
+            trial for source in others if not source.sibling for trial in source.trials
+        )
+        timed = sorted(
+            (trial.seconds, trial.params) for trial in known if trial.seconds is not None
+        )
         found = _new(space, space.first(), count, taken)
         found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken | set(found))
         taken |= {params for _, params in timed}
@@ -67,9 +77,14 @@ def propose(
             model = CostModel(learn(space.features_of, sources, prior=space.prior), space.prior)
             ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance)
         elif wanted and space.prior:
-            ranked = _expected(space, _costs(space, CostModel(space.prior), _BLIND_EFFORT), chance, wanted)
+            ranked = _expected(
+                space, _costs(space, CostModel(space.prior), _BLIND_EFFORT), chance, wanted
+            )
         found += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(found))
-    return [*found, *_new(space, _drawn(space, chance, count), count - len(found), taken | set(found))]
+    return [
+        *found,
+        *_new(space, _drawn(space, chance, count), count - len(found), taken | set(found)),
+    ]
 
 
 def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]:
@@ -79,11 +94,17 @@ def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]
 
 
 def _suffice(space: Space, trials: Sequence[Measured], others: Sequence[Source]) -> bool:
-    """Whether there is enough to learn from: own trials, or others' in which features can be seen."""
+    """Whether there is enough to learn from: own trials, or others' in which features can be
+    seen."""
     if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
         return True
-    timed = (trial.params for source in others for trial in source.trials if trial.seconds is not None)
-    return len(list(itertools.islice((one for one in timed if space.features_of(one)), _FEWEST))) == _FEWEST
+    timed = (
+        trial.params for source in others for trial in source.trials if trial.seconds is not None
+    )
+    return (
+        len(list(itertools.islice((one for one in timed if space.features_of(one)), _FEWEST)))
+        == _FEWEST
+    )
 
 
 def _costs(space: Space, model: CostModel, effort: float) -> Costs:
@@ -91,12 +112,17 @@ def _costs(space: Space, model: CostModel, effort: float) -> Costs:
 
     def costs(points: Sequence[Point]) -> list[float]:
         slowdowns = model.slowdowns([space.features(point) for point in points]).tolist()
-        return [slow + effort * space.effort(point) for slow, point in zip(slowdowns, points, strict=True)]
+        return [
+            slow + effort * space.effort(point)
+            for slow, point in zip(slowdowns, points, strict=True)
+        ]
 
     return costs
 
 
-def _ranked(space: Space, costs: Costs, trials: Sequence[Measured], chance: Random) -> Iterable[Point]:
+def _ranked(
+    space: Space, costs: Costs, trials: Sequence[Measured], chance: Random
+) -> Iterable[Point]:
     """Points by what they are expected to cost, the cheapest first."""
     if space.size() > SMALL:
         return evolved(space, costs, trials, chance)
@@ -107,7 +133,9 @@ def _ranked(space: Space, costs: Costs, trials: Sequence[Measured], chance: Rand
 
 def _expected(space: Space, costs: Costs, chance: Random, count: int) -> Sequence[Point]:
     """Points by chance, the cheapest first."""
-    points = list(dict.fromkeys(itertools.islice(_drawn(space, chance, count), _BLIND_DRAWS * count)))
+    points = list(
+        dict.fromkeys(itertools.islice(_drawn(space, chance, count), _BLIND_DRAWS * count))
+    )
     return _cheapest_first(points, costs)
 
 
@@ -138,6 +166,7 @@ def _new(space: Space, points: Iterable[Point], count: int, taken: Collection[st
 
 
 def _digest(seed: int, taken: Iterable[str]) -> int:
-    """A seed that is another one after each round: the draws of earlier rounds need not be made again."""
+    """A seed that is another one after each round: the draws of earlier rounds need not be made
+    again."""
     text = "\n".join([str(seed), *sorted(taken)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -1,4 +1,5 @@
-"""A space of candidates as the search sees it: points to vary and to describe, and the params that a point becomes."""
+"""A space of candidates as the search sees it: points to vary and to describe, and the params that
+a point becomes."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ Point = tuple[int, ...]
 
 
 class Space(ABC):
-    """The candidates of one solver for one problem. Equal problems have equal spaces, in every process."""
+    """The candidates of one solver for one problem. Equal problems have equal spaces, in every
+    process."""
 
-    #: A cost model that was trained on other problems: it chooses until there are trials, and those say how they differ from it.
+    #: A cost model that was trained on other problems: it chooses until there are trials, and those
+    #: say how they differ from it.
     prior: bytes | None = None
 
     def first(self) -> Sequence[Point]:
@@ -34,19 +37,23 @@ class Space(ABC):
 
     @abstractmethod
     def params_of(self, point: Point) -> str | None:
-        """The candidate's params, from which alone it can be built; None for a point that is no valid candidate."""
+        """The candidate's params, from which alone it can be built; None for a point that is no
+        valid candidate."""
 
     @abstractmethod
     def features(self, point: Point) -> Mapping[str, float]:
-        """What a cost model sees of a point. One name means the same in the spaces of like problems."""
+        """What a cost model sees of a point. One name means the same in the spaces of like
+        problems."""
 
     def effort(self, point: Point) -> float:
-        """The natural logarithm of what a candidate takes to build over what most take, as far as its point tells."""
+        """The natural logarithm of what a candidate takes to build over what most take, as far as
+        its point tells."""
         return 0.0
 
     @abstractmethod
     def features_of(self, params: str) -> Mapping[str, float] | None:
-        """The same of a candidate of this problem or one like it; None for params in which they cannot be seen."""
+        """The same of a candidate of this problem or one like it; None for params in which they
+        cannot be seen."""
 
     @abstractmethod
     def random(self, chance: Random) -> Point:
@@ -58,4 +65,5 @@ class Space(ABC):
 
     @abstractmethod
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
-        """A point with some decisions of each; `one` itself where the two have too little in common."""
+        """A point with some decisions of each; `one` itself where the two have too little in
+        common."""

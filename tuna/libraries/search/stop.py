@@ -1,4 +1,5 @@
-"""When a search ends, and when it need not start: a pure function of its trials, its time and what is known already."""
+"""When a search ends, and when it need not start: a pure function of its trials, its time and what
+is known already."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-#: Flat: the best improved by less than `FLAT_GAIN` over the last trials: `FLAT_SHARE` of them, and at least `FLAT_TRIALS`.
+#: Flat: the best improved by less than `FLAT_GAIN` over the last trials: `FLAT_SHARE` of them, and
+#: at least `FLAT_TRIALS`.
 FLAT_GAIN, FLAT_SHARE, FLAT_TRIALS = 0.01, 0.2, 32
 
 
@@ -35,11 +37,13 @@ class Stop(str, Enum):
 class Progress:
     """What a search has done so far."""
 
-    seconds: Sequence[float | None] = ()  #: of each trial in the order of rounds and candidates; None: failed
+    #: of each trial in the order of rounds and candidates; None: failed
+    seconds: Sequence[float | None] = ()
     elapsed_s: float = 0.0  #: since it started
     exhausted: bool = False  #: fewer candidates were proposed than asked for
     known_s: float | None = (
-        None  #: the best result of the same environment that other sessions and golden versions have
+        #: the best result of the same environment that other sessions and golden versions have
+        None
     )
 
 
@@ -63,8 +67,9 @@ class StopRule:
     ) -> StopRule:
         """The rule of a command's options.
 
-        An effort ends at its number of trials or when flat; it holds beside the other limits if it is given, and where there is
-        no limit but a target: full, if none was given. Trials or minutes alone are used to the end.
+        An effort ends at its number of trials or when flat; it holds beside the other limits if it
+        is given, and where there is no limit but a target: full, if none was given. Trials or
+        minutes alone are used to the end.
         """
         if effort is None and trials is None and minutes is None:
             effort = Effort.FULL
@@ -76,7 +81,8 @@ class StopRule:
         return None if self.trials is None else max(0, self.trials - trials)
 
     def stopped_by(self, progress: Progress) -> Stop | None:
-        """The rule that ends the search now, None while it goes on; TARGET before the first trial if a known result meets it."""
+        """The rule that ends the search now, None while it goes on; TARGET before the first trial
+        if a known result meets it."""
         times = [*progress.seconds, progress.known_s]
         best = min((time for time in times if time is not None), default=math.inf)
         if self.target_ms is not None and 1000.0 * best <= self.target_ms:
@@ -91,7 +97,8 @@ class StopRule:
 
 
 def is_flat(seconds: Sequence[float | None]) -> bool:
-    """Whether the last trials hardly improved the best; also where there is still no trial with a time."""
+    """Whether the last trials hardly improved the best; also where there is still no trial with a
+    time."""
     last = max(FLAT_TRIALS, math.ceil(FLAT_SHARE * len(seconds)))
     if len(seconds) <= last:
         return False

@@ -1,4 +1,5 @@
-"""Apache TVM on this machine's CPU, or on boards behind TVM's RPC: kernels of our own, and MetaSchedule's space for the rest."""
+"""Apache TVM on this machine's CPU, or on boards behind TVM's RPC: kernels of our own, and
+MetaSchedule's space for the rest."""
 
 from tuna.libraries.tvm.board_library import BoardTvmLibrary
 from tuna.libraries.tvm.library import TvmLibrary

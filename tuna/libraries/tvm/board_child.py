@@ -1,4 +1,5 @@
-"""The child that measures on a board behind TVM's RPC: it has one session there, and loads no candidate itself. Imports TVM.
+"""The child that measures on a board behind TVM's RPC: it has one session there, and loads no
+candidate itself. Imports TVM.
 
 What connects and calls has no limit in TVM: the parent kills this process.
 """
@@ -63,7 +64,9 @@ def open_session(host: str, port: int, match_key: str, session_s: float) -> dict
         return {"board": board, **facts(_session.remote)}
     except Exception as error:  # TVM raises whatever a broken answer leads to
         _session = None
-        raise BoardLost(f"the board {board} does not answer as TVM does: {last_line(error)}") from error
+        raise BoardLost(
+            f"the board {board} does not answer as TVM does: {last_line(error)}"
+        ) from error
 
 
 def close_session() -> dict[str, Any]:
@@ -93,11 +96,17 @@ class BoardKernel(Kernel):
     empties_caches = True
 
     def __init__(
-        self, module: Any, arrays: Sequence[np.ndarray], cold: bool, answer: Callable[[Any], Any] = lambda y: y
+        self,
+        module: Any,
+        arrays: Sequence[np.ndarray],
+        cold: bool,
+        answer: Callable[[Any], Any] = lambda y: y,
     ) -> None:
         device = _current().remote.cpu(0)
         self._module, self._device, self._cold, self._to_answer = module, device, cold, answer
-        self._tensors = [tvm.runtime.tensor(np.ascontiguousarray(array), device=device) for array in arrays]
+        self._tensors = [
+            tvm.runtime.tensor(np.ascontiguousarray(array), device=device) for array in arrays
+        ]
         super().__init__(functools.partial(module["main"], *self._tensors), arrays)
 
     def answer(self) -> Any:
@@ -107,7 +116,9 @@ class BoardKernel(Kernel):
     def times_ms(self, number: int, repeats: int) -> list[float]:
         """By `time_evaluator` on the board."""
         flush = {"cache_flush_bytes": _FLUSH_BYTES} if self._cold else {}
-        timed = self._module.time_evaluator("main", self._device, number=number, repeat=repeats, **flush)
+        timed = self._module.time_evaluator(
+            "main", self._device, number=number, repeat=repeats, **flush
+        )
         times_ms = [float(seconds) * 1e3 for seconds in timed(*self._tensors).results]
         if len(times_ms) != repeats or not all(map(is_time, times_ms)):
             raise BoardLost(f"the board's clock says {times_ms[:4]}")
@@ -123,7 +134,9 @@ class BoardLoader(TvmLoader):
         problem = problems.of(job)
         if problem is not None:
             *given, y = arrays
-            return BoardKernel(module, [*self._inputs(problem, given), problem.output(y)], cold, problem.answer)
+            return BoardKernel(
+                module, [*self._inputs(problem, given), problem.output(y)], cold, problem.answer
+            )
         return BoardKernel(module, arrays, cold)
 
     def reference(self, job: KernelJob) -> Problem | None:

@@ -1,7 +1,9 @@
-"""TVM on a board behind TVM's RPC: the eval steps of a worker that measures there and not on this machine.
+"""TVM on a board behind TVM's RPC: the eval steps of a worker that measures there and not on this
+machine.
 
-What speaks with the board is a child that is killed when it takes too long; a chunk has one session on one board. A candidate
-that crashed or hung differs from a board that vanished in that the board's server still takes connections.
+What speaks with the board is a child that is killed when it takes too long; a chunk has one session
+on one board. A candidate that crashed or hung differs from a board that vanished in that the
+board's server still takes connections.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ from tuna.vocabulary import Resource
 _WAIT_S, _AGAIN_S = 20.0, 10.0
 #: Seconds in which the server of a board is started again after a crash.
 _BACK_S = 3.0
-#: A board's server ends a session by itself this long after the last item could have ended, should we not.
+#: A board's server ends a session by itself this long after the last item could have ended, should
+#: we not.
 _MARGIN_S = 60.0
 
 
 class BoardTvmLibrary(TvmLibrary):
-    """TVM where TUNA_TVM_TRACKER is set: it measures on boards with TUNA_TVM_DEVICE_KEY, and compiles as anywhere."""
+    """TVM where TUNA_TVM_TRACKER is set: it measures on boards with TUNA_TVM_DEVICE_KEY, and
+    compiles as anywhere."""
 
     measuring = boards.CHILD
     loader = f"{boards.CHILD}:BoardLoader"
@@ -51,7 +55,8 @@ class BoardTvmLibrary(TvmLibrary):
         self._session_ends = 0.0
 
     def environment(self) -> Environment:
-        """That of a board, which is asked once; with TUNA_TVM_TARGET_ALONE that of the target, which the board can run."""
+        """That of a board, which is asked once; with TUNA_TVM_TARGET_ALONE that of the target,
+        which the board can run."""
         own = self._of_board()
         return self.environment_of_target() or own
 
@@ -78,7 +83,9 @@ class BoardTvmLibrary(TvmLibrary):
             return boards.words(error)
         return ""
 
-    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """One result for each item; on boards all of them in one session."""
         if step.resource is Resource.CPU:
             yield from super().run(step, items, context)
@@ -98,22 +105,29 @@ class BoardTvmLibrary(TvmLibrary):
         self._board = ""
         super().close()
 
-    # -- the session --------------------------------------------------------------------------------------------------
+    # -- the session
+    # --------------------------------------------------------------------------------------------------
 
-    def _loaded_and_measured(self, contest: Contest, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
+    def _loaded_and_measured(
+        self, contest: Contest, paths: Mapping[int, Path], context: RunContext
+    ) -> dict[str, Any]:
         self._gone, self._in_finals = "", contest.known_ms is not None
         if not self._board:
             self._open(context, _WAIT_S)
         return super()._loaded_and_measured(contest, paths, context)
 
     def _open(self, context: RunContext, wait_s: float) -> None:
-        """Open a session within `wait_s` for a free board; raises DeviceGone, also for a board of another kind."""
+        """Open a session within `wait_s` for a free board; raises DeviceGone, also for a board of
+        another kind."""
         child, waits = self._loader_child(context), lambda: context.cancelled() or context.ending()
         try:
             if not child.alive:
-                child.call({"op": "close"}, boards.START_S, waits)  # its start, before a board waits for it
+                # its start, before a board waits for it
+                child.call({"op": "close"}, boards.START_S, waits)
             place = self._boards.free(wait_s, waits)
-            request = boards.open_request(place, max(_MARGIN_S, self._session_ends - time.monotonic()))
+            request = boards.open_request(
+                place, max(_MARGIN_S, self._session_ends - time.monotonic())
+            )
             facts = child.call(request, boards.HANDSHAKE_S, waits)
         except ChildCancelled:
             if context.cancelled():
@@ -131,8 +145,14 @@ class BoardTvmLibrary(TvmLibrary):
         here = boards.environment_of(facts, targets.parse(wanted.target), self._boards.key)
         if here.machine_key != wanted.machine_key:
             names = ("device", "arch", "num_cu", "flags")
-            other = [f"{name} {getattr(here, name)}" for name in names if getattr(here, name) != getattr(wanted, name)]
-            raise DeviceGone(f"the board {facts['board']} is another than the session's: {', '.join(other)}")
+            other = [
+                f"{name} {getattr(here, name)}"
+                for name in names
+                if getattr(here, name) != getattr(wanted, name)
+            ]
+            raise DeviceGone(
+                f"the board {facts['board']} is another than the session's: {', '.join(other)}"
+            )
 
     def _leave(self) -> None:
         """Give the board to others; the child stays."""
@@ -142,7 +162,8 @@ class BoardTvmLibrary(TvmLibrary):
                 child.call({"op": "close"}, boards.HANDSHAKE_S)
 
     def _after(self, fault: Exception, context: RunContext) -> None:
-        """A new session after `fault`; raises DeviceGone unless it was what we measure that failed, and not the board."""
+        """A new session after `fault`; raises DeviceGone unless it was what we measure that failed,
+        and not the board."""
         board = self._board
         self._leave()
         if not boards.listens(board, _BACK_S):
@@ -150,13 +171,18 @@ class BoardTvmLibrary(TvmLibrary):
         self._reopen(board, context)
 
     def _reopen(self, board: str, context: RunContext) -> None:
-        """A new session after the one on `board`; if there is none, that is why candidates cannot be measured."""
+        """A new session after the one on `board`; if there is none, that is why candidates cannot
+        be measured."""
         try:
             self._open(context, _AGAIN_S)
         except DeviceGone as gone:
-            self._gone = f"not measured: the board {board} did not come back after the candidate before: {gone}"
+            self._gone = (
+                f"not measured: the board {board} did not come back after the candidate before:"
+                f" {gone}"
+            )
 
-    # -- children -----------------------------------------------------------------------------------------------------
+    # -- children
+    # -----------------------------------------------------------------------------------------------------
 
     def _child(self, module: str, room: str, context: RunContext, threads: int, used: str) -> Child:
         child = super()._child(module, room, context, threads, used)
@@ -172,7 +198,8 @@ class BoardTvmLibrary(TvmLibrary):
         """No process of this machine is tainted; a session is for all items of a chunk."""
 
     def _fresh(self, context: RunContext) -> Call:
-        """Each call in a new session, which the board serves in a new process; in the open one if a new one may be elsewhere."""
+        """Each call in a new session, which the board serves in a new process; in the open one if a
+        new one may be elsewhere."""
         call = self._caller(self._loader_child(context), context, loader=self.loader)
 
         def fresh(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -181,7 +208,9 @@ class BoardTvmLibrary(TvmLibrary):
                 self._leave()
                 self._reopen(board, context)
                 if self._board not in ("", board):
-                    self._gone = f"not measured: {self._board} was given instead of the board {board}"
+                    self._gone = (
+                        f"not measured: {self._board} was given instead of the board {board}"
+                    )
             return call(op, timeout_s, **arguments)
 
         return fresh
@@ -203,7 +232,12 @@ class BoardTvmLibrary(TvmLibrary):
         return call
 
     def _without_board(self, op: str) -> Exception:
-        """A candidate fails whose turn is yet to come; those that were measured stay as they are, but in finals all is new."""
+        """A candidate fails whose turn is yet to come; those that were measured stay as they are,
+        but in finals all is new."""
         if self._in_finals:
             return DeviceGone(self._gone)
-        return ChildFailed(self._gone, self._gone) if op in ("prepare", "measure", "probe") else DeviceHeld(self._gone)
+        return (
+            ChildFailed(self._gone, self._gone)
+            if op in ("prepare", "measure", "probe")
+            else DeviceHeld(self._gone)
+        )

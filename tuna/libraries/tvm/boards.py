@@ -1,4 +1,5 @@
-"""Boards behind TVM's RPC: how they are found, what they say of themselves, and the environment that makes of it. No TVM here."""
+"""Boards behind TVM's RPC: how they are found, what they say of themselves, and the environment
+that makes of it. No TVM here."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ START_S, HANDSHAKE_S = 120.0, 20.0
 #: How long a worker that starts, or a new session, waits for a free board.
 _FIRST_WAIT_S = 30.0
 _CONNECT_S = 3.0
-#: For so long at a time the tracker is asked, so that a worker that ends need not wait longer; and the pause between.
+#: For so long at a time the tracker is asked, so that a worker that ends need not wait longer; and
+#: the pause between.
 _SLICE_S, _PAUSE_S = 2.0, 0.2
 #: What the child's error begins with where the board itself failed.
 _LOST = "BoardLost: "
@@ -42,21 +44,26 @@ class Boards:
     def at(cls, address: str, key: str) -> Boards:
         """Of the tracker at HOST:PORT; raises BadInput."""
         if not address or not key:
-            raise BadInput("A board is named by its tracker and its key.", hint="give --tvm-tracker and --device-key")
+            raise BadInput(
+                "A board is named by its tracker and its key.",
+                hint="give --tvm-tracker and --device-key",
+            )
         return cls(Tracker.parse(address), key)
 
     def __str__(self) -> str:
         return f"{self.key}@{self.tracker}"
 
     def all_held(self) -> bool:
-        """Whether none is free and no client waits for one: then a client that leaves one gets the same one again."""
+        """Whether none is free and no client waits for one: then a client that leaves one gets the
+        same one again."""
         try:
             return self.tracker.queue(self.key, _CONNECT_S) == (0, 0)
         except ServiceError:
             return False
 
     def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> Place:
-        """A free one; raises DeviceGone where there is none within `wait_s`, or before when this process is `ending`."""
+        """A free one; raises DeviceGone where there is none within `wait_s`, or before when this
+        process is `ending`."""
         deadline = time.monotonic() + wait_s
         while True:
             left_s = deadline - time.monotonic()
@@ -65,21 +72,26 @@ class Boards:
             except ServiceError as error:
                 if ending():
                     raise DeviceGone("this worker is ending") from None
-                if left_s <= _SLICE_S or isinstance(error.__cause__, OSError):  # no tracker listens there
+                # no tracker listens there
+                if left_s <= _SLICE_S or isinstance(error.__cause__, OSError):
                     raise DeviceGone(str(error)) from error
                 time.sleep(_PAUSE_S)
 
 
 def open_request(place: Place, session_s: float) -> dict[str, Any]:
-    """The request that makes a child open a session there, which the board's server ends after `session_s`."""
+    """The request that makes a child open a session there, which the board's server ends after
+    `session_s`."""
     found = {"host": place.host, "port": place.port, "match_key": place.match_key}
     return {"op": "open", **found, "session_s": session_s}
 
 
-def environment_of(facts: Mapping[str, Any], target: Mapping[str, Any] | None, key: str) -> Environment:
+def environment_of(
+    facts: Mapping[str, Any], target: Mapping[str, Any] | None, key: str
+) -> Environment:
     """The environment of a board by what it says of itself, for a target; None: the board's own.
 
-    Raises BadInput for a target that the board cannot run, and without one for a board that does not say what its CPU is.
+    Raises BadInput for a target that the board cannot run, and without one for a board that does
+    not say what its CPU is.
     """
     target = target or _own_target(facts, key)
     flags = {"device_key": key, "cpu": str(facts["cpu"]), "runtime": f"llvm-{facts['llvm']}"}
@@ -116,13 +128,21 @@ def _own_target(facts: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def environment_by_hand(facts: Mapping[str, str]) -> Environment:
-    """The environment of a board that a tracker has, or that a target alone describes; raises BadInput, LibraryMissing."""
+    """The environment of a board that a tracker has, or that a target alone describes; raises
+    BadInput, LibraryMissing."""
     text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
     if address or key:
         boards, wanted = Boards.at(address, key), targets.parse(text) if text else None
         return environment_of(ask(boards), wanted, key)
     target = targets.parse(text)
-    alone = {"cpu": "", "triple": "", "threads": 1, "llvm": 0, "emulator": "", "model": targets.triple(target)}
+    alone = {
+        "cpu": "",
+        "triple": "",
+        "threads": 1,
+        "llvm": 0,
+        "emulator": "",
+        "model": targets.triple(target),
+    }
     return environment_of(alone, target, "")
 
 
@@ -130,22 +150,28 @@ def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str,
     """What a free board says of itself; raises LibraryMissing where there is none."""
     child = Child(CHILD, env=child_env({"TVM_NUM_THREADS": "1"}), box=Box(network=True))
     try:
-        child.call({"op": "close"}, START_S, ending)  # its start: a board that was given does not wait so long
+        # its start: a board that was given does not wait so long
+        child.call({"op": "close"}, START_S, ending)
         request = open_request(boards.free(_FIRST_WAIT_S, ending), _FIRST_WAIT_S)
         return child.call(request, HANDSHAKE_S, ending)
     except (*CHILD_FAULTS, ChildCancelled, DeviceGone) as error:
         text = f"No board with the key {boards.key} can be used: {words(error)}"
-        hint = f"see what the tracker has: python -m tvm.exec.query_rpc_tracker --host {boards.tracker.host}"
+        hint = (
+            "see what the tracker has: python -m tvm.exec.query_rpc_tracker --host"
+            f" {boards.tracker.host}"
+        )
         raise LibraryMissing(text, hint=f"{hint} --port {boards.tracker.port}") from error
     finally:
         child.close()
 
 
 def listens(board: str, wait_s: float) -> bool:
-    """Whether the board's server serves within `wait_s`: it refuses this connection for its first word, or is busy and keeps it.
+    """Whether the board's server serves within `wait_s`: it refuses this connection for its first
+    word, or is busy and keeps it.
 
-    The system takes connections for a server that is about to end, and resets them when it has; so an answer is awaited. A server
-    that a candidate crashed is started again by its board, which takes moments.
+    The system takes connections for a server that is about to end, and resets them when it has; so
+    an answer is awaited. A server that a candidate crashed is started again by its board, which
+    takes moments.
     """
     deadline = time.monotonic() + wait_s
     while True:

@@ -1,8 +1,9 @@
 """Imports TVM without its 23 seconds of tensor intrinsics that no CPU of this architecture uses.
 
-`tvm.s_tir.tensor_intrin` parses the intrinsics of every device when it is first imported, which each TuneContext does. Here an
-empty package takes its place and only the modules for the host are imported. It depends on the layout of that package
-in the pinned version; where that differs the plain import is used, which is slow and right.
+`tvm.s_tir.tensor_intrin` parses the intrinsics of every device when it is first imported, which
+each TuneContext does. Here an empty package takes its place and only the modules for the host are
+imported. It depends on the layout of that package in the pinned version; where that differs the
+plain import is used, which is slow and right.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import types
 from pathlib import Path
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
-_BY_MACHINE = {"x86_64": ("x86",), "amd64": ("x86",), "aarch64": ("arm_cpu",), "arm64": ("arm_cpu",)}
+_BY_MACHINE = {
+    "x86_64": ("x86",),
+    "amd64": ("x86",),
+    "aarch64": ("arm_cpu",),
+    "arm64": ("arm_cpu",),
+}
 
 
 def import_intrinsics(wanted: tuple[str, ...] | None = None, architecture: str = "") -> bool:
-    """Import the intrinsics named by `wanted` (default: those of the architecture, which is the host's by default).
+    """Import the intrinsics named by `wanted` (default: those of the architecture, which is the
+    host's by default).
 
     Returns whether the fast way worked.
     """

@@ -1,8 +1,9 @@
 """The TVM compile child: candidates and their shared libraries. Imports TVM.
 
-Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which replaces a crashed one
-proposes the same candidates again. A family of kernels gives the first points of its space, whatever the seed, after the one that
-the job's option `first` names. A candidate is built from its params alone.
+Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which
+replaces a crashed one proposes the same candidates again. A family of kernels gives the first
+points of its space, whatever the seed, after the one that the job's option `first` names. A
+candidate is built from its params alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
-#: Problems whose module and space are kept: those of searches that go on beside each other take turns.
+#: Problems whose module and space are kept: those of searches that go on beside each other take
+#: turns.
 _KEPT = 16
 
 
@@ -41,13 +43,21 @@ class TvmBuilder(Builder):
     def propose(self, job: KernelJob) -> Sequence[str]:
         """A TuningRecord of each candidate, as JSON text."""
         module, target = _module(job), problems.target_of(job.target)
-        return list(dict.fromkeys(records.to_params(module, target, schedule) for schedule in _proposals(job, module)))
+        return list(
+            dict.fromkeys(
+                records.to_params(module, target, schedule) for schedule in _proposals(job, module)
+            )
+        )
 
-    def search(self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()) -> Sequence[str]:
+    def search(
+        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+    ) -> Sequence[str]:
         """By `search.proposal`."""
         others = [Source(one.label, _measured(one.trials), sibling=not one.same) for one in known]
         avoid = {one.params for one in history}
-        return proposal.propose(_space(job), _measured(history), count=count, seed=job.seed, others=others, avoid=avoid)
+        return proposal.propose(
+            _space(job), _measured(history), count=count, seed=job.seed, others=others, avoid=avoid
+        )
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
@@ -58,7 +68,9 @@ class TvmBuilder(Builder):
         module = records.schedule_of(_module(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
-        module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
+        module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
+            module
+        )
         target = json.loads(job.target)
         linker = targets.linker(target, os.environ.get("TUNA_CC", ""))
         built = tvm.tirx.build(module, target=tvm.target.Target(targets.for_code(target)))
@@ -88,19 +100,24 @@ def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
         return map(problem.candidate, problem.indices(job.count, str(job.options.get("first", ""))))
     if BY_NAME[job.solver] is FUNCTION:
         return _of_function(job, module) if tasks.can_be_tuned(module) else []
-    return [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
+    return (
+        [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
+    )
 
 
 def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
     """The schedule by rule, or none where there is no rule, then sampled ones."""
-    by_rule = functions.schedule(module["main"], machine.from_target(problems.target_of(job.target)))
+    by_rule = functions.schedule(
+        module["main"], machine.from_target(problems.target_of(job.target))
+    )
     yield by_rule or Schedule(module)
     if job.count > 1:
         yield from _sampled(job, module, job.count - 1)
 
 
 def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
-    """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid ones are dropped."""
+    """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid
+    ones are dropped."""
     import_intrinsics(architecture=targets.architecture(json.loads(job.target)))
     found: dict[str, Schedule] = {}
     for number in range(_ROUNDS):

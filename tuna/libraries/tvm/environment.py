@@ -1,4 +1,5 @@
-"""The TVM installation, found without importing it: versions from package metadata, the CPU from the kernel."""
+"""The TVM installation, found without importing it: versions from package metadata, the CPU from
+the kernel."""
 
 from __future__ import annotations
 
@@ -17,25 +18,30 @@ from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 from tuna.sentences import install_extra
 
-#: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is the likely cause).
+#: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
+#: the likely cause).
 GOOD_FFI = "0.1.14.post1"
 _HINT = install_extra("tvm")
 _HOST_TIMEOUT_S = 120.0
 
 
 def tvm_version() -> str:
-    """The version of the installed TVM; raises LibraryMissing when there is none, or one that is known to crash."""
+    """The version of the installed TVM; raises LibraryMissing when there is none, or one that is
+    known to crash."""
     try:
         found, ffi = version("apache-tvm"), version("apache-tvm-ffi")
     except PackageNotFoundError:
         raise LibraryMissing("TVM is not installed.", hint=_HINT) from None
     if ffi != GOOD_FFI:
-        raise LibraryMissing(f"TVM {found} crashes with apache-tvm-ffi {ffi}; it needs {GOOD_FFI}.", hint=_HINT)
+        raise LibraryMissing(
+            f"TVM {found} crashes with apache-tvm-ffi {ffi}; it needs {GOOD_FFI}.", hint=_HINT
+        )
     return found
 
 
 def toolchain() -> str:
-    """Any machine with these versions of TVM and of our kernels builds the same code for a target."""
+    """Any machine with these versions of TVM and of our kernels builds the same code for a
+    target."""
     return toolchain_of(tvm_version())
 
 
@@ -71,7 +77,9 @@ def host() -> Mapping[str, str]:
     from tvm_ffi import get_global_func, libinfo
 
     package = find_spec("tvm")
-    folders = [Path(folder) / "lib" for folder in (package and package.submodule_search_locations) or ()]
+    folders = [
+        Path(folder) / "lib" for folder in (package and package.submodule_search_locations) or ()
+    ]
     for name, mode in (("tvm_runtime", "RTLD_GLOBAL"), ("tvm_compiler", "RTLD_LOCAL")):
         libinfo.load_lib_ctypes("tvm", name, mode, extra_lib_paths=folders)
     return {"mcpu": str(get_global_func("target.llvm_get_system_cpu")())}

@@ -25,10 +25,13 @@ _KEPT = 2
 class TvmKernel(Kernel):
     """A compiled module with its arguments in TVM's own tensors.
 
-    TVM's `time_evaluator` is not used: it does not tell when it was preempted, and takes 0.2 ms beside the runs.
+    TVM's `time_evaluator` is not used: it does not tell when it was preempted, and takes 0.2 ms
+    beside the runs.
     """
 
-    def __init__(self, path: Path, arrays: Sequence[np.ndarray], answer: Callable[[Any], Any] = lambda y: y) -> None:
+    def __init__(
+        self, path: Path, arrays: Sequence[np.ndarray], answer: Callable[[Any], Any] = lambda y: y
+    ) -> None:
         """`answer` makes the config's output from the kernel's."""
         self._module = tvm.runtime.load_module(str(path))
         self._tensors = [tvm.runtime.tensor(array) for array in arrays]
@@ -49,23 +52,31 @@ class TvmLoader(Loader):
         self._packed: OrderedDict[Any, list[Any]] = OrderedDict()
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
-        """The function `main` of the shared library; weights are packed ahead of time, once for all candidates."""
+        """The function `main` of the shared library; weights are packed ahead of time, once for all
+        candidates."""
         problem = problems.of(job)
         if problem is not None:
             *given, y = arrays
-            return TvmKernel(path, [*self._inputs(problem, given), problem.output(y)], problem.answer)
+            return TvmKernel(
+                path, [*self._inputs(problem, given), problem.output(y)], problem.answer
+            )
         return TvmKernel(path, arrays)
 
     def reference(self, job: KernelJob) -> Problem | None:
         """Of a task without a core, which is a function: its own answer without a schedule."""
-        return tasks.problem(tasks.read(job.body), problems.target_of(job.target)) if job.body else None
+        return (
+            tasks.problem(tasks.read(job.body), problems.target_of(job.target))
+            if job.body
+            else None
+        )
 
     def error_bound(self, job: KernelJob) -> float:
         """As the solver states it."""
         return solvers.error_bound(job.solver, job.config)
 
     def _inputs(self, problem: problems.Problem, given: Sequence[np.ndarray]) -> list[Any]:
-        """The kernel's inputs, kept for the next candidate: packing the weights of a large layer takes a second."""
+        """The kernel's inputs, kept for the next candidate: packing the weights of a large layer
+        takes a second."""
         digest = hashlib.blake2b()
         for array in given:
             digest.update(np.ascontiguousarray(array).data)
@@ -79,7 +90,8 @@ class TvmLoader(Loader):
 
 @functools.cache
 def _call_s() -> float:
-    """Seconds of a call of TVM's function that does nothing: the fastest of many, for a preempted one says nothing."""
+    """Seconds of a call of TVM's function that does nothing: the fastest of many, for a preempted
+    one says nothing."""
     nothing = functools.partial(
         tvm.get_global_func("testing.nop"), *(tvm.runtime.tensor(np.zeros(1)) for _ in range(3))
     )

@@ -1,10 +1,14 @@
-"""Schedules of functions without a core: softmax, normalisations, reductions, what is done to single values. Imports TVM.
+"""Schedules of functions without a core: softmax, normalisations, reductions, what is done to
+single values. Imports TVM.
 
-    for row, all axes that every stage has, as one loop                                                        parallel
+    for row, all axes that every stage has, as one loop
+    parallel
         each stage that was not inlined into its only reader: a sum over what lies side by side
-            in as many parts as a vector has values, others along the last axis of what they write         vector
+            in as many parts as a vector has values, others along the last axis of what they write
+            vector
 
-TVM's default computes a stage after the other over the whole tensor, on one core, and a sum value by value.
+TVM's default computes a stage after the other over the whole tensor, on one core, and a sum value
+by value.
 """
 
 from __future__ import annotations
@@ -21,7 +25,16 @@ from tuna.libraries.tvm.kernels import epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 
 #: Functions of single values that take so long that a value is kept for its second reader.
-_SLOW = {"tirx.exp", "tirx.erf", "tirx.tanh", "tirx.sigmoid", "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
+_SLOW = {
+    "tirx.exp",
+    "tirx.erf",
+    "tirx.tanh",
+    "tirx.sigmoid",
+    "tirx.log",
+    "tirx.pow",
+    "tirx.sqrt",
+    "tirx.rsqrt",
+}
 _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.exp": epilogue.exp,
     "tirx.erf": epilogue.erf,
@@ -31,30 +44,40 @@ _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
 
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
-    """The schedule of a function; None where TVM's default is as good: for a change of shape, and what has no schedule here."""
+    """The schedule of a function; None where TVM's default is as good: for a change of shape, and
+    what has no schedule here."""
     if relax.analysis.has_reshape_pattern(function):
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
     try:
         _schedule(sch, machine)
-    except ScheduleError:  # an access that a primitive does not follow; the default is right for all
+    except (
+        ScheduleError
+    ):  # an access that a primitive does not follow; the default is right for all
         return None
     return sch
 
 
 def in_vectors(function: Any) -> Any:
-    """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call for each value."""
+    """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call
+    for each value."""
 
     def replaced(call: Any) -> Any:
         name = _name(call)
-        return _IN_VECTORS[name](call.args[0]) if name in _IN_VECTORS and str(call.ty) == "float32" else call
+        return (
+            _IN_VECTORS[name](call.args[0])
+            if name in _IN_VECTORS and str(call.ty) == "float32"
+            else call
+        )
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, replaced)))
 
 
 def _schedule(sch: Any, machine: Machine) -> None:
     lanes = machine.floats
-    blocks = [block for block in sch.get_child_blocks(sch.get_sblock("root")) if not _inlined(sch, block)]
+    blocks = [
+        block for block in sch.get_child_blocks(sch.get_sblock("root")) if not _inlined(sch, block)
+    ]
     stages = []
     for block in blocks:
         stages += _in_parts(sch, block, lanes)
@@ -81,28 +104,39 @@ def _inlined(sch: Any, block: Any) -> bool:
 
 
 def _in_parts(sch: Any, block: Any, lanes: int) -> list[Any]:
-    """A reduction along what lies side by side, as one for each lane and one of the lanes; any other stage as it is."""
+    """A reduction along what lies side by side, as one for each lane and one of the lanes; any
+    other stage as it is."""
     if not _reduces(sch, block):
         return [block]
     loops, kinds = sch.get_loops(block), _kinds(sch, block)
     last = sch.get(loops[-1])
-    if kinds[-1] != "reduce" or int(last.extent) % lanes or int(last.extent) < 2 * lanes or not _along(sch, block):
+    if (
+        kinds[-1] != "reduce"
+        or int(last.extent) % lanes
+        or int(last.extent) < 2 * lanes
+        or not _along(sch, block)
+    ):
         return [block]
     part = sch.rfactor(sch.split(loops[-1], [None, lanes])[1], -1)
     return [part, block]
 
 
 def _common_depth(sch: Any, stages: list[Any]) -> int:
-    """How many outer loops all stages have: they go over the same axes, and no reduction is among them."""
+    """How many outer loops all stages have: they go over the same axes, and no reduction is among
+    them."""
     *earlier, last = stages
     depth = 0
     kinds = _kinds(sch, last)
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(last)]
     most = len(extents) - 1 if earlier else max(kinds.count("space") - 1, 0)
-    shapes = [([int(sch.get(loop).extent) for loop in sch.get_loops(block)], _kinds(sch, block)) for block in earlier]
+    shapes = [
+        ([int(sch.get(loop).extent) for loop in sch.get_loops(block)], _kinds(sch, block))
+        for block in earlier
+    ]
     while depth < most and kinds[depth] == "space":
         fits = all(
-            depth < len(found) and found[depth] == extents[depth] and kind[depth] == "space" for found, kind in shapes
+            depth < len(found) and found[depth] == extents[depth] and kind[depth] == "space"
+            for found, kind in shapes
         )
         if not fits:
             break
@@ -111,14 +145,19 @@ def _common_depth(sch: Any, stages: list[Any]) -> int:
 
 
 def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
-    """The last axis of what a stage writes, but for loops outside, in whole vectors; LLVM does what it can with others."""
+    """The last axis of what a stage writes, but for loops outside, in whole vectors; LLVM does what
+    it can with others."""
     loops, kinds = sch.get_loops(block)[outside:], _kinds(sch, block)[outside:]
     of_kind = list(zip(loops, kinds, strict=True))
     space = [loop for loop, kind in of_kind if kind == "space" and int(sch.get(loop).extent) > 1]
     reduced = [loop for loop, kind in of_kind if kind == "reduce"]
     if not space or int(sch.get(space[-1]).extent) % lanes:
         return
-    inner = sch.split(space[-1], [None, lanes])[1] if int(sch.get(space[-1]).extent) > lanes else space[-1]
+    inner = (
+        sch.split(space[-1], [None, lanes])[1]
+        if int(sch.get(space[-1]).extent) > lanes
+        else space[-1]
+    )
     if not reduced:
         sch.vectorize(inner)
         return
@@ -129,7 +168,8 @@ def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
 
 
 def _kinds(sch: Any, block: Any) -> list[str]:
-    """Of each loop around a block: `space`, `reduce`, or `row` for one that goes over several axes."""
+    """Of each loop around a block: `space`, `reduce`, or `row` for one that goes over several
+    axes."""
     bound: dict[Any, str] = {}
     for axis, value in zip(sch.get(block).iter_vars, _realised(sch, block), strict=True):
         if isinstance(value, tirx.Var):

@@ -1,4 +1,5 @@
-"""TVM as a library of Tuna. This process never imports TVM: the children of `CandidateLibrary` do."""
+"""TVM as a library of Tuna. This process never imports TVM: the children of `CandidateLibrary`
+do."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ class TvmJobOptions(SearchOptions):
     first: str = Field(
         "",
         max_length=1000,
-        description="point of a family's space to try first, as `tuna query` has it; ignored where it is not",
+        description=(
+            "point of a family's space to try first, as `tuna query` has it; ignored where it"
+            " is not"
+        ),
     )
 
 
@@ -36,9 +40,9 @@ class TvmLibrary(SearchingLibrary):
 
     Layers in fp32 have kernels of our own (`kernels/`), others are searched with MetaSchedule.
 
-    The defaults of its limits: importing TVM on a loaded machine can take half a minute. Most candidates build in under a
-    second and winograd's in 4 s; a few unroll into code that LLVM optimises for minutes, and such a one has never been
-    the fastest.
+    The defaults of its limits: importing TVM on a loaded machine can take half a minute. Most
+    candidates build in under a second and winograd's in 4 s; a few unroll into code that LLVM
+    optimises for minutes, and such a one has never been the fastest.
     """
 
     name = "tvm"
@@ -50,7 +54,9 @@ class TvmLibrary(SearchingLibrary):
     conditions = (
         *SearchingLibrary.conditions,
         LAYOUTS,
-        Condition("winograd", ("yes", "no"), "no: direct sums only, whose rounding errors are smaller"),
+        Condition(
+            "winograd", ("yes", "no"), "no: direct sums only, whose rounding errors are smaller"
+        ),
     )
     builder = "tuna.libraries.tvm.compiler:TvmBuilder"
     loader = "tuna.libraries.tvm.evaluator:TvmLoader"
@@ -63,10 +69,15 @@ class TvmLibrary(SearchingLibrary):
     def environment_of_target(self) -> Environment | None:
         """The environment that the target alone describes, where TUNA_TVM_TARGET_ALONE says so."""
         settings = get_settings()
-        return boards.environment_by_hand({"target": settings.tvm_target}) if settings.tvm_target_alone else None
+        return (
+            boards.environment_by_hand({"target": settings.tvm_target})
+            if settings.tvm_target_alone
+            else None
+        )
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """For `target`, on a board with `device_key` that the tracker `tvm_tracker` (HOST:PORT) has."""
+        """For `target`, on a board with `device_key` that the tracker `tvm_tracker` (HOST:PORT)
+        has."""
         self.expect_facts(facts, "target", "tvm_tracker", "device_key")
         found = boards.environment_by_hand(facts)
         targets.check(json.loads(found.target))
@@ -80,16 +91,22 @@ class TvmLibrary(SearchingLibrary):
         """Every way to express a layer."""
         return [row.solver for row in TABLE]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
         """By the rules of the solvers' table."""
-        return ((config, applicable(config, environment.target, environment.conditions)) for config in configs)
+        return (
+            (config, applicable(config, environment.target, environment.conditions))
+            for config in configs
+        )
 
     def unsupported(self, config: Config) -> str:
         """By the same rules."""
         return unsupported(config)
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """With the target where it is that of boards; what is measured there again takes the settings of their workers."""
+        """With the target where it is that of boards; what is measured there again takes the
+        settings of their workers."""
         words = super().reproduce(item, index)
         return f"{words} --target {shlex.quote(item.target)}" if "mtriple" in item.target else words
 

@@ -1,17 +1,21 @@
-"""How the kernels of a family want a layer's tensors, as data that a program without Tuna can follow. Imports no TVM.
+"""How the kernels of a family want a layer's tensors, as data that a program without Tuna can
+follow. Imports no TVM.
 
-A tensor of the layer becomes an argument of the kernel in these steps, of which `layers.json` of an exported database has those
-that do something:
+A tensor of the layer becomes an argument of the kernel in these steps, of which `layers.json` of an
+exported database has those that do something:
 
     order      axes         transpose to this order: channels first, or a matrix as it is multiplied
-    turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both filter axes reversed
+    turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both
+    filter axes reversed
     filled     extents      zeros up to these extents
-    groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their number
+    groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their
+    number
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
     permuted   axes         transpose to this order; the result is contiguous, in fp32
 
-The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents of the layer, to `order`.
+The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
+of the layer, to `order`.
 """
 
 from __future__ import annotations
@@ -29,8 +33,11 @@ _CHANNELS_FIRST = [0, 3, 1, 2]
 Steps = dict[str, Any]
 
 
-def of(config: Config, family: str, arguments: Sequence[Sequence[int]]) -> list[Steps | None] | None:
-    """The steps to each argument of a family's kernel with these extents, None for one that stays; None if all stay.
+def of(
+    config: Config, family: str, arguments: Sequence[Sequence[int]]
+) -> list[Steps | None] | None:
+    """The steps to each argument of a family's kernel with these extents, None for one that stays;
+    None if all stay.
 
     A task has those of its core: what its epilogue adds lies between weights and answer.
     """
@@ -38,14 +45,20 @@ def of(config: Config, family: str, arguments: Sequence[Sequence[int]]) -> list[
         return _task(config, family, arguments)
     if isinstance(config, GemmConfig):
         found = [None, _panels(config, arguments[1]), None]
-    elif isinstance(config, ConvConfig) and family and config.direction is not Direction.BACKWARD_WEIGHTS:
+    elif (
+        isinstance(config, ConvConfig)
+        and family
+        and config.direction is not Direction.BACKWARD_WEIGHTS
+    ):
         found = _convolution(config, family, arguments)
     else:
         return None
     return found if any(found) else None
 
 
-def _task(config: TaskConfig, family: str, arguments: Sequence[Sequence[int]]) -> list[Steps | None] | None:
+def _task(
+    config: TaskConfig, family: str, arguments: Sequence[Sequence[int]]
+) -> list[Steps | None] | None:
     if config.core is None:
         return None
     x, w, *added, y = arguments
@@ -80,7 +93,9 @@ def _panels(config: GemmConfig, extents: Sequence[int]) -> Steps | None:
     }
 
 
-def _convolution(config: ConvConfig, family: str, arguments: Sequence[Sequence[int]]) -> list[Steps | None]:
+def _convolution(
+    config: ConvConfig, family: str, arguments: Sequence[Sequence[int]]
+) -> list[Steps | None]:
     x, w, y = arguments
     native = len(y) == 5
     sizes = shape.of(config, y[-1] if native else w[-1])

@@ -11,7 +11,8 @@ OWN = "tuna.params"
 
 
 def readable(params: str) -> str:
-    """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles 4·2·1·8, unroll explicit 64`.
+    """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles
+    4·2·1·8, unroll explicit 64`.
 
     Any other text stays as it is.
     """
@@ -50,7 +51,9 @@ def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
     return ", ".join([*(["tiles " + " ".join(tiles)] if tiles else []), *others])
 
 
-def _annotated(name: str, inputs: Sequence[Any], attributes: Sequence[Any]) -> list[tuple[str, str]]:
+def _annotated(
+    name: str, inputs: Sequence[Any], attributes: Sequence[Any]
+) -> list[tuple[str, str]]:
     """What an annotation does with a sampled value: (the value's variable, words)."""
     if name != "Annotate" or not isinstance(inputs[1], str):
         return []

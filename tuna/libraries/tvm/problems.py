@@ -1,6 +1,8 @@
-"""A job of a family of kernels: its points as schedules, and its arguments as the kernel takes them. Imports TVM.
+"""A job of a family of kernels: its points as schedules, and its arguments as the kernel takes
+them. Imports TVM.
 
-A kernel takes the weights packed, and in native mode input and answer in blocks of channels (`kernels/shape.py`).
+A kernel takes the weights packed, and in native mode input and answer in blocks of channels
+(`kernels/shape.py`).
 """
 
 from __future__ import annotations
@@ -38,21 +40,26 @@ class Problem:
         return self.family.workload(self.layer)
 
     def count(self, wanted: int) -> int:
-        """How many candidates there are, at most `wanted`; none where the family has no kernel for the target."""
+        """How many candidates there are, at most `wanted`; none where the family has no kernel for
+        the target."""
         if isinstance(self.layer, Layer):
             sizes = self.layer.shape
-            fits = sizes.direction is self.family.direction and self.family.applies(sizes, self.layer.mode)
+            fits = sizes.direction is self.family.direction and self.family.applies(
+                sizes, self.layer.mode
+            )
         else:
             fits = self.family.applies(self.layer.config, self.layer.mode)
         return min(wanted, len(self.family.space(self.layer))) if fits else 0
 
     def index_of(self, point: str) -> int | None:
-        """Where the point with this text lies in the space, None where the space does not have it."""
+        """Where the point with this text lies in the space, None where the space does not have
+        it."""
         texts = [text_of(own) for own in self.family.space(self.layer)] if self.count(1) else []
         return texts.index(point) if point in texts else None
 
     def indices(self, wanted: int, first: str = "") -> list[int]:
-        """The candidates to try, at most `wanted`: the point with the text `first`, if there is one, then the best by estimate."""
+        """The candidates to try, at most `wanted`: the point with the text `first`, if there is
+        one, then the best by estimate."""
         ahead = self.index_of(first) if first else None
         others = [index for index in range(self.count(wanted)) if index != ahead]
         return [*([] if ahead is None else [ahead]), *others][:wanted]
@@ -62,12 +69,18 @@ class Problem:
         return self.family.candidate(self.layer, index)
 
     def inputs(self, x: Any, w: Any, *added: Any) -> list[Any]:
-        """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what its epilogue adds."""
+        """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
+        its epilogue adds."""
         if isinstance(self.layer, Product):
-            return [x, self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w, *added]
+            return [
+                x,
+                self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w,
+                *added,
+            ]
         assert isinstance(self.config, ConvConfig)
         sizes = self.layer.shape
-        if self.config.direction is Direction.BACKWARD_WEIGHTS:  # x and dy: there are no weights yet
+        # x and dy: there are no weights yet
+        if self.config.direction is Direction.BACKWARD_WEIGHTS:
             return [x, w]
         plain = shape.forward_weights(self.config, arrays.channels_first(w, self.config.fil_layout))
         packed = self.family.pack_weights(sizes, plain)
@@ -85,14 +98,16 @@ class Problem:
         return y
 
     def answer(self, found: Any) -> Any:
-        """The config's answer from the kernel's; lanes that fill the last block up are no part of it."""
+        """The config's answer from the kernel's; lanes that fill the last block up are no part of
+        it."""
         if isinstance(self.layer, Layer) and self.layer.mode is Mode.NATIVE:
             return arrays.unblock_output(self.layer.shape, found)
         return found
 
 
 def of(job: KernelJob) -> Problem | None:
-    """The problem of a job whose solver is a family of kernels, else None; raises ValueError for a layer it cannot take."""
+    """The problem of a job whose solver is a family of kernels, else None; raises ValueError for a
+    layer it cannot take."""
     name = BY_NAME[job.solver].family
     if not name:
         return None
@@ -103,7 +118,8 @@ def of(job: KernelJob) -> Problem | None:
 
 
 def with_family(config: Config, family: str, mode: Mode, target: Any) -> Problem | None:
-    """The problem of a layer or task for the family of that name, None where it cannot take it. A task has its own mode."""
+    """The problem of a layer or task for the family of that name, None where it cannot take it. A
+    task has its own mode."""
     epilogue, core = NOTHING, config
     if isinstance(config, TaskConfig) and config.core is not None:
         core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)

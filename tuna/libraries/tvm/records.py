@@ -1,6 +1,8 @@
-"""Candidates as text and back: the params of a candidate are TVM's TuningRecord of its schedule. Imports TVM.
+"""Candidates as text and back: the params of a candidate are TVM's TuningRecord of its schedule.
+Imports TVM.
 
-The record holds the trace, which is the whole schedule: a candidate is built from its params and the problem's module alone.
+The record holds the trace, which is the whole schedule: a candidate is built from its params and
+the problem's module alone.
 """
 
 from __future__ import annotations
@@ -17,14 +19,19 @@ from tuna.errors import BadInput
 def to_params(module: Any, target: Any, schedule: Schedule) -> str:
     """The params of a schedule of `module`; the same text in every process."""
     arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-    record = ms.database.TuningRecord(schedule.trace, ms.database.Workload(module), None, target, arguments)
+    record = ms.database.TuningRecord(
+        schedule.trace, ms.database.Workload(module), None, target, arguments
+    )
     return to_text(record.as_json())
 
 
 def schedule_of(module: Any, params: str) -> Schedule:
-    """The schedule with these params; raises BadInput for a text that is no record of a schedule of `module`."""
+    """The schedule with these params; raises BadInput for a text that is no record of a schedule of
+    `module`."""
     try:
-        record = ms.database.TuningRecord.from_json(json.loads(params), ms.database.Workload(module))
+        record = ms.database.TuningRecord.from_json(
+            json.loads(params), ms.database.Workload(module)
+        )
         schedule = Schedule(module)
         record.trace.apply_to_schedule(schedule, remove_postproc=False)
     except Exception as error:  # TVM's reader and its primitives have many ways to fail

@@ -1,11 +1,15 @@
-"""Values on a board: TVM's RPC carries some by value, others must be made there first, and some cannot cross. Imports TVM.
+"""Values on a board: TVM's RPC carries some by value, others must be made there first, and some
+cannot cross. Imports TVM.
 
-By value go None, bool, int, float, str, bytes and data types. A tensor must lie on the board. Of any other object the board makes
-its own, by its constructors `ffi.Shape`, `ffi.Array` and `ffi.Map`, and the client has a handle. None of them may be given a
-tensor: TVM 0.27 would store a bare pointer to it, which is read after it is freed. So a tuple of tensors is made by the tensor
-cache of the virtual machine, and a dict of them by `runtime.LoadParams`. tests/models/test_crossing.py has each case.
+By value go None, bool, int, float, str, bytes and data types. A tensor must lie on the board. Of
+any other object the board makes its own, by its constructors `ffi.Shape`, `ffi.Array` and
+`ffi.Map`, and the client has a handle. None of them may be given a tensor: TVM 0.27 would store a
+bare pointer to it, which is read after it is freed. So a tuple of tensors is made by the tensor
+cache of the virtual machine, and a dict of them by `runtime.LoadParams`.
+tests/models/test_crossing.py has each case.
 
-After an error that reached the board its session cannot be used any more (the next call fails, whatever it is): open another.
+After an error that reached the board its session cannot be used any more (the next call fails,
+whatever it is): open another.
 """
 
 from __future__ import annotations
@@ -42,12 +46,14 @@ class _Size:
 
 
 class RemoteValues:
-    """The values of a client on one board. Nothing is freed there before `release`, or the end of the session."""
+    """The values of a client on one board. Nothing is freed there before `release`, or the end of
+    the session."""
 
     def __init__(self, session: Any, device: Any, memory_bytes: int | None = None) -> None:
         """`session` is a `tvm.rpc.RPCSession`, `device` one that it made.
 
-        Values may take `memory_bytes`; by default what the device says is free, or its memory where it does not say that.
+        Values may take `memory_bytes`; by default what the device says is free, or its memory where
+        it does not say that.
         """
         self._session, self._device, self._limit_bytes = session, device, memory_bytes
         self._functions: dict[str, Any] = {}
@@ -74,14 +80,19 @@ class RemoteValues:
         """Raise BadInput if so many bytes more do not fit."""
         free = self.free_bytes
         if free is not None and needed_bytes > free:
-            raise BadInput(f"{what} needs {_gb(needed_bytes)} on the board, which has {_gb(max(free, 0))} left.")
+            raise BadInput(
+                f"{what} needs {_gb(needed_bytes)} on the board, which has"
+                f" {_gb(max(free, 0))} left."
+            )
 
     def send(self, *args: Any, names: Sequence[str] = ()) -> list[Any]:
-        """The arguments as they can be given to a remote function; `names` are theirs, if they have any.
+        """The arguments as they can be given to a remote function; `names` are theirs, if they have
+        any.
 
-        They are None, bool, int, float, str, bytes, data types, NumPy arrays, tensors, `tvm_ffi.Shape`, and lists, tuples and
-        dicts of those; handles and tensors that are there already stay as they are. Before anything is sent, BadInput names
-        the first that cannot cross, such as `args[2]["x"][0]`, or the one that does not fit into the board's memory.
+        They are None, bool, int, float, str, bytes, data types, NumPy arrays, tensors,
+        `tvm_ffi.Shape`, and lists, tuples and dicts of those; handles and tensors that are there
+        already stay as they are. Before anything is sent, BadInput names the first that cannot
+        cross, such as `args[2]["x"][0]`, or the one that does not fit into the board's memory.
         """
         places = list(names) or [f"args[{number}]" for number in range(len(args))]
         whole = _Size()
@@ -126,7 +137,8 @@ class RemoteValues:
         return tvm.runtime.tensor(_array(value), self._device)
 
     def _tuple_of_arrays(self, values: Sequence[Any]) -> Any:
-        """The cache copies each tensor, the array holds the copies, and the names are free again."""
+        """The cache copies each tensor, the array holds the copies, and the names are free
+        again."""
         prefix = f"tuna_{next(self._numbers)}"
         names = [f"{prefix}_{number}" for number in range(len(values))]
         for name, value in zip(names, values, strict=True):
@@ -171,7 +183,9 @@ def _size(value: Any, place: str, depth: int) -> _Size:
     if _is_sequence(value):
         sizes = [_size(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value)]
         if _all_arrays(value):
-            return _Size(_HANDLE_BYTES + sum(one.kept for one in sizes), max(one.kept for one in sizes))
+            return _Size(
+                _HANDLE_BYTES + sum(one.kept for one in sizes), max(one.kept for one in sizes)
+            )
         return _of_objects(value, sizes, place, "tuple")
     raise _refused(place, f"it is of type {type(value).__name__}")
 
@@ -199,7 +213,9 @@ def _size_of_dict(value: Mapping[Any, Any], place: str, depth: int) -> _Size:
 
 def _of_objects(values: Any, sizes: Sequence[_Size], place: str, kind: str) -> _Size:
     if any(_is_array(value) or _is_remote_tensor(value) for value in values):
-        raise _refused(place, f"TVM can make a {kind} of arrays alone, or one without any, on a board")
+        raise _refused(
+            place, f"TVM can make a {kind} of arrays alone, or one without any, on a board"
+        )
     return sum(sizes, _Size(_HANDLE_BYTES))
 
 
@@ -218,7 +234,9 @@ def _all_arrays(values: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (isinstance(value, tvm.runtime.Tensor) and not _is_remote_tensor(value))
+    return isinstance(value, np.ndarray) or (
+        isinstance(value, tvm.runtime.Tensor) and not _is_remote_tensor(value)
+    )
 
 
 def _is_remote_tensor(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """TVM's RPC tracker, asked with a deadline, and sessions with the boards that it lists.
 
-TVM's own client waits for a tracker without limit. Its protocol is small (tvm/rpc/base.py): both sides send a magic number, then
-messages of a length of 4 bytes and JSON, answered in turn. `connect` alone imports TVM; it waits in C++ where no deadline holds,
-so it is called in a child process that can be killed.
+TVM's own client waits for a tracker without limit. Its protocol is small (tvm/rpc/base.py): both
+sides send a magic number, then messages of a length of 4 bytes and JSON, answered in turn.
+`connect` alone imports TVM; it waits in C++ where no deadline holds, so it is called in a child
+process that can be killed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ class Tracker:
         """Of `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
         host, mark, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not mark or not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        if (
+            not mark
+            or not host
+            or not re.fullmatch("[0-9]{1,5}", port)
+            or not 0 < int(port) < 1 << 16
+        ):
             raise BadInput(f"{text!r} is not of the form HOST:PORT.")
         return cls(host, int(port))
 
@@ -64,12 +70,15 @@ class Tracker:
         """
         answer = self._ask([_SUMMARY], timeout_s)
         try:
-            return Counter(str(entry["key"]).removeprefix("server:") for entry in answer["server_info"])
+            return Counter(
+                str(entry["key"]).removeprefix("server:") for entry in answer["server_info"]
+            )
         except (KeyError, TypeError):
             raise self._is_none() from None
 
     def queue(self, key: str, timeout_s: float) -> tuple[int, int]:
-        """How many boards with this device key are free, and how many requests wait for one; raises ServiceError."""
+        """How many boards with this device key are free, and how many requests wait for one; raises
+        ServiceError."""
         answer = self._ask([_SUMMARY], timeout_s)
         try:
             found = answer["queue_info"].get(key, {"free": 0, "pending": 0})
@@ -78,17 +87,21 @@ class Tracker:
             raise self._is_none() from None
 
     def check_key(self, key: str, timeout_s: float) -> None:
-        """Raise NotFound if no board has this device key, ServiceError if the tracker does not answer."""
+        """Raise NotFound if no board has this device key, ServiceError if the tracker does not
+        answer."""
         found = self.boards(timeout_s)
         if key not in found:
             raise NotFound(
                 f"The tracker {self} has no board with the device key {key!r}.",
-                hint=f"{choices(key, found, 'device keys')}; start one: `python -m tvm.exec.rpc_server --tracker={self} "
-                f"--key={key}`",
+                hint=(
+                    f"{choices(key, found, 'device keys')}; start one: `python -m"
+                    f" tvm.exec.rpc_server --tracker={self} --key={key}`"
+                ),
             )
 
     def request(self, key: str, timeout_s: float) -> Place:
-        """A free board with this device key; the caller's until its session ends. Raises ServiceError."""
+        """A free board with this device key; the caller's until its session ends. Raises
+        ServiceError."""
         answer = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
         try:
             host, port, match_key = answer
@@ -114,10 +127,16 @@ class Tracker:
         except TimeoutError:
             if answered and waits_for:
                 raise ServiceError(
-                    f"No board with the device key {waits_for!r} became free within {timeout_s:g} s.",
-                    hint="another client holds it, or it vanished; see `python -m tvm.exec.query_rpc_tracker`",
+                    f"No board with the device key {waits_for!r} became free within"
+                    f" {timeout_s:g} s.",
+                    hint=(
+                        "another client holds it, or it vanished; see `python -m"
+                        " tvm.exec.query_rpc_tracker`"
+                    ),
                 ) from None
-            raise ServiceError(f"The tracker {self} does not answer within {timeout_s:g} s.") from None
+            raise ServiceError(
+                f"The tracker {self} does not answer within {timeout_s:g} s."
+            ) from None
         except OSError as error:
             raise ServiceError(
                 f"The tracker {self} cannot be reached: {error.strerror or error}.",
@@ -149,9 +168,11 @@ def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> Any:
-    """A `tvm.rpc.RPCSession` with a free board, which the board ends after `lease_s` seconds. Raises ServiceError.
+    """A `tvm.rpc.RPCSession` with a free board, which the board ends after `lease_s` seconds.
+    Raises ServiceError.
 
-    The tracker is asked for up to `timeout_s`; the connection to the board itself has no limit but that of this process.
+    The tracker is asked for up to `timeout_s`; the connection to the board itself has no limit but
+    that of this process.
     """
     from tvm import rpc
 
@@ -185,7 +206,8 @@ def facts(session: Any) -> dict[str, Any]:
 
 
 def _model(session: Any) -> str:
-    """The name that a device tree has for the board, such as Raspberry Pi 4 Model B; empty where there is none."""
+    """The name that a device tree has for the board, such as Raspberry Pi 4 Model B; empty where
+    there is none."""
     try:
         text = bytes(session.download("/sys/firmware/devicetree/base/model"))
     except Exception:  # an RPCError of the board's: there is no such file

@@ -1,8 +1,10 @@
-"""The solvers of the TVM library: each is one way to compute a layer, and says where it applies. Imports no TVM.
+"""The solvers of the TVM library: each is one way to compute a layer, and says where it applies.
+Imports no TVM.
 
-Four sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all tried in order; layers as
-expressions whose schedule MetaSchedule searches, for what the families do not cover; functions of models without
-such a layer, searched too; and the baseline, TVM without tuning.
+Four sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all
+tried in order; layers as expressions whose schedule MetaSchedule searches, for what the families do
+not cover; functions of models without such a layer, searched too; and the baseline, TVM without
+tuning.
 """
 
 from __future__ import annotations
@@ -21,21 +23,26 @@ from tuna.libraries.tvm.kernels import coverage, shape
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.vocabulary import BASELINE, kind_text
 
-#: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32 fill an AVX-512 register.
+#: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32
+#: fill an AVX-512 register.
 BLOCKS = (16, 8)
 #: fp32 values in a vector register of the CPUs that there are.
 _WIDTHS = (4, 8, 16)
-#: Terms of the longest sums for which a solver's `error_bound` is stated; rounding grows with their square root.
+#: Terms of the longest sums for which a solver's `error_bound` is stated; rounding grows with their
+#: square root.
 _BOUND_TERMS = 2048 * 3 * 3
-#: Functions of models that are scheduled as they are made (`models/blocked.py`), and one that only changes a shape: a view.
+#: Functions of models that are scheduled as they are made (`models/blocked.py`), and one that only
+#: changes a shape: a view.
 _SCHEDULED = {"to_blocks", "from_blocks", "max_pool", "global_average", "reshape"}
-#: A layer with more operations has no baseline: TVM's default code makes about 2 GFLOP/s, and a check takes four runs.
+#: A layer with more operations has no baseline: TVM's default code makes about 2 GFLOP/s, and a
+#: check takes four runs.
 _BASELINE_FLOPS = 4_000_000_000
 
 
 @dataclass(frozen=True)
 class TvmSolver:
-    """One row of the table: `family` or `builder` says what makes its kernels, or the config is a function itself."""
+    """One row of the table: `family` or `builder` says what makes its kernels, or the config is a
+    function itself."""
 
     solver: Solver
     applies: Callable[[Config, Mode], bool]
@@ -49,21 +56,31 @@ class TvmSolver:
 
 
 def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Sequence[str]:
-    """The solvers for `config`, compiled for `target` (the JSON text of a session's), under a session's conditions.
+    """The solvers for `config`, compiled for `target` (the JSON text of a session's), under a
+    session's conditions.
 
     MetaSchedule's space is searched only where no family of kernels covers the layer.
     """
     if isinstance(config, TaskConfig):
         return _applicable_to_task(config, target, conditions)
     mode, cpu = mode_of(conditions), _is_cpu(target)
-    names = [row.name for row in FAMILIES if cpu and row.applies(config, mode) and _allowed(row, conditions)]
+    names = [
+        row.name
+        for row in FAMILIES
+        if cpu and row.applies(config, mode) and _allowed(row, conditions)
+    ]
     if not names:
-        names = [row.name for row in SEARCHED if row.applies(config, mode) and _allowed(row, conditions)]
+        names = [
+            row.name for row in SEARCHED if row.applies(config, mode) and _allowed(row, conditions)
+        ]
     return [*names, UNTUNED.name] if cpu and UNTUNED.applies(config, mode) else names
 
 
-def _applicable_to_task(task: TaskConfig, target: str, conditions: Mapping[str, str]) -> Sequence[str]:
-    """The families that compute the task's core with its epilogue; it says its layouts by itself."""
+def _applicable_to_task(
+    task: TaskConfig, target: str, conditions: Mapping[str, str]
+) -> Sequence[str]:
+    """The families that compute the task's core with its epilogue; it says its layouts by
+    itself."""
     if not _is_cpu(target):
         return []
     if task.core is None:
@@ -73,19 +90,31 @@ def _applicable_to_task(task: TaskConfig, target: str, conditions: Mapping[str, 
 
 
 def unsupported(config: Config) -> str:
-    """What a config has that none of the solvers takes, in a few words; empty for a function that is scheduled by rule."""
+    """What a config has that none of the solvers takes, in a few words; empty for a function that
+    is scheduled by rule."""
     if isinstance(config, TaskConfig):
-        return "functions like this one" if config.core else "" if config.name in _SCHEDULED else "this target"
+        return (
+            "functions like this one"
+            if config.core
+            else ""
+            if config.name in _SCHEDULED
+            else "this target"
+        )
     if isinstance(config, GemmConfig):
         if config.data_type not in COMMANDS:
             return f"{config.data_type.value} products"
-        return f"products with {', '.join(name for name in config.stated_fields() if name in LATER)}"
+        return (
+            f"products with {', '.join(name for name in config.stated_fields() if name in LATER)}"
+        )
     if not isinstance(config, ConvConfig):
         return kind_text(config.kind)
     if config.mode == "trans":
         return "transposed convolutions"
     if config.direction is not Direction.FORWARD:
-        return f"{config.direction.name.replace('_', ' ').lower()} of this {config.data_type.value} convolution"
+        return (
+            f"{config.direction.name.replace('_', ' ').lower()} of this"
+            f" {config.data_type.value} convolution"
+        )
     return "convolutions without an answer"
 
 
@@ -99,7 +128,8 @@ def _allowed(row: TvmSolver, conditions: Mapping[str, str]) -> bool:
 
 
 def error_bound(solver: str, config: Config) -> float:
-    """The bound that the solver states, for the config's length of sums; infinite if it states none."""
+    """The bound that the solver states, for the config's length of sums; infinite if it states
+    none."""
     stated = BY_NAME[solver].solver.error_bound
     if stated is None:
         return math.inf
@@ -120,7 +150,9 @@ def error_bound(solver: str, config: Config) -> float:
 
 def block_of(config: ConvConfig) -> int | None:
     """The channel block for the blocked layout, None when the channels do not divide."""
-    return next((b for b in BLOCKS if config.in_channels % b == 0 and config.out_channels % b == 0), None)
+    return next(
+        (b for b in BLOCKS if config.in_channels % b == 0 and config.out_channels % b == 0), None
+    )
 
 
 def _is_cpu(target: str) -> bool:
@@ -133,10 +165,13 @@ def _is_cpu(target: str) -> bool:
 def _for_shape(
     rule: Callable[[ConvShape, Mode], bool], direction: Direction = Direction.FORWARD
 ) -> Callable[[Config, Mode], bool]:
-    """Whether a family's rule holds for vectors of any width: the target's width is known only where TVM is."""
+    """Whether a family's rule holds for vectors of any width: the target's width is known only
+    where TVM is."""
 
     def applies(config: Config, mode: Mode) -> bool:
-        if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
+        if not (
+            isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))
+        ):
             return False
         found = [shape.of(config, width) for width in _WIDTHS]
         return all(sizes.direction is direction and rule(sizes, mode) for sizes in found)
@@ -151,7 +186,11 @@ def _winograd_tile(outputs: int) -> Callable[[Config, Mode], bool]:
 def _forward(config: Config, mode: Mode) -> bool:
     if not isinstance(config, ConvConfig):
         return False
-    return config.mode == "conv" and config.direction is Direction.FORWARD and min(config.output_shape) > 0
+    return (
+        config.mode == "conv"
+        and config.direction is Direction.FORWARD
+        and min(config.output_shape) > 0
+    )
 
 
 def _plain_2d(config: Config, mode: Mode) -> bool:
@@ -168,12 +207,18 @@ def _pointwise(config: Config, mode: Mode) -> bool:
 
 
 def _blocked(config: Config, mode: Mode) -> bool:
-    return isinstance(config, ConvConfig) and _plain_2d(config, mode) and block_of(config) is not None
+    return (
+        isinstance(config, ConvConfig) and _plain_2d(config, mode) and block_of(config) is not None
+    )
 
 
 def _winograd(config: Config, mode: Mode) -> bool:
-    """F(4, 3): its transforms lose too many digits for half precision, and do not exist in whole numbers."""
-    if not (isinstance(config, ConvConfig) and _plain_2d(config, mode)) or config.data_type is not DataType.FP32:
+    """F(4, 3): its transforms lose too many digits for half precision, and do not exist in whole
+    numbers."""
+    if (
+        not (isinstance(config, ConvConfig) and _plain_2d(config, mode))
+        or config.data_type is not DataType.FP32
+    ):
         return False
     sizes = (
         config.fil_h,
@@ -197,23 +242,50 @@ def _untuned(config: Config, mode: Mode) -> bool:
 
 
 def _family(
-    name: str, algorithm: str, family: str, applies: Callable[[Config, Mode], bool], error_bound: float
+    name: str,
+    algorithm: str,
+    family: str,
+    applies: Callable[[Config, Mode], bool],
+    error_bound: float,
 ) -> TvmSolver:
     kinds = ("gemm" if family == "gemm" else "convolution", TaskConfig.kind)
-    return TvmSolver(Solver(name, kinds, algorithm, error_bound=error_bound), applies, family=family)
+    return TvmSolver(
+        Solver(name, kinds, algorithm, error_bound=error_bound), applies, family=family
+    )
 
 
-def _searched(name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config, Mode], bool]) -> TvmSolver:
+def _searched(
+    name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config, Mode], bool]
+) -> TvmSolver:
     return TvmSolver(Solver(name, (kind,), algorithm), applies, builder=builder)
 
 
-#: Families of kernels. The layouts are those of the session's condition `layouts`; weights are packed ahead of time.
+#: Families of kernels. The layouts are those of the session's condition `layouts`; weights are
+#: packed ahead of time.
 FAMILIES: tuple[TvmSolver, ...] = (
     _family("TvmConvTile", "Direct", "direct", _for_shape(coverage.direct), coverage.DIRECT_ERROR),
-    _family("TvmConvDepthwise", "Direct", "depthwise", _for_shape(coverage.depthwise), coverage.DIRECT_ERROR),
-    _family("TvmConvPointwise", "Direct", "pointwise", _for_shape(coverage.pointwise), coverage.DIRECT_ERROR),
+    _family(
+        "TvmConvDepthwise",
+        "Direct",
+        "depthwise",
+        _for_shape(coverage.depthwise),
+        coverage.DIRECT_ERROR,
+    ),
+    _family(
+        "TvmConvPointwise",
+        "Direct",
+        "pointwise",
+        _for_shape(coverage.pointwise),
+        coverage.DIRECT_ERROR,
+    ),
     *(
-        _family(f"TvmConvWinogradF{outputs}", "Winograd", f"winograd{outputs}", _winograd_tile(outputs), bound)
+        _family(
+            f"TvmConvWinogradF{outputs}",
+            "Winograd",
+            f"winograd{outputs}",
+            _winograd_tile(outputs),
+            bound,
+        )
         for outputs, bound in coverage.WINOGRAD_ERROR.items()
     ),
     _family(
@@ -232,8 +304,9 @@ FAMILIES: tuple[TvmSolver, ...] = (
     ),
     _family("TvmGemmTile", "GEMM", "gemm", coverage.gemm, coverage.DIRECT_ERROR),
 )
-#: Layers whose schedule MetaSchedule searches. The kernel takes the config's own tensors in the config's own layouts; one
-#: that works in another layout changes it inside the kernel, and its time includes that.
+#: Layers whose schedule MetaSchedule searches. The kernel takes the config's own tensors in the
+#: config's own layouts; one that works in another layout changes it inside the kernel, and its time
+#: includes that.
 SEARCHED: tuple[TvmSolver, ...] = (
     _searched("TvmConvDirectNCHW", "convolution", "Direct", "direct_channels_first", _forward),
     _searched("TvmConvDirectNHWC", "convolution", "Direct", "direct_channels_last", _plain_2d),
@@ -244,8 +317,14 @@ SEARCHED: tuple[TvmSolver, ...] = (
     _searched("TvmGemmDirect", "gemm", "GEMM", "gemm", _gemm),
 )
 #: What TVM makes of a layer without a tuning database, in the layer's own layouts.
-UNTUNED = TvmSolver(Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False), _untuned, builder="untuned")
+UNTUNED = TvmSolver(
+    Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False),
+    _untuned,
+    builder="untuned",
+)
 #: A function without a core: its schedule by rule, then points of MetaSchedule's space.
-FUNCTION = TvmSolver(Solver("TvmFunction", (TaskConfig.kind,), "Direct"), lambda config, mode: False)
+FUNCTION = TvmSolver(
+    Solver("TvmFunction", (TaskConfig.kind,), "Direct"), lambda config, mode: False
+)
 TABLE: tuple[TvmSolver, ...] = (*FAMILIES, *SEARCHED, FUNCTION, UNTUNED)
 BY_NAME = {row.name: row for row in TABLE}

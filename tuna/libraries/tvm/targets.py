@@ -1,7 +1,8 @@
-"""Compilers' targets: TVM's dictionary form from JSON or from the text of older releases, and who links for them. No TVM here.
+"""Compilers' targets: TVM's dictionary form from JSON or from the text of older releases, and who
+links for them. No TVM here.
 
-The text is `llvm -mtriple=aarch64-linux-gnu -mattr=+neon,+fp-armv8 -num-cores 4`. Both forms of one target get the same JSON: names
-sorted, lists of features too.
+The text is `llvm -mtriple=aarch64-linux-gnu -mattr=+neon,+fp-armv8 -num-cores 4`. Both forms of one
+target get the same JSON: names sorted, lists of features too.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ log = structlog.get_logger(__name__)
 
 #: Attributes of TVM's target `llvm` and their types.
 _ATTRIBUTES: Mapping[str, type] = {
-    **dict.fromkeys(("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str),
+    **dict.fromkeys(
+        ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str
+    ),
     **dict.fromkeys(("num-cores", "opt-level", "vector-width"), int),
     **dict.fromkeys(("keys", "libs", "mattr", "cl-opt"), list),
-    **dict.fromkeys(("fast-math", *(f"fast-math-{name}" for name in ("nnan", "ninf", "nsz", "arcp"))), bool),
+    **dict.fromkeys(
+        ("fast-math", *(f"fast-math-{name}" for name in ("nnan", "ninf", "nsz", "arcp"))), bool
+    ),
     **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
 }
 #: Of these the order says nothing.
@@ -39,28 +44,37 @@ _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
 #: Older names of an architecture.
 _ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
 _DEFAULT_SYSTEM = "linux-gnu"
-#: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after registers were allocated takes up to
-#: half of the time of a large candidate, and a core that reorders instructions itself gains nothing by it.
+#: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after
+#: registers were allocated takes up to half of the time of a large candidate, and a core that
+#: reorders instructions itself gains nothing by it.
 _CODE_OPTIONS = {"x86_64": ("-disable-post-ra",)}
 EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
 _LINKER_TIMEOUT_S = 30.0
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The dictionary of a target in either form; raises BadInput for what TVM's `llvm` does not know."""
+    """The dictionary of a target in either form; raises BadInput for what TVM's `llvm` does not
+    know."""
     given = _from_json(text) if text.lstrip().startswith("{") else _from_words(text)
     kind = given.pop("kind", "")
     if kind == "lvm":
         log.warning("the target lvm is taken for llvm")
         kind = "llvm"
     if kind != "llvm":
-        raise BadInput(f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=EXAMPLE)
+        raise BadInput(
+            f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=EXAMPLE
+        )
     found: dict[str, Any] = {"kind": kind}
     for name, value in given.items():
         if name not in _ATTRIBUTES:
-            raise BadInput(f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has"))
+            raise BadInput(
+                f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has")
+            )
         found[name] = _typed(name, value)
-    if found.get("device") in _IMPLIED_DEVICES and architecture(found) in _IMPLIED_DEVICES[found["device"]]:
+    if (
+        found.get("device") in _IMPLIED_DEVICES
+        and architecture(found) in _IMPLIED_DEVICES[found["device"]]
+    ):
         del found["device"]
     return dict(sorted(found.items()))
 
@@ -72,25 +86,35 @@ def to_text(target: Mapping[str, Any]) -> str:
 
 def to_words(target: Mapping[str, Any]) -> str:
     """The text of older releases, for people: `llvm -mcpu=znver4 -num-cores=2`."""
-    plain = {name: ",".join(value) if isinstance(value, list) else value for name, value in target.items()}
-    return " ".join([str(plain.pop("kind")), *(f"-{name}={value}" for name, value in sorted(plain.items()))])
+    plain = {
+        name: ",".join(value) if isinstance(value, list) else value
+        for name, value in target.items()
+    }
+    return " ".join(
+        [str(plain.pop("kind")), *(f"-{name}={value}" for name, value in sorted(plain.items()))]
+    )
 
 
 def is_own(target: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether a target leaves open, or says as `own` does, all that this machine's own target says."""
+    """Whether a target leaves open, or says as `own` does, all that this machine's own target
+    says."""
     named = target.keys() - {"kind", "mtriple", "keys"}
     return not is_foreign(target) and all(target[name] == own.get(name) for name in named)
 
 
 def architecture(target: Mapping[str, Any]) -> str:
-    """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this machine's."""
+    """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this
+    machine's."""
     name = str(target.get("mtriple", "")).partition("-")[0] or platform.machine().lower()
     return _ARCHITECTURES.get(name, name)
 
 
 def for_code(target: Mapping[str, Any]) -> dict[str, Any]:
     """The target with which code is generated for MetaSchedule's space, and for models."""
-    return {**target, "cl-opt": [*target.get("cl-opt", ()), *_CODE_OPTIONS.get(architecture(target), ())]}
+    return {
+        **target,
+        "cl-opt": [*target.get("cl-opt", ()), *_CODE_OPTIONS.get(architecture(target), ())],
+    }
 
 
 def triple(target: Mapping[str, Any]) -> str:
@@ -109,12 +133,14 @@ def match(target: Mapping[str, Any], board: str, key: str) -> None:
     """Raise BadInput for a target of another architecture than a board's."""
     if architecture(target) != board:
         raise BadInput(
-            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.", hint=EXAMPLE
+            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.",
+            hint=EXAMPLE,
         )
 
 
 def linker(target: Mapping[str, Any], given: str) -> str:
-    """The program that links for a target: `given` (TUNA_CC), or Debian's cross compiler; empty for this machine's own.
+    """The program that links for a target: `given` (TUNA_CC), or Debian's cross compiler; empty for
+    this machine's own.
 
     Raises LibraryMissing with the package to install.
     """
@@ -123,12 +149,16 @@ def linker(target: Mapping[str, Any], given: str) -> str:
     name = given or f"{triple(target)}-g++"
     path = shutil.which(name)
     if path is None:
-        raise LibraryMissing(f"There is no {name} here, which would link for {triple(target)}.", hint=_package(target))
+        raise LibraryMissing(
+            f"There is no {name} here, which would link for {triple(target)}.",
+            hint=_package(target),
+        )
     return path
 
 
 def check(target: Mapping[str, Any]) -> None:
-    """Raise LibraryMissing unless this machine can compile for a target: with the hint which package to install."""
+    """Raise LibraryMissing unless this machine can compile for a target: with the hint which
+    package to install."""
     tvm_version()
     path = linker(target, get_settings().cc)
     if not path:
@@ -136,13 +166,18 @@ def check(target: Mapping[str, Any]) -> None:
     done = run([path, "-dumpmachine"], timeout_s=_LINKER_TIMEOUT_S)
     if done.returncode or architecture({"mtriple": done.output.strip()}) != architecture(target):
         says = done.output.strip().splitlines()[-1:] or ["nothing"]
-        text = f"{path} does not link for {triple(target)}: asked for its machine, it says {says[0]!r}."
+        text = (
+            f"{path} does not link for {triple(target)}: asked for its machine, it says"
+            f" {says[0]!r}."
+        )
         raise LibraryMissing(text, hint=_package(target))
 
 
 def _package(target: Mapping[str, Any]) -> str:
     name = triple(target).replace("_", "-")
-    return f"apt-get install g++-{name}, or set TUNA_CC to a compiler that links for {triple(target)}"
+    return (
+        f"apt-get install g++-{name}, or set TUNA_CC to a compiler that links for {triple(target)}"
+    )
 
 
 def _from_json(text: str) -> dict[str, Any]:

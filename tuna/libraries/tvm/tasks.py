@@ -1,4 +1,5 @@
-"""Tasks of a model without a core: their functions as text, what can be tuned of them, and the right answer. Imports TVM.
+"""Tasks of a model without a core: their functions as text, what can be tuned of them, and the
+right answer. Imports TVM.
 
 The text is TVM's JSON of the TIR function. Nothing is executed to read it, as TVMScript would be.
 """
@@ -20,7 +21,8 @@ from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries.reference import TOLERANCE, Problem
 
-#: Bytes and operations of a cycle, of code that is in vectors and reads what another function wrote.
+#: Bytes and operations of a cycle, of code that is in vectors and reads what another function
+#: wrote.
 _BYTES, _OPERATIONS = 8.0, 8.0
 
 
@@ -35,7 +37,9 @@ def module_of(text: str) -> tvm.IRModule:
         function = tvm.ir.load_json(text)
         return tvm.IRModule({"main": function})
     except Exception as error:  # TVM's reader has many ways to fail
-        raise BadInput(f"A task's text cannot be read: {str(error).strip().splitlines()[-1][:200]}") from error
+        raise BadInput(
+            f"A task's text cannot be read: {str(error).strip().splitlines()[-1][:200]}"
+        ) from error
 
 
 def read(body: str) -> tvm.IRModule:
@@ -44,13 +48,17 @@ def read(body: str) -> tvm.IRModule:
 
 
 def can_be_tuned(module: tvm.IRModule) -> bool:
-    """Whether the function computes one fp32 tensor from others whose values may be any: no indices, no view."""
+    """Whether the function computes one fp32 tensor from others whose values may be any: no
+    indices, no view."""
     function = module["main"]
-    if relax.analysis.has_reshape_pattern(function) or {kind for _, kind in _arguments(module)} != {"float32"}:
+    if relax.analysis.has_reshape_pattern(function) or {kind for _, kind in _arguments(module)} != {
+        "float32"
+    }:
         return False
     written: list[Any] = []
     tvm_ffi.structural_walk(
-        function.body, (SBlock, lambda block: written.extend(region.source for region in block.writes))
+        function.body,
+        (SBlock, lambda block: written.extend(region.source for region in block.writes)),
     )
     outputs = [any(param.same_as(buffer) for buffer in written) for param in function.params]
     return outputs == [False] * (len(outputs) - 1) + [True] and len(outputs) > 1
@@ -71,7 +79,9 @@ def problem(module: tvm.IRModule, target: Any) -> Problem:
     run = tvm.tirx.build(module, target=target)["main"]
     for low in (-1.0, 0.1):  # a root or a logarithm wants what is positive
         generator = np.random.default_rng(0)
-        given = tuple(generator.uniform(low, 1.0, extents).astype(np.float32) for extents, _ in inputs)
+        given = tuple(
+            generator.uniform(low, 1.0, extents).astype(np.float32) for extents, _ in inputs
+        )
         answer = tvm.runtime.tensor(np.full(shape, np.nan, kind))
         run(*map(tvm.runtime.tensor, given), answer)
         if np.all(np.isfinite(answer.numpy())):

@@ -1,16 +1,19 @@
-"""TVM's own tuning database: `database_workload.json` and `database_tuning_record.json`, and which layer is which.
+"""TVM's own tuning database: `database_workload.json` and `database_tuning_record.json`, and which
+layer is which.
 
-Each line of the first file is a workload, `[structural hash, module in base64]`; each line of the second is a record,
-`[index of its workload, [trace, [seconds], target, arguments]]`. TVM's `JSONDatabase(work_dir=...)` reads both. It
-takes no notice of a record's target, so that one directory is for one environment. `layers.json` is Tuna's own:
+Each line of the first file is a workload, `[structural hash, module in base64]`; each line of the
+second is a record, `[index of its workload, [trace, [seconds], target, arguments]]`. TVM's
+`JSONDatabase(work_dir=...)` reads both. It takes no notice of a record's target, so that one
+directory is for one environment. `layers.json` is Tuna's own:
 
     {"version": 1, "environment": KEY, "layers": [
-    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
+    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE,
+    "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device was not quiet while its best
-record was measured, and `"packing"` if its kernel takes packed weights or tensors in blocks of channels: for each argument null
-or the steps of `packing.py`.
+with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device
+was not quiet while its best record was measured, and `"packing"` if its kernel takes packed weights
+or tensors in blocks of channels: for each argument null or the steps of `packing.py`.
 """
 
 from __future__ import annotations
@@ -48,12 +51,14 @@ class TunedLayer:
     solver: str
     workload: str  #: JSON text `[structural hash, base64]`, compact
     records: tuple[TunedRecord, ...]
-    packing: list[dict[str, Any] | None] | None = None  #: for each argument of the kernel; None: as the layer says
+    #: for each argument of the kernel; None: as the layer says
+    packing: list[dict[str, Any] | None] | None = None
     noisy: bool = False  #: the device was not quiet while the best was measured
 
 
 def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
-    """The record of a trial whose params are a whole TVM record, or a trace alone, as JSON text; raises BadInput.
+    """The record of a trial whose params are a whole TVM record, or a trace alone, as JSON text;
+    raises BadInput.
 
     `target` is the session's target as JSON text or a plain string; it completes a trace.
     """
@@ -73,7 +78,11 @@ def workload_text(data: bytes) -> str:
         value = _json(data.decode(), "the workload")
     except UnicodeDecodeError:
         raise BadInput("the workload cannot be read as JSON") from None
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or not all(isinstance(part, str) for part in value)
+    ):
         raise BadInput("the workload is no TVM workload")
     return _compact(value)
 
@@ -86,7 +95,8 @@ def _target(target: str) -> Any:
 
 
 def write(directory: Path, environment: str, layers: Iterable[TunedLayer]) -> int:
-    """Write the three files into the directory; returns the number of records. Equal workloads are written once."""
+    """Write the three files into the directory; returns the number of records. Equal workloads are
+    written once."""
     index_of: dict[str, int] = {}
     count = 0
     with (
@@ -94,7 +104,9 @@ def write(directory: Path, environment: str, layers: Iterable[TunedLayer]) -> in
         open(directory / RECORDS, "w", encoding="utf-8", newline="\n") as records,
         open(directory / LAYERS, "w", encoding="utf-8", newline="\n") as listing,
     ):
-        listing.write(f'{{"version": {VERSION}, "environment": {json.dumps(environment)}, "layers": [')
+        listing.write(
+            f'{{"version": {VERSION}, "environment": {json.dumps(environment)}, "layers": ['
+        )
         separator = "\n"
         for layer in layers:
             if layer.workload not in index_of:
@@ -103,7 +115,9 @@ def write(directory: Path, environment: str, layers: Iterable[TunedLayer]) -> in
             index = index_of[layer.workload]
             for record in layer.records:
                 trace, _, target, arguments = json.loads(record.schedule)
-                records.write(f"{_compact([index, [trace, [record.seconds], target, arguments]])}\n")
+                records.write(
+                    f"{_compact([index, [trace, [record.seconds], target, arguments]])}\n"
+                )
             lines = list(range(count, count + len(layer.records)))
             count += len(lines)
             listing.write(separator + json.dumps(_listed(layer, index, lines)))
@@ -126,7 +140,8 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
 
 
 def read(directory: Path) -> Iterator[TunedLayer]:
-    """The layers of an exported database; raises BadInput if a file is missing or does not fit the others."""
+    """The layers of an exported database; raises BadInput if a file is missing or does not fit the
+    others."""
     workloads = _lines(directory / WORKLOADS)
     records = [_json(line, RECORDS) for line in _lines(directory / RECORDS)]
     listing = _json("".join(_lines(directory / LAYERS)), LAYERS)
@@ -137,9 +152,13 @@ def read(directory: Path) -> Iterator[TunedLayer]:
             tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
             workload, packing = workloads[item["workload"]], item.get("packing")
             noisy = bool(item.get("noisy", False))
-            yield TunedLayer(item["key"], item["driver"], item["solver"], workload, tuned, packing, noisy)
+            yield TunedLayer(
+                item["key"], item["driver"], item["solver"], workload, tuned, packing, noisy
+            )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise BadInput(f"{directory} is damaged: its files do not fit each other ({error}).") from error
+        raise BadInput(
+            f"{directory} is damaged: its files do not fit each other ({error})."
+        ) from error
 
 
 def _record(line: Any, workload: int) -> TunedRecord:

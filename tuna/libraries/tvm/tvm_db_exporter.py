@@ -1,4 +1,5 @@
-"""TVM's own tuning database as an export: for each layer and solver the checked winner and what was slower."""
+"""TVM's own tuning database as an export: for each layer and solver the checked winner and what was
+slower."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
     def accepts(self, source: ResultSource) -> None:
         """Only of one environment: TVM takes no notice of a record's target."""
         if source.library != "tvm" or not source.environment_key:
-            raise BadInput(f"{source.title} is for {source.library}: only a tvm session has a TVM database.")
+            raise BadInput(
+                f"{source.title} is for {source.library}: only a tvm session has a TVM database."
+            )
 
     def ending(self, source: ResultSource, options: TvmOptions) -> str:
         """The only one."""
@@ -84,7 +87,9 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
         """The best record of each layer and solver: time, schedule, workload."""
         for layer in tvm_db.read(path):
             best = layer.records[0]
-            yield Entry(layer.driver, layer.solver, (best.seconds * 1000, best.schedule, layer.workload))
+            yield Entry(
+                layer.driver, layer.solver, (best.seconds * 1000, best.schedule, layer.workload)
+            )
 
 
 def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.TunedLayer]:
@@ -108,30 +113,43 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
             written = True
             notes.add(_note(entry.solver))
             packing, noisy = _packing(entry, records), bool(entry.noisy)
-            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, packing, noisy)
+            yield tvm_db.TunedLayer(
+                entry.config_key, driver, entry.solver, workload, records, packing, noisy
+            )
         tally.configs += written
         tally.notes.update(note for note in notes if note)
 
 
 def _note(solver: str) -> str:
-    """Who can use a record of the solver: TVM finds it by the function, which an imported model has or has not."""
+    """Who can use a record of the solver: TVM finds it by the function, which an imported model has
+    or has not."""
     row = BY_NAME.get(solver)
     if row is FUNCTION:
-        return "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
+        return (
+            "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
+        )
     return (
-        "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as layers.json says"
+        "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as"
+        " layers.json says"
         if (row is not None and row.family)
         else ""
     )
 
 
 def _is_stale(solver: str, toolchain: str) -> bool:
-    """Whether how the kernel wants its tensors may have changed since; a solver of MetaSchedule's takes the layer's own."""
+    """Whether how the kernel wants its tensors may have changed since; a solver of MetaSchedule's
+    takes the layer's own."""
     row = BY_NAME.get(solver)
-    return row is not None and bool(row.family) and not toolchain.endswith(f"-kernels-{kernels.VERSION}")
+    return (
+        row is not None
+        and bool(row.family)
+        and not toolchain.endswith(f"-kernels-{kernels.VERSION}")
+    )
 
 
-def _packing(entry: _Winner, records: tuple[tvm_db.TunedRecord, ...]) -> list[dict[str, Any] | None] | None:
+def _packing(
+    entry: _Winner, records: tuple[tvm_db.TunedRecord, ...]
+) -> list[dict[str, Any] | None] | None:
     """How the kernel wants its tensors; None for a solver that takes the layer's own."""
     solver = BY_NAME.get(entry.solver)
     if solver is None or not solver.family:
@@ -150,7 +168,8 @@ def _winners(source: ResultSource, tally: Tally) -> Iterator[tuple[Any, ...]]:
 
 
 def _records(source: ResultSource, top: int, winner: _Winner) -> tuple[tvm_db.TunedRecord, ...]:
-    """The checked winner, then what was slower. Whatever seemed faster lost when it was measured again."""
+    """The checked winner, then what was slower. Whatever seemed faster lost when it was measured
+    again."""
     records = [tvm_db.tuned_record(winner.params, winner.time_ms / 1000, source.target)]
     for _, time_ms, params in source.good_trials(winner.job_id, winner.time_ms, top):
         if params != winner.params and len(records) < top:

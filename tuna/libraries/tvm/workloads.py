@@ -1,7 +1,9 @@
-"""The definitions of the kernels, one function per solver, in TVM's tensor expressions; runs only where TVM is imported.
+"""The definitions of the kernels, one function per solver, in TVM's tensor expressions; runs only
+where TVM is imported.
 
-Each function returns the arguments (x, w, y) or (a, b, c) in the layouts and types of the config. Weights never get the
-attribute `layout_free`, which lets MetaSchedule change an argument's shape, so that each kernel fits the config's tensors.
+Each function returns the arguments (x, w, y) or (a, b, c) in the layouts and types of the config.
+Weights never get the attribute `layout_free`, which lets MetaSchedule change an argument's shape,
+so that each kernel fits the config's tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _TILE = 4
 def make(solver: str, config: Config) -> Any:
     """The IRModule, with one function `main`, in which `solver` expresses `config`."""
     builder: _Builder = globals()[BY_NAME[solver].builder]
-    # 64-bit indices, as in the functions of a Relax model: without them no record matches one of its layers.
+    # 64-bit indices, as in the functions of a Relax model: without them no record matches one of
+    # its layers.
     function = te.create_prim_func(builder(config), index_dtype_override="int64")
     function = function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)
     return tvm.IRModule({"main": function})
@@ -34,24 +37,35 @@ def direct_channels_first(config: ConvConfig) -> list[Any]:
     """TOPI's direct convolution in NC(D)HW, grouped or not, in two or three dimensions."""
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
-    stride, pad, dilation = _per_axis(config, "conv_stride"), _per_axis(config, "pad"), _per_axis(config, "dilation")
+    stride, pad, dilation = (
+        _per_axis(config, "conv_stride"),
+        _per_axis(config, "pad"),
+        _per_axis(config, "dilation"),
+    )
     first, weight = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
     if config.spatial_dim == 3:
-        y = topi.nn.conv3d_ncdhw(first, weight, stride, pad, dilation, config.group_count, accumulate)
+        y = topi.nn.conv3d_ncdhw(
+            first, weight, stride, pad, dilation, config.group_count, accumulate
+        )
     elif config.group_count > 1:
-        y = topi.nn.group_conv2d_nchw(first, weight, stride, pad, dilation, config.group_count, accumulate)
+        y = topi.nn.group_conv2d_nchw(
+            first, weight, stride, pad, dilation, config.group_count, accumulate
+        )
     else:
         y = topi.nn.conv2d_nchw(first, weight, stride, pad, dilation, accumulate)
     return [x, w, _answer(y, config)]
 
 
 def direct_channels_last(config: ConvConfig) -> list[Any]:
-    """Direct convolution in NHWC with the weight in HWIO; written out because TOPI's marks the weight layout-free."""
+    """Direct convolution in NHWC with the weight in HWIO; written out because TOPI's marks the
+    weight layout-free."""
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
     height, width = config.output_size
-    (sh, sw), (ph, pw), (dh, dw) = (_per_axis(config, name) for name in ("conv_stride", "pad", "dilation"))
+    (sh, sw), (ph, pw), (dh, dw) = (
+        _per_axis(config, name) for name in ("conv_stride", "pad", "dilation")
+    )
     data = x
     if config.in_layout != "NHWC":
         shape = (config.batchsize, config.in_h, config.in_w, config.in_channels)
@@ -74,12 +88,17 @@ def direct_channels_last(config: ConvConfig) -> list[Any]:
         ),
         name="conv2d_nhwc",
     )
-    y = conv if config.out_layout == "NHWC" else _like_output(config, lambda n, k, h, w: conv[n, h, w, k], "to_nchw")
+    y = (
+        conv
+        if config.out_layout == "NHWC"
+        else _like_output(config, lambda n, k, h, w: conv[n, h, w, k], "to_nchw")
+    )
     return [x, w, _cast(y, config)]
 
 
 def untuned(config: Config) -> list[Any]:
-    """The layer in its own layout and as plainly as it can be said: what Relax's operators become."""
+    """The layer in its own layout and as plainly as it can be said: what Relax's operators
+    become."""
     if isinstance(config, GemmConfig):
         return gemm(config)
     assert isinstance(config, ConvConfig)
@@ -88,13 +107,16 @@ def untuned(config: Config) -> list[Any]:
 
 
 def blocked(config: ConvConfig) -> list[Any]:
-    """Direct convolution in NCHW[8|16]c, with the packing of both inputs and the unpacking of the answer."""
+    """Direct convolution in NCHW[8|16]c, with the packing of both inputs and the unpacking of the
+    answer."""
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
     block = block_of(config) or 1
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
     height, width = config.output_size
-    (sh, sw), (ph, pw), (dh, dw) = (_per_axis(config, name) for name in ("conv_stride", "pad", "dilation"))
+    (sh, sw), (ph, pw), (dh, dw) = (
+        _per_axis(config, name) for name in ("conv_stride", "pad", "dilation")
+    )
     data = te.compute(
         (config.batchsize, config.in_channels // block, config.in_h, config.in_w, block),
         lambda n, co, h, w, ci: at_x(n, co * block + ci, h, w),
@@ -103,11 +125,21 @@ def blocked(config: ConvConfig) -> list[Any]:
     if ph or pw:
         data = topi.nn.pad(data, (0, 0, ph, pw, 0), (0, 0, ph, pw, 0), name="data_pad")
     kernel = te.compute(
-        (config.out_channels // block, config.in_channels // block, config.fil_h, config.fil_w, block, block),
+        (
+            config.out_channels // block,
+            config.in_channels // block,
+            config.fil_h,
+            config.fil_w,
+            block,
+            block,
+        ),
         lambda ko, co, y, x, ci, ki: at_w(ko * block + ki, co * block + ci, y, x),
         name="kernel_pack",
     )
-    co, ci = te.reduce_axis((0, config.in_channels // block), "co"), te.reduce_axis((0, block), "ci")
+    co, ci = (
+        te.reduce_axis((0, config.in_channels // block), "co"),
+        te.reduce_axis((0, block), "ci"),
+    )
     ry, rx = te.reduce_axis((0, config.fil_h), "ry"), te.reduce_axis((0, config.fil_w), "rx")
     conv = te.compute(
         (config.batchsize, config.out_channels // block, height, width, block),
@@ -127,7 +159,9 @@ def im2col(config: ConvConfig) -> list[Any]:
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
     height, width = config.output_size
-    (sh, sw), (ph, pw), (dh, dw) = (_per_axis(config, name) for name in ("conv_stride", "pad", "dilation"))
+    (sh, sw), (ph, pw), (dh, dw) = (
+        _per_axis(config, name) for name in ("conv_stride", "pad", "dilation")
+    )
     taps = config.fil_h * config.fil_w
     pads = (0, ph, pw, 0) if config.in_layout == "NHWC" else (0, 0, ph, pw)
     at_x = _at(topi.nn.pad(x, pads, pads, name="data_pad") if ph or pw else x, config.in_layout)
@@ -151,7 +185,9 @@ def im2col(config: ConvConfig) -> list[Any]:
     r = te.reduce_axis((0, depth), "r")
     product = te.compute(
         (config.out_channels, pixels),
-        lambda k, p: te.sum(rows[k, r].astype(accumulate) * columns[r, p].astype(accumulate), axis=[r]),
+        lambda k, p: te.sum(
+            rows[k, r].astype(accumulate) * columns[r, p].astype(accumulate), axis=[r]
+        ),
         name="gemm",
     )
     y = _like_output(config, lambda n, k, h, w: product[k, (n * height + h) * width + w], "col2im")
@@ -170,11 +206,15 @@ def pointwise(config: ConvConfig) -> list[Any]:
         lambda c, p: at_x(p // area, c, p % area // width, p % width),
         name="pixels",
     )
-    rows = te.compute((config.out_channels, config.in_channels), lambda k, c: at_w(k, c, 0, 0), name="weight_rows")
+    rows = te.compute(
+        (config.out_channels, config.in_channels), lambda k, c: at_w(k, c, 0, 0), name="weight_rows"
+    )
     c = te.reduce_axis((0, config.in_channels), "c")
     product = te.compute(
         (config.out_channels, config.batchsize * area),
-        lambda k, p: te.sum(rows[k, c].astype(accumulate) * columns[c, p].astype(accumulate), axis=[c]),
+        lambda k, p: te.sum(
+            rows[k, c].astype(accumulate) * columns[c, p].astype(accumulate), axis=[c]
+        ),
         name="gemm",
     )
     y = _like_output(config, lambda n, k, h, w: product[k, n * area + h * width + w], "reshape")
@@ -184,14 +224,25 @@ def pointwise(config: ConvConfig) -> list[Any]:
 def winograd(config: ConvConfig) -> list[Any]:
     """TOPI's winograd F(4x4, 3x3) in NCHW, with the transform of the weight.
 
-    Where the output is not whole tiles, TOPI reads past its padded input: what lies there cancels out when it is small, and
-    ruins the answer when it is large or NaN. So the padding is extended to whole tiles, and the answer is cut.
+    Where the output is not whole tiles, TOPI reads past its padded input: what lies there cancels
+    out when it is small, and ruins the answer when it is large or NaN. So the padding is extended
+    to whole tiles, and the answer is cut.
     """
     x, w = _arguments(config)
     height, width = config.output_size
-    pads = (config.pad_h, config.pad_w, config.pad_h + -height % _TILE, config.pad_w + -width % _TILE)
+    pads = (
+        config.pad_h,
+        config.pad_w,
+        config.pad_h + -height % _TILE,
+        config.pad_w + -width % _TILE,
+    )
     y = topi.nn.conv2d_winograd_nchw(
-        _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout), (1, 1), pads, (1, 1), "float32"
+        _channels_first(x, config.in_layout),
+        _channels_first(w, config.fil_layout),
+        (1, 1),
+        pads,
+        (1, 1),
+        "float32",
     )
     if height % _TILE or width % _TILE:
         return [x, w, _cast(_like_output(config, lambda n, k, h, w: y[n, k, h, w], "cut"), config)]
@@ -199,7 +250,8 @@ def winograd(config: ConvConfig) -> list[Any]:
 
 
 def gemm(config: GemmConfig) -> list[Any]:
-    """C[b, i, j] = sum over r of A[b, i, r] * B[b, r, j], with A or B stored transposed; no batch axis for one product."""
+    """C[b, i, j] = sum over r of A[b, i, r] * B[b, r, j], with A or B stored transposed; no batch
+    axis for one product."""
     given, answered, accumulate = DTYPES[config.data_type]
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     a_shape = (config.k, config.m) if config.trans_a else (config.m, config.k)
@@ -247,7 +299,8 @@ def _at(tensor: Any, layout: str) -> Callable[[Any, Any, Any, Any], Any]:
 
 
 def _like_output(config: ConvConfig, value: Callable[[Any, Any, Any, Any], Any], name: str) -> Any:
-    """A tensor in the answer's shape and layout from a function of (batch, channel, row, column)."""
+    """A tensor in the answer's shape and layout from a function of (batch, channel, row,
+    column)."""
     if config.out_layout.endswith("C"):
         return te.compute(config.output_shape, lambda n, h, w, k: value(n, k, h, w), name=name)
     return te.compute(config.output_shape, value, name=name)

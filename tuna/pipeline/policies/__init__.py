@@ -1,6 +1,7 @@
 """What to publish next: pure functions from a snapshot of the open work to shares of the queues.
 
-The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all (docs/scheduling.md).
+The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all
+(docs/scheduling.md).
 """
 
 from __future__ import annotations
@@ -8,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tuna.pipeline.policies.comparison import bundled, fifo, greedy, sequential, synchronous, unsynchronised
+from tuna.pipeline.policies.comparison import (
+    bundled,
+    fifo,
+    greedy,
+    sequential,
+    synchronous,
+    unsynchronised,
+)
 from tuna.pipeline.policies.fair import fair
 from tuna.pipeline.policies.gradient import gradient
 from tuna.pipeline.policies.predicted import deadline, shortest

@@ -1,6 +1,8 @@
-"""The policies that docs/scheduling.md compares with. They know no priorities, and a job of the thesis is a session here.
+"""The policies that docs/scheduling.md compares with. They know no priorities, and a job of the
+thesis is a session here.
 
-`sequential` and `synchronous` leave devices idle, and `unsynchronised` publishes more than fits: that is their point.
+`sequential` and `synchronous` leave devices idle, and `unsynchronised` publishes more than fits:
+that is their point.
 """
 
 from __future__ import annotations
@@ -20,12 +22,21 @@ def sequential(snapshot: Snapshot) -> list[Share]:
 
 
 def greedy(snapshot: Snapshot) -> list[Share]:
-    """What has just run in a queue goes on there; else sessions in a fixed order, beginning after the one served last."""
-    last = {queue: session_id for _, (session_id, queue) in sorted((n, key) for key, n in snapshot.served.items())}
+    """What has just run in a queue goes on there; else sessions in a fixed order, beginning after
+    the one served last."""
+    last = {
+        queue: session_id
+        for _, (session_id, queue) in sorted((n, key) for key, n in snapshot.served.items())
+    }
     most = max((step.session_id for step in snapshot.open), default=0) + 1
 
     def rank(step: OpenStep) -> tuple[float, ...]:
-        return not step.continues, (step.session_id - last.get(step.queue, -1) - 1) % most, step.remaining, step.since_s
+        return (
+            not step.continues,
+            (step.session_id - last.get(step.queue, -1) - 1) % most,
+            step.remaining,
+            step.since_s,
+        )
 
     return in_order(snapshot, rank)
 
@@ -42,7 +53,10 @@ def synchronous(snapshot: Snapshot) -> list[Share]:
 def unsynchronised(snapshot: Snapshot) -> list[Share]:
     """Everything at once: nothing is decided late, and the queue or the machine sorts it out."""
     ranked = sorted(snapshot.open, key=lambda step: step.since_s)
-    return [Share(step, snapshot.room(step.queue) if step.ready is None else step.ready) for step in ranked]
+    return [
+        Share(step, snapshot.room(step.queue) if step.ready is None else step.ready)
+        for step in ranked
+    ]
 
 
 def fifo(snapshot: Snapshot) -> list[Share]:
@@ -56,7 +70,8 @@ def bundled(snapshot: Snapshot) -> list[Share]:
 
 
 def _first_come(snapshot: Snapshot, rank: Callable[[OpenStep], tuple[float, ...]]) -> list[Share]:
-    """As `in_order`, but of steps for which many jobs wait one chunk each: they became ready at about the same time."""
+    """As `in_order`, but of steps for which many jobs wait one chunk each: they became ready at
+    about the same time."""
     shares: list[Share] = []
     for queue, steps in snapshot.by_queue().items():
         shares += in_turn([[step] for step in sorted(steps, key=rank)], snapshot.room(queue))

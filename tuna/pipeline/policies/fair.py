@@ -10,8 +10,8 @@ from tuna.pipeline.policies.snapshot import OpenStep, Share, Snapshot, in_turn
 def fair(snapshot: Snapshot) -> list[Share]:
     """In each queue a session's priority first, then what goes on there, then sessions in turn.
 
-    Of a session, later steps come first, then what waits longest. Turns are counted in each queue for itself: a session that
-    is often served by one is not last in the other.
+    Of a session, later steps come first, then what waits longest. Turns are counted in each queue
+    for itself: a session that is often served by one is not last in the other.
     """
     shares: list[Share] = []
     for queue, steps in snapshot.by_queue().items():

@@ -6,13 +6,14 @@ import math
 
 from tuna.pipeline.policies.snapshot import OpenStep, Progress, Share, Snapshot, in_order
 
-#: Share of the recent slope in the expected gain, and rounds that it is taken over: as in TVM MetaSchedule's
-#: `GradientBased` task scheduler, which has them from Ansor (OSDI 2020, section 6).
+#: Share of the recent slope in the expected gain, and rounds that it is taken over: as in TVM
+#: MetaSchedule's `GradientBased` task scheduler, which has them from Ansor (OSDI 2020, section 6).
 _SLOPE_SHARE, _WINDOW = 0.2, 3
 
 
 def gradient(snapshot: Snapshot) -> list[Share]:
-    """A session's priority first, then what goes on in its queue, then searches without any result, then by expected gain.
+    """A session's priority first, then what goes on in its queue, then searches without any result,
+    then by expected gain.
 
     The gain is that of a second of work, by the predicted duration of the step.
     """
@@ -26,7 +27,8 @@ def gradient(snapshot: Snapshot) -> list[Share]:
 
 
 def expected_gain_ms(progress: Progress | None) -> float:
-    """Milliseconds of a run of the model that the next round is expected to gain; infinite while there is no result."""
+    """Milliseconds of a run of the model that the next round is expected to gain; infinite while
+    there is no result."""
     if progress is None or not progress.rounds or not progress.best_ms:
         return math.inf
     times = progress.best_ms[-1 - _WINDOW :]

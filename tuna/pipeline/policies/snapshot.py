@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
-#: Chunks that may wait for each live process of a queue: it never idles, and what is not published can be decided later. An
-#: autoscaler needs to see more of them than processes.
+#: Chunks that may wait for each live process of a queue: it never idles, and what is not published
+#: can be decided later. An autoscaler needs to see more of them than processes.
 PER_PROCESS = 2
 #: Chunks that wait in a queue of which no process is live, so that the first one finds work.
 _WITHOUT_PROCESS = 4
@@ -34,7 +34,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class OpenStep:
-    """A step of a session for which jobs may wait. Its jobs are alike: a policy does not choose between them."""
+    """A step of a session for which jobs may wait. Its jobs are alike: a policy does not choose
+    between them."""
 
     session_id: int
     step: str
@@ -44,11 +45,13 @@ class OpenStep:
     solver: str = ""  #: of all its jobs; empty: several
     ready: int | None = None  #: chunks that can be published; None: not counted
     since_s: float = 0.0  #: when the one that waits longest became ready
-    #: The step before, of the same job, ran in the same queue and has just ended. Never of the first step of a round that has
-    #: all its steps there, so that a job does not keep a process for all its rounds.
+    #: The step before, of the same job, ran in the same queue and has just ended. Never of the
+    #: first step of a round that has all its steps there, so that a job does not keep a process for
+    #: all its rounds.
     continues: bool = False
     progress: Progress | None = None  #: of all its jobs; None: not known
-    jobs: tuple[int, ...] = ()  #: their ids, where jobs are chosen; empty: any that wait for the step
+    #: their ids, where jobs are chosen; empty: any that wait for the step
+    jobs: tuple[int, ...] = ()
 
     @property
     def kind(self) -> StageKind:
@@ -60,8 +63,8 @@ class OpenStep:
 class Snapshot:
     """What a policy decides by.
 
-    All of it is known to a coordinator from SQL, heartbeats and its own leases; nothing is from the future. Times are seconds,
-    `now_s`, `since_s` and `deadline_s` since one moment.
+    All of it is known to a coordinator from SQL, heartbeats and its own leases; nothing is from the
+    future. Times are seconds, `now_s`, `since_s` and `deadline_s` since one moment.
     """
 
     open: Sequence[OpenStep]
@@ -76,16 +79,22 @@ class Snapshot:
     served: Mapping[tuple[int, str], int] = field(
         default_factory=dict
     )  #: of the last share by session, queue: its number
-    in_flight: Mapping[tuple[int, str], int] = field(default_factory=dict)  #: published, not ended, by session and step
-    deadline_s: Mapping[int, float] = field(default_factory=dict)  #: by session, of those with a deadline
+    #: published, not ended, by session and step
+    in_flight: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    #: by session, of those with a deadline
+    deadline_s: Mapping[int, float] = field(default_factory=dict)
     left_s: Mapping[tuple[int, str], float] = field(
         default_factory=dict
     )  #: predicted work that is not done, by session, queue
-    predicted_s: Mapping[StageKind, float] = field(default_factory=dict)  #: a stage's duration (`StageTimes`)
+    #: a stage's duration (`StageTimes`)
+    predicted_s: Mapping[StageKind, float] = field(default_factory=dict)
 
     def room(self, queue: str) -> int:
         """Chunks that may still be published into the queue."""
-        processes, ahead = self.processes.get(queue, 0), min(self.per_process, self.ahead.get(queue, self.per_process))
+        processes, ahead = (
+            self.processes.get(queue, 0),
+            min(self.per_process, self.ahead.get(queue, self.per_process)),
+        )
         if not processes:
             wanted = _WITHOUT_PROCESS
         elif ahead:
@@ -115,7 +124,8 @@ class Share:
 
 
 class Policy(Protocol):
-    """Says what is published next: shares that fit into the queues, in the order in which they are published.
+    """Says what is published next: shares that fit into the queues, in the order in which they are
+    published.
 
     What had less open work than its share is left out of the next snapshot.
     """
@@ -127,7 +137,8 @@ class Policy(Protocol):
 
 
 def in_order(snapshot: Snapshot, rank: Callable[[OpenStep], tuple[float, ...]]) -> list[Share]:
-    """Fill each queue with the steps of the least rank; of equal ones, the first in the snapshot."""
+    """Fill each queue with the steps of the least rank; of equal ones, the first in the
+    snapshot."""
     shares: list[Share] = []
     for queue, steps in snapshot.by_queue().items():
         room = snapshot.room(queue)
@@ -142,7 +153,8 @@ def in_order(snapshot: Snapshot, rank: Callable[[OpenStep], tuple[float, ...]]) 
 
 
 def in_turn(lines: Iterable[Sequence[OpenStep]], room: int) -> list[Share]:
-    """Deal chunks to lines of steps in turn, one by one, until `room` is used up; a line is served in its order."""
+    """Deal chunks to lines of steps in turn, one by one, until `room` is used up; a line is served
+    in its order."""
     turns = deque(chain.from_iterable(map(_chunks, line)) for line in lines)
     dealt: dict[int, list[OpenStep]] = {}
     while room and turns:

@@ -1,4 +1,5 @@
-"""Predicts how long a stage takes: the median of the latest ones of its solver, with the error of that."""
+"""Predicts how long a stage takes: the median of the latest ones of its solver, with the error of
+that."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from tuna.pipeline.policies.snapshot import StageKind
 
 #: Latest durations that a prediction is made from.
 _WINDOW = 200
-#: A prediction is made anew when there are more durations by this factor, or by a quarter of the window.
+#: A prediction is made anew when there are more durations by this factor, or by a quarter of the
+#: window.
 _GROWTH = 1.25
 
 
@@ -65,6 +67,7 @@ class StageTimes:
             self.version += 1
 
     def predict(self, kind: StageKind) -> Prediction | None:
-        """The next duration: by the solver, else by all solvers of the step there; None while nothing is known."""
+        """The next duration: by the solver, else by all solvers of the step there; None while
+        nothing is known."""
         window = self._kinds.get(kind) or self._steps.get((kind.queue, kind.step))
         return window.prediction if window else None

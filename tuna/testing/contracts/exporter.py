@@ -1,10 +1,12 @@
-"""What every exporter must do, as a pytest class: subclass `ExporterContract`, give an exporter and sample results.
+"""What every exporter must do, as a pytest class: subclass `ExporterContract`, give an exporter and
+sample results.
 
 class TestMine(ExporterContract):
     exporter = MyExporter()
 
     def samples(self):
-        return [SampleResult(sample_record("conv 1", "SolverA", 0.5)), SampleResult(sample_record(...)), ...]
+        return [SampleResult(sample_record("conv 1", "SolverA", 0.5)),
+        SampleResult(sample_record(...)), ...]
 
     def expected(self):
         return [Entry("conv 1", "SolverA", (0.5,)), ...]
@@ -31,7 +33,16 @@ from tuna.libraries.results import KernelOf, ResultEnvironment, ResultRecord, So
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 _ENVIRONMENT = ResultEnvironment(
-    "0123456789abcdef", "sample", "1.0", "gfx90a", 104, "cc 13", "a card", "", {"threads": "1"}, {"caches": "cold"}
+    "0123456789abcdef",
+    "sample",
+    "1.0",
+    "gfx90a",
+    104,
+    "cc 13",
+    "a card",
+    "",
+    {"threads": "1"},
+    {"caches": "cold"},
 )
 
 
@@ -44,7 +55,8 @@ class SampleResult:
     tunable: bool = True
     workload: bytes | None = None
     kernels: tuple[tuple[bytes, str, str], ...] = ()  #: code, name, arguments
-    trials: tuple[tuple[int, float, str], ...] = ()  #: number, time in ms, params of other good trials
+    #: number, time in ms, params of other good trials
+    trials: tuple[tuple[int, float, str], ...] = ()
 
 
 def sample_record(config: str, solver: str, time_ms: float | None, **facts: Any) -> ResultRecord:
@@ -84,11 +96,17 @@ class Interrupted(Exception):
 class SampleSource:
     """Results in memory as exporters are given them; see `results.ResultSource`."""
 
-    def __init__(self, samples: Sequence[SampleResult], library: str, *, breaks: bool = False) -> None:
+    def __init__(
+        self, samples: Sequence[SampleResult], library: str, *, breaks: bool = False
+    ) -> None:
         environment = samples[0].record.environment if samples else _ENVIRONMENT
         self.title, self.library, self.mixed = "Sample", library, False
         self.tag: str | None = None
-        self.arch, self.num_cu, self.target = environment.arch, environment.num_cu, environment.target
+        self.arch, self.num_cu, self.target = (
+            environment.arch,
+            environment.num_cu,
+            environment.target,
+        )
         self.environment_key, self.toolchain = environment.key, environment.toolchain
         facts = {
             SolverFacts(sample.record.solver, sample.record.family, sample.tunable): None
@@ -97,8 +115,14 @@ class SampleSource:
         self.solvers: Mapping[int, SolverFacts] = dict(enumerate(facts, 1))
         self._ids = {solver.name: number for number, solver in self.solvers.items()}
         self._samples, self._breaks = list(samples), breaks
-        self._blobs = {_digest(kernel[0]): kernel[0] for sample in samples for kernel in sample.kernels}
-        self._blobs |= {_digest(sample.workload): sample.workload for sample in samples if sample.workload is not None}
+        self._blobs = {
+            _digest(kernel[0]): kernel[0] for sample in samples for kernel in sample.kernels
+        }
+        self._blobs |= {
+            _digest(sample.workload): sample.workload
+            for sample in samples
+            if sample.workload is not None
+        }
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """The fields that `row` names, in the order of the samples unless ordered."""
@@ -114,7 +138,13 @@ class SampleSource:
         """In their total order; the samples' own trials are no whole records."""
 
         def order(record: ResultRecord) -> tuple[Any, ...]:
-            return record.config_key, record.environment.key, record.time_ms is None, record.time_ms, record.solver
+            return (
+                record.config_key,
+                record.environment.key,
+                record.time_ms is None,
+                record.time_ms,
+                record.solver,
+            )
 
         return self._broken(iter(sorted((sample.record for sample in self._samples), key=order)))
 
@@ -128,7 +158,13 @@ class SampleSource:
         for result_id in result_ids:
             sample = self._samples[result_id - 1]
             record = sample.record
-            which = (result_id, record.solver, record.config_key, record.config, record.environment.key)
+            which = (
+                result_id,
+                record.solver,
+                record.config_key,
+                record.config,
+                record.environment.key,
+            )
             for code, name, args in sample.kernels:
                 yield KernelOf(*which, _digest(code), name, args)
             if not sample.kernels:
@@ -138,7 +174,9 @@ class SampleSource:
         """Of the samples' code and workloads."""
         return self._blobs[digest]
 
-    def good_trials(self, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
+    def good_trials(
+        self, job_id: int, at_least_ms: float, limit: int
+    ) -> list[tuple[int, float, str]]:
         """The fastest of the samples' trials."""
         found = [
             trial
@@ -190,11 +228,14 @@ def _digest(data: bytes) -> str:
 def contents(path: Path) -> dict[str, bytes]:
     """The files of a database, which may be a directory, by name."""
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    return {str(file.relative_to(path.parent)): file.read_bytes() for file in files if file.is_file()}
+    return {
+        str(file.relative_to(path.parent)): file.read_bytes() for file in files if file.is_file()
+    }
 
 
 class ExporterContract(ABC):
-    """Subclass as `TestMine`; `samples` are results that all belong into the file, and `expected` what it then holds."""
+    """Subclass as `TestMine`; `samples` are results that all belong into the file, and `expected`
+    what it then holds."""
 
     exporter: ClassVar[Exporter[Any]]
     options: ClassVar[Mapping[str, Any]] = {}  #: the variant that is tested
@@ -208,10 +249,14 @@ class ExporterContract(ABC):
     def expected(self) -> Sequence[Entry]:
         """The entries of a file that was written from the samples, in any order."""
 
-    def export(self, directory: Path, samples: Sequence[SampleResult] | None = None, **options: Any) -> ExportReport:
+    def export(
+        self, directory: Path, samples: Sequence[SampleResult] | None = None, **options: Any
+    ) -> ExportReport:
         """Write the samples, or others."""
         source = SampleSource(self.samples() if samples is None else samples, self.library)
-        return self.exporter.export(source, directory, self.exporter.options_of({**self.options, **options}))
+        return self.exporter.export(
+            source, directory, self.exporter.options_of({**self.options, **options})
+        )
 
     def test_what_is_written_reads_back(self, tmp_path: Path) -> None:
         report = self.export(tmp_path)
@@ -223,11 +268,15 @@ class ExporterContract(ABC):
         samples = list(self.samples())
         assert len(samples) > 2, "fewer samples prove nothing about their order"
         orders = [samples, samples, samples[::-1], samples[1::2] + samples[::2]]
-        written = [contents(self.export(tmp_path / str(n), order).path) for n, order in enumerate(orders)]
+        written = [
+            contents(self.export(tmp_path / str(n), order).path) for n, order in enumerate(orders)
+        ]
         assert all(files == written[0] for files in written)
         assert any(written[0].values())
 
-    def test_an_error_in_the_middle_leaves_the_older_file_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_an_error_in_the_middle_leaves_the_older_file_and_nothing_else(
+        self, tmp_path: Path
+    ) -> None:
         before = contents(self.export(tmp_path).path)
         source = SampleSource(self.samples(), self.library, breaks=True)
         with pytest.raises(Interrupted):
@@ -247,15 +296,23 @@ class ExporterContract(ABC):
             self.export(tmp_path / "new", bad)
         assert not (tmp_path / "new").exists()
 
-    def test_no_key_and_solver_come_twice_so_that_equal_files_do_not_differ(self, tmp_path: Path) -> None:
-        one, other = (list(self.exporter.entries(self.export(tmp_path / name).path)) for name in "ab")
+    def test_no_key_and_solver_come_twice_so_that_equal_files_do_not_differ(
+        self, tmp_path: Path
+    ) -> None:
+        one, other = (
+            list(self.exporter.entries(self.export(tmp_path / name).path)) for name in "ab"
+        )
         assert one == other
         assert len({entry[:2] for entry in one}) == len(one)
 
     def test_the_file_is_recognised_and_others_are_not(self, tmp_path: Path) -> None:
         path = self.export(tmp_path / "out").path
         assert self.exporter.recognises(path, b"" if path.is_dir() else compressed.head(path))
-        for name, data in (("empty", b""), ("text", b"nothing of the kind\n" * 9), ("zeros", bytes(5000))):
+        for name, data in (
+            ("empty", b""),
+            ("text", b"nothing of the kind\n" * 9),
+            ("zeros", bytes(5000)),
+        ):
             (tmp_path / name).write_bytes(data)
             assert not self.exporter.recognises(tmp_path / name, data)
             if data:
@@ -267,9 +324,15 @@ class ExporterContract(ABC):
         path = self.export(tmp_path).path
         assert path.name.endswith(tuple(self.exporter.endings))
         assert path.is_dir() == self.exporter.is_directory
-        source, options = SampleSource(self.samples(), self.library), self.exporter.options_of(self.options)
+        source, options = (
+            SampleSource(self.samples(), self.library),
+            self.exporter.options_of(self.options),
+        )
         ending = self.exporter.ending(source, options)
-        assert self.exporter.export(source, tmp_path, options, "mine").path == tmp_path / f"mine{ending}"
+        assert (
+            self.exporter.export(source, tmp_path, options, "mine").path
+            == tmp_path / f"mine{ending}"
+        )
         for name in ("", ".", "..", "a/b"):
             with pytest.raises(BadInput, match="file name"):
                 self.exporter.export(source, tmp_path, options, name)
@@ -309,13 +372,23 @@ class ExporterContract(ABC):
             with pytest.raises(BadInput, match="cannot be imported"):
                 list(self.exporter.imported(path))
             return
-        found = sorted((one.config, one.solver, one.time_ms, one.simulated) for one in self.exporter.imported(path))
+        found = sorted(
+            (one.config, one.solver, one.time_ms, one.simulated)
+            for one in self.exporter.imported(path)
+        )
         records = [sample.record for sample in self.samples()]
-        assert found == sorted((one.config, one.solver, one.time_ms, one.simulated) for one in records)
+        assert found == sorted(
+            (one.config, one.solver, one.time_ms, one.simulated) for one in records
+        )
 
 
 def _with_time(sample: SampleResult, time_ms: float) -> SampleResult:
     record = sample.record._replace(time_ms=time_ms)
     return SampleResult(
-        record, sample.problem_key, sample.tunable, sample.workload, sample.kernels, trials=sample.trials
+        record,
+        sample.problem_key,
+        sample.tunable,
+        sample.workload,
+        sample.kernels,
+        trials=sample.trials,
     )

@@ -11,7 +11,8 @@
         @classmethod
         def configs(cls): return [GemmConfig(16, 16, 16)]
 
-Sample jobs are taken through all steps once, with this machine's cores, and the tests look at what came out.
+Sample jobs are taken through all steps once, with this machine's cores, and the tests look at what
+came out.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _SLACK_S = 0.1
 
 
 class LibraryContract:
-    """A subclass gives `library` and `configs`, at least one of which has a solver that succeeds."""
+    """A subclass gives `library` and `configs`, at least one of which has a solver that
+    succeeds."""
 
     job_options: ClassVar[Mapping[str, Any]] = {}  #: of the sample jobs
     max_jobs: ClassVar[int] = 3  #: sample jobs: pairs of config and solver
@@ -73,12 +75,15 @@ class LibraryContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def turns(cls, library: Library, configs: Sequence[Config], context: RunContext) -> Iterator[list[Turn]]:
+    def turns(
+        cls, library: Library, configs: Sequence[Config], context: RunContext
+    ) -> Iterator[list[Turn]]:
         """Everything that happened to the sample jobs."""
         yield rehearse(library, configs, context, cls.job_options, cls.max_jobs)
         library.close()
 
-    # -- what it says of itself ---------------------------------------------------------------------------------------
+    # -- what it says of itself
+    # ---------------------------------------------------------------------------------------
 
     def test_the_environment_is_stable(self, library: Library) -> None:
         """Two looks give the same: else a worker would refuse its own session."""
@@ -87,7 +92,9 @@ class LibraryContract:
         assert first.key == second.key
         assert first.library == library.name
         assert library.toolchain() == first.toolchain != ""
-        assert all(isinstance(name, str) and isinstance(value, str) for name, value in first.flags.items())
+        assert all(
+            isinstance(name, str) and isinstance(value, str) for name, value in first.flags.items()
+        )
 
     def test_solvers_are_distinct_and_have_canonical_names(self, library: Library) -> None:
         """A name is a key in databases, so `<3, 4>` is written `<3-4>`."""
@@ -110,10 +117,14 @@ class LibraryContract:
         for config, names in found:
             assert names is not None, f"applicable() has no answer for {config.label}"
             unknown = set(names) - set(kinds)
-            assert not unknown, f"applicable() names solvers that solvers() does not have: {unknown}"
+            assert not unknown, (
+                f"applicable() names solvers that solvers() does not have: {unknown}"
+            )
             assert len(set(names)) == len(names)
             assert all(config.kind in kinds[name] for name in names)
-        assert any(names for _, names in found), "no sample config has a solver, so nothing can be tested"
+        assert any(names for _, names in found), (
+            "no sample config has a solver, so nothing can be tested"
+        )
 
     def test_no_configs_have_no_answers(self, library: Library) -> None:
         """And no fault."""
@@ -154,11 +165,14 @@ class LibraryContract:
         assert all(0 <= retry.wait_s(failures) < math.inf for failures in (1, 2, 10))
 
     def test_job_options_are_described_and_checked(self, library: Library) -> None:
-        """`tuna solvers LIBRARY --options` shows each with its meaning; what is not known is refused."""
+        """`tuna solvers LIBRARY --options` shows each with its meaning; what is not known is
+        refused."""
         for name, kind, _, meaning in job_options.describe(library.options):
             assert kind, f"the type of {name} cannot be shown"
             assert meaning, f"{name} has no description"
-        assert job_options.check(library.options, self.job_options, library.name) == self.job_options
+        assert (
+            job_options.check(library.options, self.job_options, library.name) == self.job_options
+        )
         with pytest.raises(BadInput):
             job_options.check(library.options, {"no_such_option": 1}, library.name)
 
@@ -166,7 +180,8 @@ class LibraryContract:
         """Empty: the device answers."""
         assert isinstance(library.probe(DeviceHandle(id="cpu0", cpus=(0,))), str)
 
-    # -- what it did --------------------------------------------------------------------------------------------------
+    # -- what it did
+    # --------------------------------------------------------------------------------------------------
 
     def test_a_step_raises_nothing(self, turns: list[Turn]) -> None:
         """A candidate's fault is a failed trial, a job's fault a failed result."""
@@ -176,7 +191,9 @@ class LibraryContract:
     def test_each_item_has_one_result(self, turns: list[Turn]) -> None:
         """In any order; none is missing, doubled or of a job that was not given."""
         for turn in turns:
-            assert sorted(result.job_id for result in turn.results) == sorted(item.job_id for item in turn.items)
+            assert sorted(result.job_id for result in turn.results) == sorted(
+                item.job_id for item in turn.items
+            )
 
     def test_results_name_the_attempt_and_the_step(self, turns: list[Turn]) -> None:
         """A result of another attempt would be dropped."""
@@ -203,9 +220,11 @@ class LibraryContract:
         for _, result in _pairs(turns):
             assert library.next_step(result, names) in (None, *names)
 
-    def test_trials_have_an_index_each_and_an_outcome(self, library: Library, turns: list[Turn]) -> None:
-        """A failed trial has a cause and no time; of a good measured item at least one trial is good. No result has more than
-        the job may report."""
+    def test_trials_have_an_index_each_and_an_outcome(
+        self, library: Library, turns: list[Turn]
+    ) -> None:
+        """A failed trial has a cause and no time; of a good measured item at least one trial is
+        good. No result has more than the job may report."""
         for item, result in _pairs(turns):
             assert len(result.trials) <= library.most_trials(item.options)
             indices = [trial.index for trial in result.trials]
@@ -215,13 +234,16 @@ class LibraryContract:
                 assert any(trial.cause is None for trial in result.trials)
 
     def test_times_are_positive_and_finite(self, turns: list[Turn]) -> None:
-        """From 1 ns to a day, and `time_ms` is between the least and the greatest of the repeats."""
+        """From 1 ns to a day, and `time_ms` is between the least and the greatest of the
+        repeats."""
         for _, result in _pairs(turns):
             for trial in result.trials:
                 assert all(map(is_time, trial.times_ms))
                 if trial.time_ms is not None:
                     assert is_time(trial.time_ms)
-                    assert not trial.times_ms or min(trial.times_ms) <= trial.time_ms <= max(trial.times_ms)
+                    assert not trial.times_ms or min(trial.times_ms) <= trial.time_ms <= max(
+                        trial.times_ms
+                    )
 
     def test_an_item_took_no_longer_than_from_its_start_to_its_end(self, turns: list[Turn]) -> None:
         """Moments are the worker's clock, in seconds since the epoch."""
@@ -234,16 +256,22 @@ class LibraryContract:
         for _, result in _pairs(turns):
             named = [trial.artifact for trial in result.trials] + [result.workload]
             named += [code.artifact for code in result.kernels or ()]
-            assert [digest for digest in filter(None, named) if not _is_there(context, digest)] == []
+            assert [
+                digest for digest in filter(None, named) if not _is_there(context, digest)
+            ] == []
 
     def test_an_artifact_that_is_gone_sends_the_job_back(
         self, library: Library, turns: list[Turn], context: RunContext
     ) -> None:
         """The cause of a step on the device is `artifact_lost`, so that it is compiled again."""
         for turn in (turn for turn in turns if turn.step.resource is Resource.DEVICE):
-            for item in [item for item in turn.items if any(c.artifact for c in item.candidates)][:1]:
+            for item in [item for item in turn.items if any(c.artifact for c in item.candidates)][
+                :1
+            ]:
                 lost = tuple(Candidate(index=c.index, artifact="0" * 64) for c in item.candidates)
-                (result,) = library.run(turn.step, [item.model_copy(update={"candidates": lost})], context)
+                (result,) = library.run(
+                    turn.step, [item.model_copy(update={"candidates": lost})], context
+                )
                 assert (result.ok, result.cause) == (False, Cause.ARTIFACT_LOST)
 
     def test_items_are_left_as_they_were(self, turns: list[Turn]) -> None:
@@ -268,7 +296,8 @@ class LibraryContract:
                 timed = any(trial.time_ms is not None for trial in result.trials)
                 assert result.device is not None or not timed
 
-    # -- repeating it -------------------------------------------------------------------------------------------------
+    # -- repeating it
+    # -------------------------------------------------------------------------------------------------
 
     def test_reproduce_is_one_command_line(self, library: Library, turns: list[Turn]) -> None:
         """A shell splits it into the words that it was made of, with or without a candidate."""

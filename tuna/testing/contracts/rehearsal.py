@@ -1,4 +1,5 @@
-"""Takes sample jobs of a library through all of their steps, as the pipeline would, and keeps everything that happened."""
+"""Takes sample jobs of a library through all of their steps, as the pipeline would, and keeps
+everything that happened."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MAX_STEPS = 100
 
 
 def run_context(folder: Path) -> RunContext:
-    """What a worker on this machine would lend: a store in a folder, a scratch folder, the cores that measure."""
+    """What a worker on this machine would lend: a store in a folder, a scratch folder, the cores
+    that measure."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     cpus = eval_cpus()
@@ -42,13 +44,23 @@ class Turn:
 
     def pairs(self) -> list[tuple[WorkItem, StepResult]]:
         """Each item with its results, by job."""
-        return [(item, result) for item in self.items for result in self.results if result.job_id == item.job_id]
+        return [
+            (item, result)
+            for item in self.items
+            for result in self.results
+            if result.job_id == item.job_id
+        ]
 
 
 def rehearse(
-    library: Library, configs: Sequence[Config], context: RunContext, options: Mapping[str, Any], max_jobs: int
+    library: Library,
+    configs: Sequence[Config],
+    context: RunContext,
+    options: Mapping[str, Any],
+    max_jobs: int,
 ) -> list[Turn]:
-    """Run up to `max_jobs` jobs through the library's steps, those that wait for the same step in one call."""
+    """Run up to `max_jobs` jobs through the library's steps, those that wait for the same step in
+    one call."""
     waiting = {item.job_id: item for item in _first_items(library, configs, options, max_jobs)}
     names = [step.name for step in library.steps]
     turns: list[Turn] = []
@@ -65,7 +77,9 @@ def rehearse(
             turn.error = traceback.format_exc()
         # One result per job goes on: what is doubled or foreign is found by the suite.
         for item, result in {item.job_id: (item, result) for item, result in turn.pairs()}.values():
-            following = library.next_step(result, names) if result.ok and result.step in names else None
+            following = (
+                library.next_step(result, names) if result.ok and result.step in names else None
+            )
             if following is not None:
                 waiting[item.job_id] = follow(item, result, following)
     return turns
@@ -74,7 +88,9 @@ def rehearse(
 def follow(item: WorkItem, result: StepResult, step: str) -> WorkItem:
     """The item of the next step: what was built well goes along."""
     built = tuple(
-        Candidate(index=t.index, artifact=t.artifact) for t in result.trials if t.cause is None and t.artifact
+        Candidate(index=t.index, artifact=t.artifact)
+        for t in result.trials
+        if t.cause is None and t.artifact
     )
     update = {"step": step, "attempt": item.attempt + 1, "candidates": built or item.candidates}
     return item.model_copy(update=update)
@@ -84,7 +100,11 @@ def _first_items(
     library: Library, configs: Sequence[Config], options: Mapping[str, Any], max_jobs: int
 ) -> list[WorkItem]:
     environment = library.environment()
-    jobs = [(config, name) for config, names in library.applicable(configs, environment) for name in names or ()]
+    jobs = [
+        (config, name)
+        for config, names in library.applicable(configs, environment)
+        for name in names or ()
+    ]
     return [
         WorkItem(
             job_id=1000 - 7 * number,  # neither consecutive nor ascending

@@ -1,7 +1,7 @@
 """The contract of `ArtifactStore` as a pytest class.
 
-A subclass gives `store`, `elsewhere` (the same store as another process on another machine has it), how to damage and remove
-its entries, and a full store.
+A subclass gives `store`, `elsewhere` (the same store as another process on another machine has it),
+how to damage and remove its entries, and a full store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ import pytest
 from tuna.errors import StorageFull
 from tuna.libraries.context import ArtifactStore
 
-_NO_DIGESTS = ("", "..", "0" * 63, "0" * 65, "A" * 64, "g" * 64, "../" * 21 + "x", "0" * 63 + "\n", "0" * 63 + "/")
+_NO_DIGESTS = (
+    "",
+    "..",
+    "0" * 63,
+    "0" * 65,
+    "A" * 64,
+    "g" * 64,
+    "../" * 21 + "x",
+    "0" * 63 + "\n",
+    "0" * 63 + "/",
+)
 
 
 class StoreContract:
@@ -33,7 +43,8 @@ class StoreContract:
 
     @pytest.fixture
     def overwrite(self) -> Callable[[str, bytes | None], None]:
-        """`overwrite(digest, data)` changes what is kept under `digest` behind the store's back; None removes it."""
+        """`overwrite(digest, data)` changes what is kept under `digest` behind the store's back;
+        None removes it."""
         raise NotImplementedError("a subclass says how its bytes are damaged")
 
     @pytest.fixture
@@ -42,7 +53,9 @@ class StoreContract:
         raise NotImplementedError("a subclass says how its store is filled")
 
     @pytest.mark.parametrize(
-        "data", [b"", b"code", b"\r\n\0\xff", bytes(range(256)) * 4096], ids=["empty", "text", "bytes", "1 MiB"]
+        "data",
+        [b"", b"code", b"\r\n\0\xff", bytes(range(256)) * 4096],
+        ids=["empty", "text", "bytes", "1 MiB"],
     )
     def test_what_is_put_is_had_by_its_hash(self, store: ArtifactStore, data: bytes) -> None:
         """Whatever bytes they are."""
@@ -50,13 +63,17 @@ class StoreContract:
         assert digest == hashlib.sha256(data).hexdigest()
         assert store.get(digest) == data
 
-    def test_what_one_member_put_another_gets(self, store: ArtifactStore, elsewhere: ArtifactStore) -> None:
+    def test_what_one_member_put_another_gets(
+        self, store: ArtifactStore, elsewhere: ArtifactStore
+    ) -> None:
         """And the other way round."""
         digest = store.put(b"code")
         assert elsewhere.get(digest) == b"code"
         assert store.get(elsewhere.put(b"other code")) == b"other code"
 
-    def test_the_same_bytes_are_one_artifact(self, store: ArtifactStore, elsewhere: ArtifactStore) -> None:
+    def test_the_same_bytes_are_one_artifact(
+        self, store: ArtifactStore, elsewhere: ArtifactStore
+    ) -> None:
         """However often they are put."""
         assert len({store.put(b"code"), store.put(b"code"), elsewhere.put(b"code")}) == 1
         assert store.put(b"other") != store.put(b"code")
@@ -81,7 +98,9 @@ class StoreContract:
         with pytest.raises(KeyError):
             store.get(name)
 
-    @pytest.mark.parametrize("damage", [b"evil", b"", b"cod", None], ids=["other", "empty", "cut", "gone"])
+    @pytest.mark.parametrize(
+        "damage", [b"evil", b"", b"cod", None], ids=["other", "empty", "cut", "gone"]
+    )
     def test_what_is_damaged_is_gone_until_it_is_put_again(
         self,
         store: ArtifactStore,

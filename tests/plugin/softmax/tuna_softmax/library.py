@@ -26,5 +26,9 @@ class SoftmaxLibrary(CandidateLibrary):
     def solvers(self) -> Sequence[Solver]:
         return [Solver("CSoftmaxRows", self.kinds, "Direct")]
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
-        return ((config, ["CSoftmaxRows"] if config.kind == "softmax" else []) for config in configs)
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
+        return (
+            (config, ["CSoftmaxRows"] if config.kind == "softmax" else []) for config in configs
+        )

@@ -79,7 +79,9 @@ def upgrade() -> None:
         "config_tag",
         sa.Column("tag", sa.String(length=128), nullable=False),
         sa.Column("config_id", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(["config_id"], ["config.id"], name=op.f("fk_config_tag_config_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["config_id"], ["config.id"], name=op.f("fk_config_tag_config_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("tag", "config_id", name=op.f("pk_config_tag")),
         **MYSQL,
     )
@@ -131,7 +133,10 @@ def upgrade() -> None:
         sa.Column("peak_gflops", sa.Double(), nullable=True),
         sa.Column("updated_at", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["environment_id"], ["environment.id"], name=op.f("fk_device_environment_id"), ondelete="CASCADE"
+            ["environment_id"],
+            ["environment.id"],
+            name=op.f("fk_device_environment_id"),
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_device")),
         sa.UniqueConstraint("environment_id", "name", name=op.f("uq_device_environment_id_name")),
@@ -159,9 +164,13 @@ def upgrade() -> None:
         sa.Column("environment_id", sa.Integer(), nullable=False),
         sa.Column("reason", sa.String(length=255), nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
-        sa.ForeignKeyConstraint(["environment_id"], ["environment.id"], name=op.f("fk_session_environment_id")),
+        sa.ForeignKeyConstraint(
+            ["environment_id"], ["environment.id"], name=op.f("fk_session_environment_id")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_session")),
-        sa.UniqueConstraint("environment_id", "reason", name=op.f("uq_session_environment_id_reason")),
+        sa.UniqueConstraint(
+            "environment_id", "reason", name=op.f("uq_session_environment_id_reason")
+        ),
         **MYSQL,
     )
     op.create_table(
@@ -184,11 +193,17 @@ def upgrade() -> None:
         sa.Column("workload", sa.String(length=64), nullable=True),
         sa.Column("updated_at", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(["config_id"], ["config.id"], name=op.f("fk_job_config_id")),
-        sa.ForeignKeyConstraint(["session_id"], ["session.id"], name=op.f("fk_job_session_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["session_id"], ["session.id"], name=op.f("fk_job_session_id"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(["solver_id"], ["solver.id"], name=op.f("fk_job_solver_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_job")),
         sa.UniqueConstraint(
-            "session_id", "config_id", "solver_id", "steps", name=op.f("uq_job_session_id_config_id_solver_id_steps")
+            "session_id",
+            "config_id",
+            "solver_id",
+            "steps",
+            name=op.f("uq_job_session_id_config_id_solver_id_steps"),
         ),
         **MYSQL,
     )
@@ -202,19 +217,40 @@ def upgrade() -> None:
         sa.Column("config_id", sa.Integer(), nullable=False),
         sa.Column("solver_id", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["config_id"], ["config.id"], name=op.f("fk_solver_applicability_config_id"), ondelete="CASCADE"
+            ["config_id"],
+            ["config.id"],
+            name=op.f("fk_solver_applicability_config_id"),
+            ondelete="CASCADE",
         ),
         sa.ForeignKeyConstraint(
-            ["session_id"], ["session.id"], name=op.f("fk_solver_applicability_session_id"), ondelete="CASCADE"
+            ["session_id"],
+            ["session.id"],
+            name=op.f("fk_solver_applicability_session_id"),
+            ondelete="CASCADE",
         ),
         sa.ForeignKeyConstraint(
-            ["solver_id"], ["solver.id"], name=op.f("fk_solver_applicability_solver_id"), ondelete="CASCADE"
+            ["solver_id"],
+            ["solver.id"],
+            name=op.f("fk_solver_applicability_solver_id"),
+            ondelete="CASCADE",
         ),
-        sa.PrimaryKeyConstraint("session_id", "config_id", "solver_id", name=op.f("pk_solver_applicability")),
+        sa.PrimaryKeyConstraint(
+            "session_id", "config_id", "solver_id", name=op.f("pk_solver_applicability")
+        ),
         **MYSQL,
     )
-    op.create_index(op.f("ix_solver_applicability_config_id"), "solver_applicability", ["config_id"], unique=False)
-    op.create_index(op.f("ix_solver_applicability_solver_id"), "solver_applicability", ["solver_id"], unique=False)
+    op.create_index(
+        op.f("ix_solver_applicability_config_id"),
+        "solver_applicability",
+        ["config_id"],
+        unique=False,
+    )
+    op.create_index(
+        op.f("ix_solver_applicability_solver_id"),
+        "solver_applicability",
+        ["solver_id"],
+        unique=False,
+    )
     op.create_table(
         "find_db",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -232,12 +268,17 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["config_id"], ["config.id"], name=op.f("fk_find_db_config_id")),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], name=op.f("fk_find_db_job_id")),
         sa.ForeignKeyConstraint(["kernel"], ["kernel.digest"], name=op.f("fk_find_db_kernel")),
-        sa.ForeignKeyConstraint(["session_id"], ["session.id"], name=op.f("fk_find_db_session_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["session_id"], ["session.id"], name=op.f("fk_find_db_session_id"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(["solver_id"], ["solver.id"], name=op.f("fk_find_db_solver_id")),
         sa.ForeignKeyConstraint(["workload"], ["kernel.digest"], name=op.f("fk_find_db_workload")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_find_db")),
         sa.UniqueConstraint(
-            "session_id", "config_id", "solver_id", name=op.f("uq_find_db_session_id_config_id_solver_id")
+            "session_id",
+            "config_id",
+            "solver_id",
+            name=op.f("uq_find_db_session_id_config_id_solver_id"),
         ),
         **MYSQL,
     )
@@ -261,9 +302,13 @@ def upgrade() -> None:
         sa.Column("started_at", UtcDateTime(), nullable=True),
         sa.Column("ended_at", UtcDateTime(), nullable=True),
         sa.Column("busy_s", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["job.id"], name=op.f("fk_step_result_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["job.id"], name=op.f("fk_step_result_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_step_result")),
-        sa.UniqueConstraint("job_id", "step", "attempt", name=op.f("uq_step_result_job_id_step_attempt")),
+        sa.UniqueConstraint(
+            "job_id", "step", "attempt", name=op.f("uq_step_result_job_id_step_attempt")
+        ),
         **MYSQL,
     )
     op.create_table(
@@ -280,7 +325,9 @@ def upgrade() -> None:
         sa.Column("max_error", sa.Double(), nullable=True),
         sa.Column("build_s", sa.Double(), nullable=True),
         sa.Column("measured_at", UtcDateTime(), nullable=True),
-        sa.ForeignKeyConstraint(["job_id"], ["job.id"], name=op.f("fk_trial_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["job.id"], name=op.f("fk_trial_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_trial")),
         sa.UniqueConstraint("job_id", "number", name=op.f("uq_trial_job_id_number")),
         **MYSQL,

@@ -1,4 +1,5 @@
-"""MIOpen: batch norm, models and frameworks, problem keys, imported databases, several kernels per result, golden.
+"""MIOpen: batch norm, models and frameworks, problem keys, imported databases, several kernels per
+result, golden.
 
 Revision: 0002
 """
@@ -21,7 +22,10 @@ def upgrade() -> None:
     op.add_column("config", sa.Column("problem_key", sa.String(length=255), nullable=True))
     op.create_index(op.f("ix_config_problem_key"), "config", ["problem_key"], unique=False)
     _fill_problem_keys()
-    op.add_column("config_tag", sa.Column("recurrent", sa.Boolean(), nullable=False, server_default=sa.false()))
+    op.add_column(
+        "config_tag",
+        sa.Column("recurrent", sa.Boolean(), nullable=False, server_default=sa.false()),
+    )
     op.add_column("solver", sa.Column("number", sa.Integer(), nullable=True))
     op.create_table(
         "framework",
@@ -72,7 +76,10 @@ def upgrade() -> None:
         sa.Column("layout", sa.String(length=8), nullable=False),
         sa.Column("data_type", sa.String(length=16), nullable=False),
         sa.ForeignKeyConstraint(
-            ["config_id"], ["config.id"], name=op.f("fk_batch_norm_config_config_id"), ondelete="CASCADE"
+            ["config_id"],
+            ["config.id"],
+            name=op.f("fk_batch_norm_config_config_id"),
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("config_id", name=op.f("pk_batch_norm_config")),
         **MYSQL,
@@ -87,13 +94,21 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["config_id"], ["config.id"], name=op.f("fk_model_config_config_id"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(["framework_id"], ["framework.id"], name=op.f("fk_model_config_framework_id")),
-        sa.ForeignKeyConstraint(["model_id"], ["model.id"], name=op.f("fk_model_config_model_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("model_id", "framework_id", "config_id", "gpu_count", name=op.f("pk_model_config")),
+        sa.ForeignKeyConstraint(
+            ["framework_id"], ["framework.id"], name=op.f("fk_model_config_framework_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["model_id"], ["model.id"], name=op.f("fk_model_config_model_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint(
+            "model_id", "framework_id", "config_id", "gpu_count", name=op.f("pk_model_config")
+        ),
         **MYSQL,
     )
     op.create_index(op.f("ix_model_config_config_id"), "model_config", ["config_id"], unique=False)
-    op.create_index(op.f("ix_model_config_framework_id"), "model_config", ["framework_id"], unique=False)
+    op.create_index(
+        op.f("ix_model_config_framework_id"), "model_config", ["framework_id"], unique=False
+    )
 
     op.create_table(
         "golden_entry",
@@ -115,14 +130,24 @@ def upgrade() -> None:
         sa.Column("device", sa.String(length=255), nullable=False),
         sa.Column("source", sa.String(length=255), nullable=True),
         sa.Column("measured_at", UtcDateTime(), nullable=True),
-        sa.ForeignKeyConstraint(["config_id"], ["config.id"], name=op.f("fk_golden_entry_config_id")),
-        sa.ForeignKeyConstraint(["environment_id"], ["environment.id"], name=op.f("fk_golden_entry_environment_id")),
+        sa.ForeignKeyConstraint(
+            ["config_id"], ["config.id"], name=op.f("fk_golden_entry_config_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["environment_id"], ["environment.id"], name=op.f("fk_golden_entry_environment_id")
+        ),
         sa.ForeignKeyConstraint(
             ["golden_id"], ["golden.id"], name=op.f("fk_golden_entry_golden_id"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(["session_id"], ["session.id"], name=op.f("fk_golden_entry_session_id")),
-        sa.ForeignKeyConstraint(["solver_id"], ["solver.id"], name=op.f("fk_golden_entry_solver_id")),
-        sa.ForeignKeyConstraint(["workload"], ["kernel.digest"], name=op.f("fk_golden_entry_workload")),
+        sa.ForeignKeyConstraint(
+            ["session_id"], ["session.id"], name=op.f("fk_golden_entry_session_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["solver_id"], ["solver.id"], name=op.f("fk_golden_entry_solver_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["workload"], ["kernel.digest"], name=op.f("fk_golden_entry_workload")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_golden_entry")),
         sa.UniqueConstraint(
             "golden_id",
@@ -135,8 +160,12 @@ def upgrade() -> None:
         **MYSQL,
     )
     op.create_index(op.f("ix_golden_entry_config_id"), "golden_entry", ["config_id"], unique=False)
-    op.create_index(op.f("ix_golden_entry_environment_id"), "golden_entry", ["environment_id"], unique=False)
-    op.create_index(op.f("ix_golden_entry_session_id"), "golden_entry", ["session_id"], unique=False)
+    op.create_index(
+        op.f("ix_golden_entry_environment_id"), "golden_entry", ["environment_id"], unique=False
+    )
+    op.create_index(
+        op.f("ix_golden_entry_session_id"), "golden_entry", ["session_id"], unique=False
+    )
     op.create_index(op.f("ix_golden_entry_solver_id"), "golden_entry", ["solver_id"], unique=False)
     op.create_index(op.f("ix_golden_entry_workload"), "golden_entry", ["workload"], unique=False)
 
@@ -148,9 +177,14 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=1024), nullable=False),
         sa.Column("args", LongText, nullable=False),
         sa.ForeignKeyConstraint(
-            ["golden_entry_id"], ["golden_entry.id"], name=op.f("fk_golden_kernel_golden_entry_id"), ondelete="CASCADE"
+            ["golden_entry_id"],
+            ["golden_entry.id"],
+            name=op.f("fk_golden_kernel_golden_entry_id"),
+            ondelete="CASCADE",
         ),
-        sa.ForeignKeyConstraint(["kernel"], ["kernel.digest"], name=op.f("fk_golden_kernel_kernel")),
+        sa.ForeignKeyConstraint(
+            ["kernel"], ["kernel.digest"], name=op.f("fk_golden_kernel_kernel")
+        ),
         sa.PrimaryKeyConstraint("golden_entry_id", "number", name=op.f("pk_golden_kernel")),
         **MYSQL,
     )
@@ -164,16 +198,23 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=1024), nullable=False),
         sa.Column("args", LongText, nullable=False),
         sa.ForeignKeyConstraint(
-            ["find_db_id"], ["find_db.id"], name=op.f("fk_find_db_kernel_find_db_id"), ondelete="CASCADE"
+            ["find_db_id"],
+            ["find_db.id"],
+            name=op.f("fk_find_db_kernel_find_db_id"),
+            ondelete="CASCADE",
         ),
-        sa.ForeignKeyConstraint(["kernel"], ["kernel.digest"], name=op.f("fk_find_db_kernel_kernel")),
+        sa.ForeignKeyConstraint(
+            ["kernel"], ["kernel.digest"], name=op.f("fk_find_db_kernel_kernel")
+        ),
         sa.PrimaryKeyConstraint("find_db_id", "number", name=op.f("pk_find_db_kernel")),
         **MYSQL,
     )
     op.create_index(op.f("ix_find_db_kernel_kernel"), "find_db_kernel", ["kernel"], unique=False)
     _move_kernels()
     with op.batch_alter_table("find_db") as table:
-        table.add_column(sa.Column("algorithm", sa.String(length=64), nullable=False, server_default=""))
+        table.add_column(
+            sa.Column("algorithm", sa.String(length=64), nullable=False, server_default="")
+        )
         table.add_column(sa.Column("problem_key", sa.String(length=255), nullable=True))
         table.add_column(sa.Column("source", sa.String(length=255), nullable=True))
         table.alter_column("job_id", existing_type=BigId, nullable=True)
@@ -197,10 +238,18 @@ def _move_kernels() -> None:
 
 def _fill_problem_keys() -> None:
     """Store MIOpen's problem key of every convolution that has one."""
-    config = sa.table("config", *(sa.column(name) for name in ("id", "kind", "driver", "problem_key")))
+    config = sa.table(
+        "config", *(sa.column(name) for name in ("id", "kind", "driver", "problem_key"))
+    )
     connection = op.get_bind()
-    rows = connection.execute(sa.select(config.c.id, config.c.driver).where(config.c.kind == ConvConfig.kind)).all()
+    rows = connection.execute(
+        sa.select(config.c.id, config.c.driver).where(config.c.kind == ConvConfig.kind)
+    ).all()
     keys = [{"of": row.id, "text": text_of(parse_line(row.driver)[0])} for row in rows]
-    update = sa.update(config).where(config.c.id == sa.bindparam("of")).values(problem_key=sa.bindparam("text"))
+    update = (
+        sa.update(config)
+        .where(config.c.id == sa.bindparam("of"))
+        .values(problem_key=sa.bindparam("text"))
+    )
     if keys:
         connection.execute(update, keys)

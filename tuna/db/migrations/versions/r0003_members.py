@@ -18,7 +18,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("installation", sa.Column("secret", sa.String(length=64), nullable=False, server_default=""))
+    op.add_column(
+        "installation", sa.Column("secret", sa.String(length=64), nullable=False, server_default="")
+    )
     installation = sa.table("installation", sa.column("secret"))
     op.get_bind().execute(sa.update(installation).values(secret=secrets.token_hex(32)))
     op.create_table(

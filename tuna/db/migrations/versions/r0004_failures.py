@@ -12,4 +12,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.create_index(op.f("ix_step_result_cause_job_id"), "step_result", ["cause", "job_id"], unique=False)
+    op.create_index(
+        op.f("ix_step_result_cause_job_id"), "step_result", ["cause", "job_id"], unique=False
+    )

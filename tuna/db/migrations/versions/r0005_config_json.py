@@ -16,11 +16,15 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("config", sa.Column("json", sa.String(length=4096), nullable=False, server_default=""))
+    op.add_column(
+        "config", sa.Column("json", sa.String(length=4096), nullable=False, server_default="")
+    )
     if op.get_bind().dialect.name == "sqlite":
-        # Alembic would copy the table to add a foreign key, and dropping the old one would take along all that refers to it.
+        # Alembic would copy the table to add a foreign key, and dropping the old one would take
+        # along all that refers to it.
         op.execute(
-            "ALTER TABLE config ADD COLUMN body VARCHAR(64) CONSTRAINT fk_config_body REFERENCES kernel (digest)"
+            "ALTER TABLE config ADD COLUMN body VARCHAR(64) CONSTRAINT fk_config_body REFERENCES"
+            " kernel (digest)"
         )
     else:
         op.add_column("config", sa.Column("body", sa.String(length=64), nullable=True))
@@ -32,7 +36,9 @@ def upgrade() -> None:
 def _fill_json() -> None:
     """The JSON of every config, from its driver command: until now each had one."""
     config = sa.table("config", *(sa.column(name) for name in ("id", "driver", "json")))
-    update = sa.update(config).where(config.c.id == sa.bindparam("of")).values(json=sa.bindparam("text"))
+    update = (
+        sa.update(config).where(config.c.id == sa.bindparam("of")).values(json=sa.bindparam("text"))
+    )
     connection, last = op.get_bind(), 0
     while True:
         some = (

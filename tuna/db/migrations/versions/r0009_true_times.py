@@ -1,4 +1,5 @@
-"""How well a time is known: its interval and clock, whether the device was quiet, how its peak was found.
+"""How well a time is known: its interval and clock, whether the device was quiet, how its peak was
+found.
 
 Revision: 0009
 """
@@ -20,7 +21,13 @@ def upgrade() -> None:
     for table in ("trial", "find_db", "golden_entry"):
         op.add_column(table, sa.Column("clock", sa.String(8), server_default="", nullable=False))
     for table in ("find_db", "golden_entry"):
-        op.add_column(table, sa.Column("noisy", sa.Boolean(), server_default=sa.false(), nullable=False))
-    op.create_index(op.f("ix_find_db_noisy_session_id"), "find_db", ["noisy", "session_id"], unique=False)
+        op.add_column(
+            table, sa.Column("noisy", sa.Boolean(), server_default=sa.false(), nullable=False)
+        )
+    op.create_index(
+        op.f("ix_find_db_noisy_session_id"), "find_db", ["noisy", "session_id"], unique=False
+    )
     op.add_column("step_result", sa.Column("drift", Double, nullable=True))
-    op.add_column("device", sa.Column("peak_source", sa.String(8), server_default="", nullable=False))
+    op.add_column(
+        "device", sa.Column("peak_source", sa.String(8), server_default="", nullable=False)
+    )

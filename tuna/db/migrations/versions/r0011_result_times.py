@@ -13,4 +13,6 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_index(op.f("ix_find_db_updated_at"), "find_db", ["updated_at"], unique=False)
-    op.create_index(op.f("ix_golden_entry_measured_at"), "golden_entry", ["measured_at"], unique=False)
+    op.create_index(
+        op.f("ix_golden_entry_measured_at"), "golden_entry", ["measured_at"], unique=False
+    )

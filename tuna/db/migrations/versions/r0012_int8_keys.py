@@ -1,4 +1,5 @@
-"""INT8 convolutions under the key that MIOpen gives them: its fin names one data type, not those of all three tensors.
+"""INT8 convolutions under the key that MIOpen gives them: its fin names one data type, not those of
+all three tensors.
 
 Revision: 0012
 """

@@ -19,7 +19,9 @@ def upgrade() -> None:
         "job_artifact",
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("job_id", BigId, autoincrement=False, nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["job.id"], name=op.f("fk_job_artifact_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["job.id"], name=op.f("fk_job_artifact_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("digest", "job_id", name=op.f("pk_job_artifact")),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",

@@ -25,10 +25,18 @@ def upgrade() -> None:
         sa.Column("body", LongBlob, nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["session_id"], ["session.id"], name=op.f("fk_dead_letter_session_id"), ondelete="CASCADE"
+            ["session_id"],
+            ["session.id"],
+            name=op.f("fk_dead_letter_session_id"),
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_dead_letter")),
         **TABLE_OPTIONS,
     )
-    op.create_index(op.f("ix_dead_letter_library_session_id"), "dead_letter", ["library", "session_id"], unique=False)
+    op.create_index(
+        op.f("ix_dead_letter_library_session_id"),
+        "dead_letter",
+        ["library", "session_id"],
+        unique=False,
+    )
     op.create_index(op.f("ix_dead_letter_session_id"), "dead_letter", ["session_id"], unique=False)

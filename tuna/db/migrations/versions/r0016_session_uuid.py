@@ -19,5 +19,7 @@ def upgrade() -> None:
     session = sa.table("session", sa.column("id"), sa.column("uuid"))
     connection = op.get_bind()
     for number in connection.execute(sa.select(session.c.id)).scalars().all():
-        connection.execute(sa.update(session).where(session.c.id == number).values(uuid=str(uuid.uuid4())))
+        connection.execute(
+            sa.update(session).where(session.c.id == number).values(uuid=str(uuid.uuid4()))
+        )
     op.create_index(op.f("ix_session_uuid"), "session", ["uuid"], unique=True)

@@ -13,4 +13,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("session", sa.Column("priority", sa.Integer(), server_default="0", nullable=False))
+    op.add_column(
+        "session", sa.Column("priority", sa.Integer(), server_default="0", nullable=False)
+    )

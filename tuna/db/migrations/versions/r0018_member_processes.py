@@ -13,4 +13,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("worker", sa.Column("processes", sa.Integer(), server_default="1", nullable=False))
+    op.add_column(
+        "worker", sa.Column("processes", sa.Integer(), server_default="1", nullable=False)
+    )

@@ -36,7 +36,9 @@ def upgrade() -> None:
         sa.Column("noisy", sa.Boolean(), nullable=False),
         sa.Column("error", Double, nullable=True),
         sa.Column("created_at", UtcDateTime(), nullable=False),
-        sa.ForeignKeyConstraint(["model_id"], ["model.id"], name=op.f("fk_benchmark_model_id"), ondelete="SET NULL"),
+        sa.ForeignKeyConstraint(
+            ["model_id"], ["model.id"], name=op.f("fk_benchmark_model_id"), ondelete="SET NULL"
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_benchmark")),
         sa.UniqueConstraint("run", "number", name=op.f("uq_benchmark_run_number")),
         **TABLE_OPTIONS,

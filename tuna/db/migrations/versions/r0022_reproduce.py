@@ -1,4 +1,5 @@
-"""Commands that repeat attempts are made of the jobs when they are printed; they are stored no more.
+"""Commands that repeat attempts are made of the jobs when they are printed; they are stored no
+more.
 
 Revision: 0022
 """

@@ -15,7 +15,8 @@ _BEFORE = ("session_id", "config_id", "solver_id", "steps")
 
 
 def upgrade() -> None:
-    # SQLite copies the table, for which `schema.upgrade` turned foreign keys off: dropping the old one takes nothing along.
+    # SQLite copies the table, for which `schema.upgrade` turned foreign keys off: dropping the old
+    # one takes nothing along.
     with op.batch_alter_table("job") as job:
         job.add_column(sa.Column("round", sa.Integer(), server_default="0", nullable=False))
         job.add_column(sa.Column("stopped", sa.String(255), nullable=True))

@@ -26,8 +26,12 @@ def upgrade() -> None:
         sa.Column("trials", sa.Integer(), nullable=False),
         sa.Column("label", sa.String(255), nullable=False),
         sa.PrimaryKeyConstraint("job_id", "number", name=op.f("pk_search_sibling")),
-        sa.ForeignKeyConstraint(["job_id"], ["job.id"], name=op.f("fk_search_sibling_job_id"), ondelete="CASCADE"),
-        sa.ForeignKeyConstraint(["digest"], ["kernel.digest"], name=op.f("fk_search_sibling_digest")),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["job.id"], name=op.f("fk_search_sibling_job_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["digest"], ["kernel.digest"], name=op.f("fk_search_sibling_digest")
+        ),
         **TABLE_OPTIONS,
     )
     op.create_index(op.f("ix_search_sibling_digest"), "search_sibling", ["digest"])

@@ -13,5 +13,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.create_index("ix_job_search", "job", ["session_id", "steps", "round", "stopped"], unique=False)
-    op.add_column("trial", sa.Column("ended_early", sa.Boolean(), server_default=sa.false(), nullable=False))
+    op.create_index(
+        "ix_job_search", "job", ["session_id", "steps", "round", "stopped"], unique=False
+    )
+    op.add_column(
+        "trial", sa.Column("ended_early", sa.Boolean(), server_default=sa.false(), nullable=False)
+    )

@@ -13,4 +13,6 @@ depends_on = None
 
 def upgrade() -> None:
     op.drop_index("ix_job_search", table_name="job")
-    op.create_index("ix_job_search", "job", ["session_id", "steps", "round", "part", "stopped"], unique=False)
+    op.create_index(
+        "ix_job_search", "job", ["session_id", "steps", "round", "part", "stopped"], unique=False
+    )

@@ -23,7 +23,10 @@ def upgrade() -> None:
         sa.Column("ended_at", UtcDateTime(), nullable=False),
         sa.PrimaryKeyConstraint("session_id", "began_at", name=op.f("pk_served_time")),
         sa.ForeignKeyConstraint(
-            ["session_id"], ["session.id"], name=op.f("fk_served_time_session_id"), ondelete="CASCADE"
+            ["session_id"],
+            ["session.id"],
+            name=op.f("fk_served_time_session_id"),
+            ondelete="CASCADE",
         ),
         **TABLE_OPTIONS,
     )

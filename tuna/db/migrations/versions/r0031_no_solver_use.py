@@ -25,7 +25,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["session_id"], ["session.id"], name=op.f("fk_no_solver_session_id"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(["config_id"], ["config.id"], name=op.f("fk_no_solver_config_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["config_id"], ["config.id"], name=op.f("fk_no_solver_config_id"), ondelete="CASCADE"
+        ),
         **TABLE_OPTIONS,
     )
     op.create_index(op.f("ix_no_solver_config_id"), "no_solver", ["config_id"])

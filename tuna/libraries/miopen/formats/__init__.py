@@ -1,1 +1,2 @@
-"""MIOpen's own databases: readers, writers, rules, and the exporters that make them from results."""
+"""MIOpen's own databases: readers, writers, rules, and the exporters that make them from
+results."""

@@ -1,4 +1,5 @@
-"""The rules of MIOpen's own test of its databases (test/gtest/db_sync.cpp) that need neither a GPU nor MIOpen."""
+"""The rules of MIOpen's own test of its databases (test/gtest/db_sync.cpp) that need neither a GPU
+nor MIOpen."""
 
 from __future__ import annotations
 
@@ -25,15 +26,19 @@ _FORBIDDEN = ("sram-ecc", "xnack")
 def check(files: Mapping[str, Sequence[Path]], known: Known, findings: Findings) -> None:
     """Check MIOpen's databases in a folder, given by form.
 
-    - find db: every line reads, its key is what MIOpen would write for that problem, no key and no solver in a line
+    - find db: every line reads, its key is what MIOpen would write for that problem, no key and no
+      solver in a line
       comes twice, times are positive numbers, solvers are known
     - a tunable solver in a find db has its row in the perf db of the same name
-    - the kernels of the fastest solver of each problem are in the kernel db of the same name, else of the architecture
+    - the kernels of the fastest solver of each problem are in the kernel db of the same name, else
+      of the architecture
     - perf db: no key and solver twice
-    - kernel db: every blob unpacks to its size and MD5, no name and arguments come twice, the journal is no WAL, and no
+    - kernel db: every blob unpacks to its size and MD5, no name and arguments come twice, the
+      journal is no WAL, and no
       arguments name target features
 
-    A find db does not say which kernels it needs: `known.kernels_of` has those that sessions recorded.
+    A find db does not say which kernels it needs: `known.kernels_of` has those that sessions
+    recorded.
     """
     _Check(known, findings).run(files)
 
@@ -41,7 +46,8 @@ def check(files: Mapping[str, Sequence[Path]], known: Known, findings: Findings)
 class _Check:
     def __init__(self, known: Known, findings: Findings) -> None:
         self._known, self._findings, self._fault = known, findings, findings.fault
-        self._tuned: dict[str, set[tuple[str, str]]] = {}  #: what perf dbs hold, by the files' base names
+        #: what perf dbs hold, by the files' base names
+        self._tuned: dict[str, set[tuple[str, str]]] = {}
         self._code: dict[str, set[tuple[str, str]]] = {}  #: what kernel dbs hold
 
     def run(self, files: Mapping[str, Sequence[Path]]) -> None:
@@ -66,12 +72,18 @@ class _Check:
     def _kernels(self, path: Path) -> None:
         there: set[tuple[str, str]] = set()
         if not compressed.is_packed(path) and sqlite_file.is_wal(path):
-            self._fault(path, "kernel-db", "its journal is a write-ahead log: MIOpen opens it read-only")
+            self._fault(
+                path, "kernel-db", "its journal is a write-ahead log: MIOpen opens it read-only"
+            )
         for record in kernel_db.read(path):
             self._add(path, there, (record.name, record.args))
             for feature in _FORBIDDEN:
                 if feature in record.args:
-                    self._fault(path, "kernel-db", f"the arguments of {record.name} name {feature}: {record.args}")
+                    self._fault(
+                        path,
+                        "kernel-db",
+                        f"the arguments of {record.name} name {feature}: {record.args}",
+                    )
         self._code.setdefault(_base(path), set()).update(there)
 
     def _add(self, path: Path, there: set[tuple[str, str]], entry: tuple[str, str]) -> None:
@@ -94,7 +106,11 @@ class _Check:
                 continue
             self._findings.entries += len(record.items)
             if record.key in seen:
-                self._fault(path, "duplicate", f"line {number}: {record.key} has an earlier line, which counts")
+                self._fault(
+                    path,
+                    "duplicate",
+                    f"line {number}: {record.key} has an earlier line, which counts",
+                )
                 continue
             seen.add(record.key)
             try:
@@ -116,26 +132,46 @@ class _Check:
             if not is_time(item.time_ms):
                 self._fault(path, "time", f"line {number}: {item.solver} takes {item.time_ms} ms")
             if solvers is None:
-                self._findings.left_out["items, whether their solver is known: no solvers are stored"] += 1
+                self._findings.left_out[
+                    "items, whether their solver is known: no solvers are stored"
+                ] += 1
             elif item.solver not in solvers:
-                self._fault(path, "solver", f"line {number}: {item.solver} is no solver of the library")
+                self._fault(
+                    path, "solver", f"line {number}: {item.solver} is no solver of the library"
+                )
             elif solvers[item.solver] and (perf, item.solver) not in tuned:
-                self._fault(path, "perf-row", f"line {number}: {item.solver} is tunable, but no perf db has {perf}")
+                self._fault(
+                    path,
+                    "perf-row",
+                    f"line {number}: {item.solver} is tunable, but no perf db has {perf}",
+                )
 
     def _winners(self, path: Path, records: Iterable[FindRecord]) -> None:
         """The kernels of each fastest solver are there."""
         arch, num_cu = naming.parse_name(path.name)
-        winners = {record.key: min(record.items, key=lambda item: item.time_ms).solver for record in records}
+        winners = {
+            record.key: min(record.items, key=lambda item: item.time_ms).solver
+            for record in records
+        }
         known = self._known.kernels_of(arch, num_cu, list(winners))
         there = self._code.get(_base(path), self._code.get(naming.base_name(arch, 0), set()))
         for key, solver in winners.items():
             recorded = known.get((key, solver))
-            needed = [[kernel_db.names_of(kernel, arch) for kernel in kernels] for kernels in recorded or ()]
+            needed = [
+                [kernel_db.names_of(kernel, arch) for kernel in kernels]
+                for kernels in recorded or ()
+            ]
             if recorded is None:
-                self._findings.left_out["problems, whether their kernels are there: no session recorded them"] += 1
+                self._findings.left_out[
+                    "problems, whether their kernels are there: no session recorded them"
+                ] += 1
             elif not any(there.issuperset(kernels) for kernels in needed):
                 missing = sorted(set(needed[-1]) - there)[0]
-                self._fault(path, "kernel", f"{key}: {solver} needs {' '.join(missing)}, which no kernel db has")
+                self._fault(
+                    path,
+                    "kernel",
+                    f"{key}: {solver} needs {' '.join(missing)}, which no kernel db has",
+                )
 
 
 def _base(path: Path) -> str:

@@ -44,7 +44,9 @@ def kind_of(path: Path) -> Kind:
     for kind in Kind:
         if is_kind(kind, path, head):
             return kind
-    what = "neither a find db nor a perf db nor a kernel db of MIOpen's" if head.strip() else "empty"
+    what = (
+        "neither a find db nor a perf db nor a kernel db of MIOpen's" if head.strip() else "empty"
+    )
     raise BadInput(f"{path} is {what}.")
 
 

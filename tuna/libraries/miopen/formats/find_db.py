@@ -1,10 +1,12 @@
-"""MIOpen's find db in text, format 2.0: for each problem the solvers that can compute it, with time and workspace.
+"""MIOpen's find db in text, format 2.0: for each problem the solvers that can compute it, with time
+and workspace.
 
 line = KEY "=" ITEM { ";" ITEM } "\\n"
 ITEM = SOLVER ":" TIME_MS "," WORKSPACE_BYTES "," ALGORITHM
 
-Readers also take the items of format 1.0 (before MIOpen 2.20), alone or among those of 2.0, as MIOpen does:
-ITEM = ALGORITHM ":" SOLVER "," TIME_MS "," WORKSPACE_BYTES "," KERNEL_CACHE_ALGORITHM "," KERNEL_CACHE_NETCONFIG
+Readers also take the items of format 1.0 (before MIOpen 2.20), alone or among those of 2.0, as
+MIOpen does: ITEM = ALGORITHM ":" SOLVER "," TIME_MS "," WORKSPACE_BYTES "," KERNEL_CACHE_ALGORITHM
+"," KERNEL_CACHE_NETCONFIG
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class FindRecord:
 
 
 def algorithm_name(family: str, direction: str) -> str:
-    """MIOpen's name of an algorithm family (one of ALGORITHMS, whatever its case) in a direction (F, B, W)."""
+    """MIOpen's name of an algorithm family (one of ALGORITHMS, whatever its case) in a direction
+    (F, B, W)."""
     return _PREFIXES[direction] + ALGORITHMS[family.lower()]
 
 
@@ -67,7 +70,8 @@ def time_text(time_ms: float) -> str | None:
 
 
 def is_word(text: str) -> bool:
-    """Whether `text` can stand in a find db: not empty, and without the characters that separate."""
+    """Whether `text` can stand in a find db: not empty, and without the characters that
+    separate."""
     return bool(text) and _RESERVED.isdisjoint(text)
 
 
@@ -101,7 +105,9 @@ def _parse_item(text: str) -> FindItem:
     if not solver or not colon or len(parts) != 3:
         raise BadInput(f"{text!r} is not SOLVER:TIME,WORKSPACE,ALGORITHM")
     time, workspace, algorithm = parts
-    if not _TIME.fullmatch(time) or not (workspace.isascii() and workspace.isdigit() and len(workspace) < 20):
+    if not _TIME.fullmatch(time) or not (
+        workspace.isascii() and workspace.isdigit() and len(workspace) < 20
+    ):
         raise BadInput(f"{text[:200]!r} has no valid time and workspace")
     return FindItem(solver, float(time), int(workspace), algorithm)
 
@@ -116,7 +122,8 @@ def write(stream: BinaryIO, records: Iterable[FindRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[FindRecord]:
-    """The records of a find db, packed or not, one at a time; raises BadInput with the number of a line that is none."""
+    """The records of a find db, packed or not, one at a time; raises BadInput with the number of a
+    line that is none."""
     for number, record in read_lines(path):
         if isinstance(record, BadInput):
             raise BadInput(f"{path}:{number}: {record}")
@@ -124,7 +131,8 @@ def read(path: Path) -> Iterator[FindRecord]:
 
 
 def read_first(path: Path) -> Iterator[FindRecord]:
-    """The first record of each key, which is the one that MIOpen takes; memory grows by 12 bytes a key."""
+    """The first record of each key, which is the one that MIOpen takes; memory grows by 12 bytes a
+    key."""
     seen: set[bytes] = set()
     for record in read(path):
         digest = hashlib.blake2b(record.key.encode(), digest_size=12).digest()
@@ -134,7 +142,8 @@ def read_first(path: Path) -> Iterator[FindRecord]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, FindRecord | BadInput]]:
-    """The number and record of each line that is not blank, or why it is none; raises BadInput for other trouble."""
+    """The number and record of each line that is not blank, or why it is none; raises BadInput for
+    other trouble."""
     for number, line in compressed.lines(path, "find db"):
         try:
             yield number, parse_line(line)

@@ -1,4 +1,5 @@
-"""The find db as an export: for each problem the fastest solvers, as far as MIOpen has names for them."""
+"""The find db as an export: for each problem the fastest solvers, as far as MIOpen has names for
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from tuna.libraries.exporter import Check, Entry, Exporter, Pair, Tally
 from tuna.libraries.miopen.formats import check, find_db, naming
 from tuna.libraries.miopen.formats.database_file import ENDS, Kind, is_kind
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
-from tuna.libraries.miopen.formats.selection import NO_AGE, MiopenOptions, age_of, one_each, without_key
+from tuna.libraries.miopen.formats.selection import (
+    NO_AGE,
+    MiopenOptions,
+    age_of,
+    one_each,
+    without_key,
+)
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 
 
@@ -68,10 +75,13 @@ class FindExporter(Exporter[FindOptions]):
         return is_kind(Kind.FIND, path, head)
 
     def entries(self, path: Path) -> Iterator[Entry]:
-        """The items of the first line of each key: the whole line counts, not its items one by one."""
+        """The items of the first line of each key: the whole line counts, not its items one by
+        one."""
         for record in find_db.read_first(path):
             for item in record.items:
-                yield Entry(record.key, item.solver, (item.time_ms, item.workspace_bytes, item.algorithm))
+                yield Entry(
+                    record.key, item.solver, (item.time_ms, item.workspace_bytes, item.algorithm)
+                )
 
     def type_of(self, key: str) -> str:
         """As the end of a find-db key names them."""
@@ -86,7 +96,9 @@ class FindExporter(Exporter[FindOptions]):
         """MIOpen's own, over all three formats."""
         return check.check
 
-    def write_merged(self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str) -> None:
+    def write_merged(
+        self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
+    ) -> None:
         """By key, time, solver."""
         with open(path, "wb") as stream:
             find_db.write(stream, _merged(pairs))
@@ -101,7 +113,9 @@ def _merged(pairs: Iterable[Pair]) -> Iterator[FindRecord]:
 def _records(source: ResultSource, top: int, tally: Tally) -> Iterator[FindRecord]:
     mixed, skipped, solvers = source.mixed, tally.skipped, source.solvers
     skipped.update(dict(without_key(source)))
-    rows: Iterator[Any] = source.results(_AgedRow if mixed else _Row, needs="problem_key", ordered=True)
+    rows: Iterator[Any] = source.results(
+        _AgedRow if mixed else _Row, needs="problem_key", ordered=True
+    )
     for key, group in groupby(rows, key=itemgetter(0)):
         direction = key.rpartition("-")[2][:1]
         entries = []
@@ -109,15 +123,28 @@ def _records(source: ResultSource, top: int, tally: Tally) -> Iterator[FindRecor
             solver = solvers[solver_id]
             algorithm, problem = _algorithm(solver.name, named, solver.algorithm, direction)
             if problem or not is_time(time_ms):
-                skipped[problem or (NO_TIME if time_ms is not None else "it has params but no time")] += 1
+                skipped[
+                    problem or (NO_TIME if time_ms is not None else "it has params but no time")
+                ] += 1
             else:
-                entries.append((time_ms, solver.name, workspace_bytes, algorithm, age_of(*age) if mixed else NO_AGE))
+                entries.append(
+                    (
+                        time_ms,
+                        solver.name,
+                        workspace_bytes,
+                        algorithm,
+                        age_of(*age) if mixed else NO_AGE,
+                    )
+                )
         if entries:
             kept = one_each(entries, mixed, skipped)
             if len(kept) > top:
                 skipped[f"slower than the {top} fastest of its config"] += len(kept) - top
             tally.configs += 1
-            yield FindRecord(key, tuple(FindItem(name, time, size, how) for time, name, size, how, _ in kept[:top]))
+            yield FindRecord(
+                key,
+                tuple(FindItem(name, time, size, how) for time, name, size, how, _ in kept[:top]),
+            )
 
 
 @lru_cache(maxsize=4096)

@@ -1,9 +1,12 @@
 """MIOpen's kernel db in SQLite: compiled code by name and build arguments, packed with bzip2.
 
-What is Tuna's own choice for libraries that build one shared object for each layer (`object_name`, `object_args`):
+What is Tuna's own choice for libraries that build one shared object for each layer (`object_name`,
+`object_args`):
 
-- name: `<solver>_<first 16 digits of the config's key>.so.o`; the `.o` because MIOpen's names end in it
-- args: the layer's canonical driver command, `-DTUNA_ENVIRONMENT=<environment key>`, `-mcpu=<arch>`, which is the form
+- name: `<solver>_<first 16 digits of the config's key>.so.o`; the `.o` because MIOpen's names end
+  in it
+- args: the layer's canonical driver command, `-DTUNA_ENVIRONMENT=<environment key>`,
+  `-mcpu=<arch>`, which is the form
   of MIOpen's own (build options, then the device)
 """
 
@@ -23,8 +26,9 @@ from tuna.libraries.miopen.kernels import MAX_BYTES
 from tuna.libraries.results import KernelOf
 
 TABLE = (
-    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,`kernel_args` TEXT NOT NULL,"
-    "`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)"
+    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,`kernel_args`"
+    " TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT"
+    " NOT NULL)"
 )
 INDEX = "CREATE UNIQUE INDEX `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
 _COLUMNS = ("kernel_name", "kernel_args", "kernel_blob", "kernel_hash", "uncompressed_size")
@@ -50,12 +54,16 @@ def object_name(solver: str, config_key: str) -> str:
 
 
 def object_args(driver: str, environment_key: str, arch: str) -> str:
-    """The kernel arguments of a layer's shared object: they name the layer and what it was built for."""
-    return _quotable(f"{driver} -DTUNA_ENVIRONMENT={environment_key} -mcpu={arch.partition(':')[0]}")
+    """The kernel arguments of a layer's shared object: they name the layer and what it was built
+    for."""
+    return _quotable(
+        f"{driver} -DTUNA_ENVIRONMENT={environment_key} -mcpu={arch.partition(':')[0]}"
+    )
 
 
 def names_of(kernel: KernelOf, arch: str) -> tuple[str, str]:
-    """The name and arguments that the loader asks for, by MIOpen's rule where the library named the kernel."""
+    """The name and arguments that the loader asks for, by MIOpen's rule where the library named the
+    kernel."""
     arch = arch.partition(":")[0]
     if not kernel.name:
         return (
@@ -73,7 +81,8 @@ def _quotable(text: str) -> str:
 
 
 def write(path: Path, records: Iterable[KernelRecord]) -> int:
-    """Write the records, whose (name, args) must differ, into the empty file `path`; returns their number.
+    """Write the records, whose (name, args) must differ, into the empty file `path`; returns their
+    number.
 
     A blob that bzip2 (level 9) does not shrink is stored as it is, with an uncompressed size of 0.
     """
@@ -84,19 +93,25 @@ def write(path: Path, records: Iterable[KernelRecord]) -> int:
             # MIOpen's own check of what it unpacks, not a protection.
             digest = hashlib.md5(record.code, usedforsecurity=False).hexdigest()
             packed = bz2.compress(record.code, 9)
-            blob, size = (packed, len(record.code)) if len(packed) < len(record.code) else (record.code, 0)
+            blob, size = (
+                (packed, len(record.code)) if len(packed) < len(record.code) else (record.code, 0)
+            )
             db.execute(
-                "INSERT INTO kern_db VALUES (?, ?, ?, ?, ?, ?)", (count, record.name, record.args, blob, digest, size)
+                "INSERT INTO kern_db VALUES (?, ?, ?, ?, ?, ?)",
+                (count, record.name, record.args, blob, digest, size),
             )
         db.execute(INDEX)
     return count
 
 
 def read(path: Path) -> Iterator[KernelRecord]:
-    """The kernels, unpacked and checked, in the order of their ids; raises BadInput if one is damaged."""
+    """The kernels, unpacked and checked, in the order of their ids; raises BadInput if one is
+    damaged."""
     with _open(path) as db:
         for name, args, blob, digest, size in db.execute(_SELECT):
-            yield KernelRecord(name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size))
+            yield KernelRecord(
+                name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size)
+            )
 
 
 @contextlib.contextmanager
@@ -106,7 +121,9 @@ def lookup(path: Path) -> Iterator[Callable[[str, str], KernelRecord]]:
 
         def find(name: str, args: str) -> KernelRecord:
             blob, digest, size = db.execute(_LOOKUP, (name, args)).fetchone()
-            return KernelRecord(name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size))
+            return KernelRecord(
+                name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size)
+            )
 
         yield find
 

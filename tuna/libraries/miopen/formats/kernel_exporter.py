@@ -58,10 +58,14 @@ class KernelExporter(Exporter[MiopenOptions]):
         """MIOpen's own, over all three formats."""
         return check.check
 
-    def write_merged(self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str) -> None:
+    def write_merged(
+        self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
+    ) -> None:
         """By name and arguments; the code comes from the file that has it."""
         with kernel_db.lookup(master) as old, kernel_db.lookup(target) as new:
-            kernel_db.write(path, ((new if pair.b else old)(pair.key, pair.solver) for pair in pairs))
+            kernel_db.write(
+                path, ((new if pair.b else old)(pair.key, pair.solver) for pair in pairs)
+            )
 
 
 def _records(source: ResultSource, tally: Tally) -> Iterator[KernelRecord]:
@@ -83,7 +87,8 @@ def _records(source: ResultSource, tally: Tally) -> Iterator[KernelRecord]:
 
 
 def _winners(source: ResultSource, tally: Tally) -> Iterator[int]:
-    """The ids of the fastest results of each key and CU count, in order; a layer without a key has its driver command."""
+    """The ids of the fastest results of each key and CU count, in order; a layer without a key has
+    its driver command."""
     ordered = spool.sort_rows(_timed(source, tally), width=6, by=5)
     for _, group in groupby(ordered, key=itemgetter(0, 1)):
         rows = list(group)

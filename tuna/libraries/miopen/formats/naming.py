@@ -11,7 +11,8 @@ __all__ = ["backend", "base_name", "given_name", "parse_name"]
 
 #: How the names of SQLite perf dbs in a user's folder end, after the base name.
 _USER_PERF = "_1.1.0.udb"
-#: Names that end in a letter, a digit or a number of their own; no other name begins with one of them.
+#: Names that end in a letter, a digit or a number of their own; no other name begins with one of
+#: them.
 _KNOWN = re.compile(
     r"(gfx(?:803|90[02469ac8]|94[0-2]|950|101[0-3]|103[0-6]|110[0-3]|115[0-3]|120[01])|x86_64)"
     r"(_(?:no)?sramecc)?(_xnack)?"
@@ -21,13 +22,15 @@ _HEX = re.compile(r"[1-9a-f][0-9a-f]+")
 
 
 def parse_name(filename: str) -> tuple[str, int | None]:
-    """The architecture and the number of compute units in a file's name: the inverse of `base_name`.
+    """The architecture and the number of compute units in a file's name: the inverse of
+    `base_name`.
 
-    `gfx90a68.HIP.fdb.txt` gives gfx90a and 104, `gfx90a.kdb` gives gfx90a and None. Extensions do not matter. A name
-    can be read in several ways, so in this order: a known architecture is taken off the front, else the four characters
-    after `gfx` if they begin with 1, else three; then an underscore and a number are decimal, other digits hexadecimal
-    (after an architecture that is not known only if they are more than 64). What cannot be read so is an architecture
-    without compute units, `gfx90a_xnack` with its features. Raises BadInput for a name without a base.
+    `gfx90a68.HIP.fdb.txt` gives gfx90a and 104, `gfx90a.kdb` gives gfx90a and None. Extensions do
+    not matter. A name can be read in several ways, so in this order: a known architecture is taken
+    off the front, else the four characters after `gfx` if they begin with 1, else three; then an
+    underscore and a number are decimal, other digits hexadecimal (after an architecture that is not
+    known only if they are more than 64). What cannot be read so is an architecture without compute
+    units, `gfx90a_xnack` with its features. Raises BadInput for a name without a base.
     """
     base = filename.rpartition("/")[2].partition(".")[0]
     if filename.endswith(_USER_PERF):
@@ -47,5 +50,6 @@ def parse_name(filename: str) -> tuple[str, int | None]:
 
 
 def backend(library: str) -> str:
-    """The word that stands before `.fdb.txt`: HIP for MIOpen, else the library's name in capitals."""
+    """The word that stands before `.fdb.txt`: HIP for MIOpen, else the library's name in
+    capitals."""
     return "HIP" if library == "miopen" else UNSAFE.sub("_", library).upper()

@@ -10,22 +10,31 @@ from tuna.errors import BadInput
 from tuna.libraries.miopen.formats import sqlite_file
 from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 
-#: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR REPLACE from doubling.
+#: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR
+#: REPLACE from doubling.
 TABLES = (
-    "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type` TEXT NOT NULL,"
-    "`direction` TEXT NOT NULL,`spatial_dim` INT NOT NULL,`in_channels` INT NOT NULL,`in_h` INT NOT NULL,"
-    "`in_w` INT NOT NULL,`in_d` INT NOT NULL,`fil_h` INT NOT NULL,`fil_w` INT NOT NULL,`fil_d` INT NOT NULL,"
-    "`out_channels` INT NOT NULL, `batchsize` INT NOT NULL,`pad_h` INT NOT NULL,`pad_w` INT NOT NULL,"
-    "`pad_d` INT NOT NULL,`conv_stride_h` INT NOT NULL,`conv_stride_w` INT NOT NULL,`conv_stride_d` INT NOT NULL,"
-    "`dilation_h` INT NOT NULL,`dilation_w` INT NOT NULL,`dilation_d` INT NOT NULL,`bias` INT NOT NULL,"
-    "`group_count` INT NOT NULL)",
-    "CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
-    " `params` TEXT NOT NULL)",
+    (
+        "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type`"
+        " TEXT NOT NULL,`direction` TEXT NOT NULL,`spatial_dim` INT NOT NULL,`in_channels` INT NOT"
+        " NULL,`in_h` INT NOT NULL,`in_w` INT NOT NULL,`in_d` INT NOT NULL,`fil_h` INT NOT"
+        " NULL,`fil_w` INT NOT NULL,`fil_d` INT NOT NULL,`out_channels` INT NOT NULL, `batchsize`"
+        " INT NOT NULL,`pad_h` INT NOT NULL,`pad_w` INT NOT NULL,`pad_d` INT NOT"
+        " NULL,`conv_stride_h` INT NOT NULL,`conv_stride_w` INT NOT NULL,`conv_stride_d` INT NOT"
+        " NULL,`dilation_h` INT NOT NULL,`dilation_w` INT NOT NULL,`dilation_d` INT NOT NULL,`bias`"
+        " INT NOT NULL,`group_count` INT NOT NULL)"
+    ),
+    (
+        "CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config`"
+        " INTEGER NOT NULL, `params` TEXT NOT NULL)"
+    ),
 )
 INDEXES = (
-    "CREATE UNIQUE INDEX `idx_config` ON config( layout,data_type,direction,spatial_dim,in_channels,in_h,in_w,in_d,"
-    "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,conv_stride_h,conv_stride_w,conv_stride_d,"
-    "dilation_h,dilation_w,dilation_d,bias,group_count )",
+    (
+        "CREATE UNIQUE INDEX `idx_config` ON config("
+        " layout,data_type,direction,spatial_dim,in_channels,in_h,in_w,in_d,"
+        "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,conv_stride_h,conv_stride_w,conv_stride_d,"
+        "dilation_h,dilation_w,dilation_d,bias,group_count )"
+    ),
     "CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config)",
 )
 _INSERT_CONFIG = f"INSERT INTO config VALUES ({', '.join('?' * (1 + len(PERF_FIELDS)))})"  # noqa: S608 (constants)
@@ -61,14 +70,18 @@ def write(path: Path, records: Iterable[PerfRecord]) -> int:
                 before = record.key
                 configs += 1
                 db.execute(_INSERT_CONFIG, (configs, *astuple(record.key)))
-            db.execute("INSERT INTO perf_db VALUES (?, ?, ?, ?)", (count, record.solver, configs, record.params))
+            db.execute(
+                "INSERT INTO perf_db VALUES (?, ?, ?, ?)",
+                (count, record.solver, configs, record.params),
+            )
         for statement in INDEXES:
             db.execute(statement)
     return count
 
 
 def read(path: Path) -> Iterator[PerfRecord]:
-    """The records of a perf db, packed or not, in the order of their ids; raises BadInput if it is none."""
+    """The records of a perf db, packed or not, in the order of their ids; raises BadInput if it is
+    none."""
     with sqlite_file.open_read_only(path) as db:
         _check(path, sqlite_file.columns(db, "config"), {"id", *PERF_FIELDS})
         _check(path, sqlite_file.columns(db, "perf_db"), {"id", "solver", "config", "params"})

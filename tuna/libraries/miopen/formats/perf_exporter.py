@@ -1,4 +1,5 @@
-"""The perf db as an export: the best params of each tunable solver for each row that MIOpen distinguishes."""
+"""The perf db as an export: the best params of each tunable solver for each row that MIOpen
+distinguishes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import check, perf_db, perf_text
 from tuna.libraries.miopen.formats.database_file import ENDS, Kind, is_kind, read_perf
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
-from tuna.libraries.miopen.formats.selection import NO_AGE, MiopenOptions, age_of, one_each, without_key
+from tuna.libraries.miopen.formats.selection import (
+    NO_AGE,
+    MiopenOptions,
+    age_of,
+    one_each,
+    without_key,
+)
 from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 
@@ -85,7 +92,9 @@ class PerfExporter(Exporter[PerfOptions]):
         """MIOpen's own, over all three formats."""
         return check.check
 
-    def write_merged(self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str) -> None:
+    def write_merged(
+        self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
+    ) -> None:
         """By key and solver, in the variant that the name says."""
         _write(path, _merged(pairs), name.endswith(".txt"))
 
@@ -105,7 +114,8 @@ def _merged(pairs: Iterable[Pair]) -> Iterator[PerfRecord]:
 
 
 def _records(source: ResultSource, text: bool, tally: Tally) -> Iterator[PerfRecord]:
-    """Rows of find-db keys that share a perf-db row come together; whichever was the fastest gives the params."""
+    """Rows of find-db keys that share a perf-db row come together; whichever was the fastest gives
+    the params."""
     ordered = spool.sort_rows(_rows(source, text, tally), width=7, by=2)
     for _, group in groupby(ordered, key=itemgetter(0)):
         rows = list(group)
@@ -114,14 +124,17 @@ def _records(source: ResultSource, text: bool, tally: Tally) -> Iterator[PerfRec
         except BadInput:
             tally.skipped["its key is none of MIOpen's"] += len(rows)
             continue
-        entries = [(time_ms, solver, params, tuple(age)) for _, time_ms, solver, params, _, *age in rows]
+        entries = [
+            (time_ms, solver, params, tuple(age)) for _, time_ms, solver, params, _, *age in rows
+        ]
         tally.configs += 1
         for _, solver, params, _ in one_each(entries, source.mixed, tally.skipped):
             yield PerfRecord(key, solver, params)
 
 
 def _rows(source: ResultSource, text: bool, tally: Tally) -> Iterator[tuple[Any, ...]]:
-    """(perf key in order, time, solver, params, find-db key, age); an imported row without a time comes last."""
+    """(perf key in order, time, solver, params, find-db key, age); an imported row without a time
+    comes last."""
     mixed, skipped, before, order = source.mixed, tally.skipped, "", ""
     skipped.update(dict(without_key(source)))
     rows: Iterator[Any] = source.results(_AgedRow if mixed else _Row, needs="problem_key")
@@ -145,7 +158,8 @@ def _rows(source: ResultSource, text: bool, tally: Tally) -> Iterator[tuple[Any,
 
 
 def perf_order(key: str) -> str:
-    """What `ProblemKey.perf_order` makes of a find-db key, without taking it all apart; for no key, something else."""
+    """What `ProblemKey.perf_order` makes of a find-db key, without taking it all apart; for no key,
+    something else."""
     words = key.split("-")
     dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
     if len(words) < 11 + 2 * dims:

@@ -19,14 +19,16 @@ _RESERVED = frozenset("=;:\r\n")
 
 
 def is_word(text: str) -> bool:
-    """Whether a solver or its params can stand in the text: not empty, and without the characters that separate."""
+    """Whether a solver or its params can stand in the text: not empty, and without the characters
+    that separate."""
     return bool(text) and _RESERVED.isdisjoint(text)
 
 
 def write(stream: BinaryIO, records: Iterable[PerfRecord]) -> int:
     """Write the records, those of a key on one line, in the order given; returns their number.
 
-    The records of a key must follow each other. Raises BadInput if one cannot be written so that it reads back.
+    The records of a key must follow each other. Raises BadInput if one cannot be written so that it
+    reads back.
     """
     count = 0
     for key, group in groupby(records, key=lambda record: record.key):
@@ -41,7 +43,8 @@ def write(stream: BinaryIO, records: Iterable[PerfRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[PerfRecord]:
-    """The records of a perf db, packed or not; raises BadInput with the number of a line that is none."""
+    """The records of a perf db, packed or not; raises BadInput with the number of a line that is
+    none."""
     for number, line in compressed.lines(path, "perf db"):
         try:
             yield from parse_line(line)

@@ -1,4 +1,5 @@
-"""Selects the results for MIOpen's databases: the options of its forms, and one result for each key and solver."""
+"""Selects the results for MIOpen's databases: the options of its forms, and one result for each key
+and solver."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class MiopenOptions(FileOptions):
     """The options that all of MIOpen's databases take."""
 
     top: int = Field(
-        4, ge=1, description="solvers kept for a key of a find db; the others keep all that belong in them"
+        4,
+        ge=1,
+        description="solvers kept for a key of a find db; the others keep all that belong in them",
     )
 
 
@@ -31,8 +34,11 @@ def age_of(measured_at: datetime | None, num_cu: int) -> Age:
     return float("inf") if measured_at is None else -measured_at.timestamp(), num_cu
 
 
-def one_each(entries: list[tuple[Any, ...]], mixed: bool, skipped: Counter[str]) -> list[tuple[Any, ...]]:
-    """The entries (time, solver, ..., age) of one key, fastest first, each solver once; the others are counted."""
+def one_each(
+    entries: list[tuple[Any, ...]], mixed: bool, skipped: Counter[str]
+) -> list[tuple[Any, ...]]:
+    """The entries (time, solver, ..., age) of one key, fastest first, each solver once; the others
+    are counted."""
     entries.sort()
     if len({entry[1] for entry in entries}) == len(entries):
         return entries

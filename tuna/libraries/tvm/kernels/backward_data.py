@@ -1,19 +1,28 @@
-"""Backward data with a stride: the rows and columns of dx fall into phases, each a small convolution of dy with some of the taps.
+"""Backward data with a stride: the rows and columns of dx fall into phases, each a small
+convolution of dy with some of the taps.
 
     D = copy of dy with its borders, N K/i H W i      (none where dy can be read in place)
-    for n, block group of C, row group h, column group:  (or the rows before the blocks)           parallel
-        for the s*s phases (a, b):                                                               unrolled
-            acc[blocks][columns][b] = 0                                                             registers
-            for the taps of the phase, K/i, channel in the block:                     by 1 or 4 unrolled
-                for column of the tile:                                                              unrolled
+    for n, block group of C, row group h, column group:  (or the rows before the blocks)
+    parallel
+        for the s*s phases (a, b):
+        unrolled
+            acc[blocks][columns][b] = 0
+            registers
+            for the taps of the phase, K/i, channel in the block:                     by 1 or 4
+            unrolled
+                for column of the tile:
+                unrolled
                     x = broadcast D[n, k, h + e - t, column + e' - u, i]
-                    for block of the group:                                                          unrolled
-                        acc[block][column] += x * W[block, k, r(t), r(u), i, :]                        vector
+                    for block of the group:
+                    unrolled
+                        acc[block][column] += x * W[block, k, r(t), r(u), i, :]
+                        vector
         dx[rows s*h + a, columns s*column + b] = acc of phase (a, b)             and the epilogue
 
-Tap r reaches row y of dx from row (y + pad - r*dilation) / s of dy, where that is whole: which taps those are depends on y modulo
-s, the phase, alone. No product with a zero between the rows of dy is computed, and a phase without taps costs only its zeros.
-With a stride of 1 there is one phase, and it serves where `shape.turned` does not, with more padding than the filter reaches.
+Tap r reaches row y of dx from row (y + pad - r*dilation) / s of dy, where that is whole: which taps
+those are depends on y modulo s, the phase, alone. No product with a zero between the rows of dy is
+computed, and a phase without taps costs only its zeros. With a stride of 1 there is one phase, and
+it serves where `shape.turned` does not, with more padding than the filter reaches.
 """
 
 from __future__ import annotations
@@ -47,7 +56,8 @@ class BackwardDataParams:
     columns: int  #: of a phase in the tile
     blocks: int  #: of channels of dx in the tile
     unroll: int  #: channels of dy in a step of the reduction
-    rows_first: int  #: 1: all channels of a row before the next; 0: all rows of a block group before the next
+    #: 1: all channels of a row before the next; 0: all rows of a block group before the next
+    rows_first: int
 
     def to_json(self) -> dict[str, int]:
         """The fields by name."""
@@ -61,14 +71,17 @@ class _Phase:
     count: int
     first: int  #: tap of the filter turned round, the others follow by `step`
     step: int
-    start: int  #: position of dy for the first tap and the first position of the phase, may be negative
+    #: position of dy for the first tap and the first position of the phase, may be negative
+    start: int
     back: int  #: positions of dy from one tap to the next
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
     """W as C/b, K/i, R, S, i, b from `shape.forward_weights`: transposed and turned round."""
     dense = dense_weights(shape, weights)
-    split = dense.reshape(shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
+    split = dense.reshape(
+        shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter
+    )
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
@@ -76,7 +89,9 @@ def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(dY, W, [B,] [R,] dX)`."""
     shape = layer.shape
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder((shape.out_blocks, shape.in_blocks, *shape.filter, shape.in_block, shape.block), name="W")
+    w = te.placeholder(
+        (shape.out_blocks, shape.in_blocks, *shape.filter, shape.in_block, shape.block), name="W"
+    )
     pad, extent = _borders(layer)
     read = stages.reader(x, layer)
     if copies(layer):
@@ -94,7 +109,9 @@ def workload(layer: Layer) -> tvm.IRModule:
         value = tirx.const(0.0, "float32")
         for (a, b), sums in found.items():
             here = tirx.all(tirx.floormod(h, high) == a, tirx.floormod(v, wide) == b)
-            value = tirx.Select(here, sums[n, k, tirx.floordiv(h, high), tirx.floordiv(v, wide), lane], value)
+            value = tirx.Select(
+                here, sums[n, k, tirx.floordiv(h, high), tirx.floordiv(v, wide), lane], value
+            )
         return value
 
     extents = (shape.batch, shape.out_blocks, *shape.out_size, shape.block)
@@ -150,24 +167,35 @@ def copies(layer: Layer) -> bool:
 def space(layer: Layer) -> list[BackwardDataParams]:
     """The points worth trying, by estimate, the best first."""
     shape, machine = layer.shape, layer.machine
-    tiles = sorted(_tiles(layer), key=lambda tile: (_tile_cycles(tile, machine) * _padded(shape, tile), tile))
+    tiles = sorted(
+        _tiles(layer), key=lambda tile: (_tile_cycles(tile, machine) * _padded(shape, tile), tile)
+    )
     weights = 4 * math.prod(shape.filter) * shape.out_channels * shape.group_in
     first = int(weights <= machine.l2_bytes // 2)
     unrolls = [unroll for unroll in _UNROLLS if shape.in_block % unroll == 0]
-    found = [(tile, unroll, order) for order in (first, 1 - first) for unroll in unrolls for tile in tiles[:3]]
+    found = [
+        (tile, unroll, order)
+        for order in (first, 1 - first)
+        for unroll in unrolls
+        for tile in tiles[:3]
+    ]
     return [BackwardDataParams(*tile, unroll, order) for tile, unroll, order in found][:_POINTS]
 
 
 def cycles(layer: Layer, params: BackwardDataParams) -> float:
     """Estimated cycles of a run."""
     shape, tile = layer.shape, (params.columns, params.blocks)
-    taps = sum(rows.count for rows in _phases(shape, 0)) * sum(columns.count for columns in _phases(shape, 1))
+    taps = sum(rows.count for rows in _phases(shape, 0)) * sum(
+        columns.count for columns in _phases(shape, 1)
+    )
     positions = -(-shape.out_size[0] // shape.stride[0]) * _width(shape) * _padded(shape, tile)
     steps = shape.batch * shape.out_blocks * shape.in_blocks * shape.in_block * taps * positions
     return steps * _tile_cycles(tile, layer.machine) + stages.conversion_cycles(layer)
 
 
-def _phase_sums(layer: Layer, read: Any, w: Any, rows: _Phase, columns: _Phase, pad: tuple[int, int], name: str) -> Any:
+def _phase_sums(
+    layer: Layer, read: Any, w: Any, rows: _Phase, columns: _Phase, pad: tuple[int, int], name: str
+) -> Any:
     shape = layer.shape
     t, u = te.reduce_axis((0, rows.count), "t"), te.reduce_axis((0, columns.count), "u")
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
@@ -175,12 +203,19 @@ def _phase_sums(layer: Layer, read: Any, w: Any, rows: _Phase, columns: _Phase, 
 
     def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
         block = tirx.floordiv(k, per_group) * shape.in_blocks + c
-        row, column = h + rows.start + pad[0] - t * rows.back, v + columns.start + pad[1] - u * columns.back
+        row, column = (
+            h + rows.start + pad[0] - t * rows.back,
+            v + columns.start + pad[1] - u * columns.back,
+        )
         tap = rows.first + t * rows.step, columns.first + u * columns.step
-        return te.sum(read(n, block, row, column, i) * w[k, c, tap[0], tap[1], i, lane], axis=[t, c, u, i])
+        return te.sum(
+            read(n, block, row, column, i) * w[k, c, tap[0], tap[1], i, lane], axis=[t, c, u, i]
+        )
 
     high = -(-shape.out_size[0] // shape.stride[0])
-    return te.compute((shape.batch, shape.out_blocks, high, _width(shape), shape.block), term, name=name)
+    return te.compute(
+        (shape.batch, shape.out_blocks, high, _width(shape), shape.block), term, name=name
+    )
 
 
 def _schedule_sums(sch: Any, sums: Any, params: BackwardDataParams) -> None:
@@ -196,7 +231,12 @@ def _schedule_sums(sch: Any, sums: Any, params: BackwardDataParams) -> None:
 
 def _phases(shape: ConvShape, axis: int) -> list[_Phase]:
     """The phases of rows (axis 0) or columns (1)."""
-    stride, dilation, taps, pad = shape.stride[axis], shape.dilation[axis], shape.filter[axis], shape.pad[axis]
+    stride, dilation, taps, pad = (
+        shape.stride[axis],
+        shape.dilation[axis],
+        shape.filter[axis],
+        shape.pad[axis],
+    )
     common, found = math.gcd(stride, dilation), []
     for phase in range(stride):
         reached = [tap for tap in range(taps) if (phase + pad - tap * dilation) % stride == 0]
@@ -207,7 +247,8 @@ def _phases(shape: ConvShape, axis: int) -> list[_Phase]:
 
 
 def _borders(layer: Layer) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns before dy, and the extents of dy with what is before and after it, that the phases read."""
+    """Rows and columns before dy, and the extents of dy with what is before and after it, that the
+    phases read."""
     shape = layer.shape
     sizes = -(-shape.out_size[0] // shape.stride[0]), _width(shape)
     pads, extents = [], []
@@ -221,7 +262,8 @@ def _borders(layer: Layer) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _width(shape: ConvShape) -> int:
-    """Columns of a phase that are computed: those of dx, or a few more where they divide into better tiles."""
+    """Columns of a phase that are computed: those of dx, or a few more where they divide into
+    better tiles."""
     width = -(-shape.out_size[1] // shape.stride[1])
     return width if width <= _MAX_BLOCKS else -(-width // 2) * 2
 
@@ -233,7 +275,8 @@ def _tiles(layer: Layer) -> list[tuple[int, int]]:
         for columns in range(1, min(_width(shape), _MAX_COLUMNS) + 1)
         if _width(shape) % columns == 0
         for blocks in range(1, _MAX_BLOCKS + 1)
-        if shape.group_out_blocks % blocks == 0 and columns * blocks + max(2, blocks + 1) <= registers
+        if shape.group_out_blocks % blocks == 0
+        and columns * blocks + max(2, blocks + 1) <= registers
     ]
 
 
@@ -243,7 +286,8 @@ def _padded(shape: ConvShape, tile: tuple[int, int]) -> float:
 
 
 def _tile_cycles(tile: tuple[int, int], machine: Machine) -> float:
-    """Cycles per multiply-add of a vector, at two of them and two loads a cycle, weights from L2."""
+    """Cycles per multiply-add of a vector, at two of them and two loads a cycle, weights from
+    L2."""
     sums, loads = tile[0] * tile[1], sum(tile)
     lines = 2.0 * tile[1] * machine.vector_bytes / 64
     return (max(sums / 2, loads / 2, lines, _FMA_LATENCY) + 0.05 * loads) / sums

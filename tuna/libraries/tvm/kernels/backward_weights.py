@@ -1,18 +1,29 @@
-"""Backward weights as a direct kernel with the roles turned: pixels are summed, channels and taps are the tile.
+"""Backward weights as a direct kernel with the roles turned: pixels are summed, channels and taps
+are the tile.
 
-    D = copy of X with its borders, N C/i H W i                                                   parallel
-    G = copy of dy, N K/b OH OW b                                                                 parallel
-    for block group of K, C/i, ry, tap group of the row, channel group of the block:              parallel
-        acc[channels][taps][blocks][b] = 0                                                       registers
-        for n, row, column of dy:                                             by 1 or 2 columns unrolled
-            for channel, tap of the tile:                                                         unrolled
+    D = copy of X with its borders, N C/i H W i
+    parallel
+    G = copy of dy, N K/b OH OW b
+    parallel
+    for block group of K, C/i, ry, tap group of the row, channel group of the block:
+    parallel
+        acc[channels][taps][blocks][b] = 0
+        registers
+        for n, row, column of dy:                                             by 1 or 2 columns
+        unrolled
+            for channel, tap of the tile:
+            unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:                                                           unrolled
-                    acc[channel][tap][block] += x * G[n, block, row, column, :]                     vector
+                for block of the group:
+                unrolled
+                    acc[channel][tap][block] += x * G[n, block, row, column, :]
+                    vector
         P = acc
-    dw = P in the layer's own layout                                                              parallel
+    dw = P in the layer's own layout
+    parallel
 
-Groups are merged until they fill a vector, as in `direct`; what is between different groups is computed and left out.
+Groups are merged until they fill a vector, as in `direct`; what is between different groups is
+computed and left out.
 """
 
 from __future__ import annotations
@@ -55,7 +66,8 @@ def pack_weights(shape: ConvShape, gradient: Any) -> Any:
 
 
 def workload(layer: Layer) -> tvm.IRModule:
-    """The module `main(X, dY, dW)`; dW is K, C/groups, R, S, or K, R, S, C/groups where the layer is NHWC."""
+    """The module `main(X, dY, dW)`; dW is K, C/groups, R, S, or K, R, S, C/groups where the layer
+    is NHWC."""
     shape, (rows, columns), (high, wide) = layer.shape, layer.shape.filter, layer.shape.out_size
     (sh, sw), (dh, dw), size = shape.stride, shape.dilation, shape.in_block
     x = stages.placeholder_of_input(layer)
@@ -78,7 +90,8 @@ def workload(layer: Layer) -> tvm.IRModule:
     def term(k: Any, c: Any, ry: Any, rx: Any, i: Any, lane: Any) -> Any:
         block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
         return te.sum(
-            data[n, block, h * sh + ry * dh, v * sw + rx * dw, i] * gradient[n, k, h, v, lane], axis=[n, h, v]
+            data[n, block, h * sh + ry * dh, v * sw + rx * dw, i] * gradient[n, k, h, v, lane],
+            axis=[n, h, v],
         )
 
     extents = (shape.out_blocks, shape.in_blocks, rows, columns, size, shape.block)
@@ -86,7 +99,9 @@ def workload(layer: Layer) -> tvm.IRModule:
     per_in, per_out = shape.in_channels // shape.groups, shape.out_channels // shape.groups
 
     def weight(*index: Any) -> Any:
-        k, c, ry, rx = (index[axis] for axis in ((0, 3, 1, 2) if shape.in_layout.endswith("C") else range(4)))
+        k, c, ry, rx = (
+            index[axis] for axis in ((0, 3, 1, 2) if shape.in_layout.endswith("C") else range(4))
+        )
         channel = tirx.floormod(tirx.floordiv(k, per_out), shape.merged) * per_in + c
         block, lane = tirx.floordiv(k, shape.block), tirx.floormod(k, shape.block)
         return sums[block, tirx.floordiv(channel, size), ry, rx, tirx.floormod(channel, size), lane]
@@ -133,12 +148,16 @@ def space(layer: Layer) -> list[BackwardWeightsParams]:
         (channels, taps, blocks)
         for channels in _divisors(shape.in_block, shape.in_block)
         for taps in _divisors(shape.filter[1], shape.filter[1])
-        for blocks in _divisors(shape.out_blocks // (1 if shape.group_count == 1 else shape.group_count), _MAX_BLOCKS)
+        for blocks in _divisors(
+            shape.out_blocks // (1 if shape.group_count == 1 else shape.group_count), _MAX_BLOCKS
+        )
         if channels * taps * blocks + max(2, blocks + 1) <= machine.registers
     ]
     tiles.sort(key=lambda tile: (_tile_cycles(tile, machine), -tile[2], tile))
     unrolls = [unroll for unroll in (1, 2) if shape.out_size[1] % unroll == 0]
-    return [BackwardWeightsParams(*tile, unroll) for tile in tiles[:6] for unroll in unrolls][:_POINTS]
+    return [BackwardWeightsParams(*tile, unroll) for tile in tiles[:6] for unroll in unrolls][
+        :_POINTS
+    ]
 
 
 def cycles(layer: Layer, params: BackwardWeightsParams) -> float:
@@ -146,7 +165,11 @@ def cycles(layer: Layer, params: BackwardWeightsParams) -> float:
     shape = layer.shape
     pixels = shape.batch * math.prod(shape.out_size)
     vectors = shape.out_blocks * shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    work = pixels * vectors * _tile_cycles((params.channels, params.taps, params.blocks), layer.machine)
+    work = (
+        pixels
+        * vectors
+        * _tile_cycles((params.channels, params.taps, params.blocks), layer.machine)
+    )
     return work + 1.5 * vectors * shape.block + stages.conversion_cycles(layer)
 
 
@@ -165,4 +188,7 @@ def _tile_cycles(tile: tuple[int, int, int], machine: Machine) -> float:
     """Cycles per multiply-add of a vector, at two of them and two loads a cycle, dy from L2."""
     broadcasts, blocks = tile[0] * tile[1], tile[2]
     sums, loads = broadcasts * blocks, broadcasts + blocks
-    return (max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, _FMA_LATENCY) + 0.05 * loads) / sums
+    return (
+        max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, _FMA_LATENCY)
+        + 0.05 * loads
+    ) / sums

@@ -4,9 +4,10 @@ An output of m values from a filter of r values needs a = m + r - 1 products:
 
     y = AT [ (G g) * (BT d) ]          AT: m x a    G: a x r    BT: a x a
 
-They come from polynomial interpolation at a - 1 points and infinity (S. Winograd, "Arithmetic Complexity of Computations",
-1980; A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2015). The points are 0 and pairs +p, -p,
-for which rows differ in the signs of odd terms only: half of the work of a transform is shared.
+They come from polynomial interpolation at a - 1 points and infinity (S. Winograd, "Arithmetic
+Complexity of Computations", 1980; A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural
+Networks", 2015). The points are 0 and pairs +p, -p, for which rows differ in the signs of odd terms
+only: half of the work of a transform is shared.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ class Transforms:
 
 @functools.cache
 def transforms(outputs: int, taps: int) -> Transforms:
-    """The matrices for `outputs` values and a filter of `taps`; raises ValueError if there are too few points."""
+    """The matrices for `outputs` values and a filter of `taps`; raises ValueError if there are too
+    few points."""
     size = outputs + taps - 1
     if not 1 <= size - 1 <= len(_POINTS):
         raise ValueError(f"F({outputs}, {taps}) needs {size - 1} points; there are {len(_POINTS)}")
     points = _POINTS[: size - 1]
     zero, one = Fraction(0), Fraction(1)
-    at = [[point**row for point in points] + [one if row == outputs - 1 else zero] for row in range(outputs)]
+    at = [
+        [point**row for point in points] + [one if row == outputs - 1 else zero]
+        for row in range(outputs)
+    ]
     g, bt = [], []
     for point in points:
         others = [other for other in points if other != point]
@@ -57,7 +62,9 @@ def _polynomial(roots: tuple[Fraction, ...] | list[Fraction]) -> list[Fraction]:
     found = [Fraction(1)]
     for root in roots:
         shifted = [Fraction(0), *found]
-        found = [high - root * low for high, low in zip(shifted, [*found, Fraction(0)], strict=True)]
+        found = [
+            high - root * low for high, low in zip(shifted, [*found, Fraction(0)], strict=True)
+        ]
     return found
 
 

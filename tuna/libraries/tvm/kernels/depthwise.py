@@ -1,17 +1,24 @@
-"""Depthwise convolution: one vector of channels at a time, a tile of pixels in registers, its inputs loaded once.
+"""Depthwise convolution: one vector of channels at a time, a tile of pixels in registers, its
+inputs loaded once.
 
-    for n, block of channels:                                                                        parallel
-        D = padded copy of the block's image, H W b      (only where X is not native)                   L1, L2
+    for n, block of channels:
+    parallel
+        D = padded copy of the block's image, H W b      (only where X is not native)
+        L1, L2
         for row group, column group:            (those at a border are code of their own)
-            acc[rows][columns][b] = 0                                                                registers
-            for the taps and the pixels of the tile, in one of three orders:                          unrolled
-                acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :]          vector
+            acc[rows][columns][b] = 0
+            registers
+            for the taps and the pixels of the tile, in one of three orders:
+            unrolled
+                acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :]
+                vector
             Y = acc                                       and the epilogue
 
-A native input is not copied: the padding is a condition in the sum, and LLVM makes the tiles at a border code of their own; the
-copy would cost a fifth. (TVM's LoopPartition does not find its hints in functions with 64-bit shapes.) Everything inside a tile is
-unrolled, so that LLVM may keep an input in a register for every tap that uses it; which order of the unrolled code it schedules
-best depends on the tile, so the order is a parameter.
+A native input is not copied: the padding is a condition in the sum, and LLVM makes the tiles at a
+border code of their own; the copy would cost a fifth. (TVM's LoopPartition does not find its hints
+in functions with 64-bit shapes.) Everything inside a tile is unrolled, so that LLVM may keep an
+input in a register for every tap that uses it; which order of the unrolled code it schedules best
+depends on the tile, so the order is a parameter.
 """
 
 from __future__ import annotations
@@ -31,7 +38,8 @@ _SUMS = "sums"
 _POINTS = 16
 #: Multiply-adds in one tile that are unrolled: more make much code and no gain.
 _MAX_UNROLLED = 512
-#: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels, taps.
+#: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels,
+#: taps.
 _TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE = range(3)
 
 
@@ -110,7 +118,9 @@ def space(layer: Layer) -> list[DepthwiseParams]:
     height, width = shape.out_size
     found = []
     for columns in (size for size in range(1, min(width, 16) + 1) if width % size == 0):
-        for rows in (size for size in (1, 2, 3, 4, 7) if height % size == 0 and size * columns <= 16):
+        for rows in (
+            size for size in (1, 2, 3, 4, 7) if height % size == 0 and size * columns <= 16
+        ):
             for order in (_TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE):
                 params = DepthwiseParams(rows, columns, order)
                 cost = _loads(params, shape) + (0.0 if order == _TAPS_OUTSIDE else 0.3)
@@ -123,7 +133,9 @@ def cycles(layer: Layer, params: DepthwiseParams) -> float:
     shape = layer.shape
     vectors = shape.batch * shape.out_blocks * shape.out_size[0] * shape.out_size[1]
     spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0
-    work = vectors * shape.filter[0] * shape.filter[1] * (0.5 + 0.2 * _loads(params, shape)) * spilled
+    work = (
+        vectors * shape.filter[0] * shape.filter[1] * (0.5 + 0.2 * _loads(params, shape)) * spilled
+    )
     return work + (0.3 if params.order else 0.0) + stages.conversion_cycles(layer)
 
 
@@ -148,7 +160,8 @@ def _spilled(params: DepthwiseParams, shape: ConvShape) -> int:
 
 
 def _loads(params: DepthwiseParams, shape: ConvShape) -> float:
-    """Loads for each multiply-add; each tile also has a constant cost, which small ones do not spread."""
+    """Loads for each multiply-add; each tile also has a constant cost, which small ones do not
+    spread."""
     high, wide = _inputs(params, shape)
     taps = shape.filter[0] * shape.filter[1]
     if params.order == _ROWS_OUTSIDE:
@@ -157,14 +170,17 @@ def _loads(params: DepthwiseParams, shape: ConvShape) -> float:
 
 
 def _padded_copy(x: Any, layer: Layer) -> Any:
-    """The input as N, K/b, rows, columns, b: a channel for each output channel; X itself where that is what it is."""
+    """The input as N, K/b, rows, columns, b: a channel for each output channel; X itself where that
+    is what it is."""
     if layer.mode is Mode.NATIVE and not pads(layer.shape):
         return x
     shape, many = layer.shape, _multiplier(layer.shape)
     (ph, pw), (height, width) = shape.pad, shape.in_size
     extent = [
         (size - 1) * stride + (taps - 1) * dilation + 1
-        for size, stride, taps, dilation in zip(shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True)
+        for size, stride, taps, dilation in zip(
+            shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True
+        )
     ]
 
     def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
@@ -175,8 +191,16 @@ def _padded_copy(x: Any, layer: Layer) -> Any:
             inside = x[n, k, h - ph, w - pw, lane]
         else:
             conditions += [channel < shape.in_channels] if shape.out_channels % shape.block else []
-            inside = x[n, h - ph, w - pw, channel] if shape.in_layout.endswith("C") else x[n, channel, h - ph, w - pw]
-        return tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32")) if conditions else inside
+            inside = (
+                x[n, h - ph, w - pw, channel]
+                if shape.in_layout.endswith("C")
+                else x[n, channel, h - ph, w - pw]
+            )
+        return (
+            tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32"))
+            if conditions
+            else inside
+        )
 
     return te.compute((shape.batch, shape.out_blocks, *extent, shape.block), value, name=stages.PAD)
 

@@ -1,28 +1,38 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = copy of X with its padding, N C/b H W b    (none where X can be read in place; below: in parts) parallel
-    for n, block group of K, row, column group:    (or the rows before the blocks)                     parallel
-        acc[blocks][rows][columns][b] = 0                                                     registers
-        for C/b, rx, ry, channel in the block:                                    by 1, 2 or 4 unrolled
-            for row, column of the tile:                                                       unrolled
+    D = copy of X with its padding, N C/b H W b    (none where X can be read in place; below: in
+    parts) parallel
+    for n, block group of K, row, column group:    (or the rows before the blocks)
+    parallel
+        acc[blocks][rows][columns][b] = 0
+        registers
+        for C/b, rx, ry, channel in the block:                                    by 1, 2 or 4
+        unrolled
+            for row, column of the tile:
+            unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:                                                        unrolled
-                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]                     vector
+                for block of the group:
+                unrolled
+                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]
+                    vector
         Y = acc                                           and the epilogue
 
-A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for rows*columns*blocks multiply-adds, so that
-loads never are the bottleneck where blocks >= 2. The block is innermost for a reason: with the pixel innermost LLVM keeps
-all broadcasts alive and spills (72 instead of 236 GFLOP/s on a Zen 5 core). So are the rows of taps inside of the columns: LLVM
-unrolls the inner two loops, finds the same pixel under different columns of taps, keeps it for later and spills.
+A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for
+rows*columns*blocks multiply-adds, so that loads never are the bottleneck where blocks >= 2. The
+block is innermost for a reason: with the pixel innermost LLVM keeps all broadcasts alive and spills
+(72 instead of 236 GFLOP/s on a Zen 5 core). So are the rows of taps inside of the columns: LLVM
+unrolls the inner two loops, finds the same pixel under different columns of taps, keeps it for
+later and spills.
 
-Where neither the input nor the weights stay in L2, so many rows go together that their input does, and the weights pass for each;
-on one core D then is made for these rows alone, just before.
-Where not even the weights of a block group stay there, C/b goes outside of the rows: the sums of all pixels of a block group then
-lie in cache, LLVM keeps those of a tile in registers for one block of input channels, and each tile asks for the weights of the
-next block.
+Where neither the input nor the weights stay in L2, so many rows go together that their input does,
+and the weights pass for each; on one core D then is made for these rows alone, just before. Where
+not even the weights of a block group stay there, C/b goes outside of the rows: the sums of all
+pixels of a block group then lie in cache, LLVM keeps those of a tile in registers for one block of
+input channels, and each tile asks for the weights of the next block.
 
-With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6 wide. `rows_of` says what is done
-with the last tile of a row; rows of a 1x1 convolution are one row to the kernel, and so are those of a small image.
+With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6
+wide. `rows_of` says what is done with the last tile of a row; rows of a 1x1 convolution are one row
+to the kernel, and so are those of a small image.
 """
 
 from __future__ import annotations
@@ -42,10 +52,11 @@ from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _UNROLLS = (1, 4, 2)
-#: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the rows; or block groups, input
-#: channels, rows, with sums in cache.
+#: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the
+#: rows; or block groups, input channels, rows, with sums in cache.
 BLOCKS_OUTSIDE, ROWS_OUTSIDE, CHANNELS_OUTSIDE = range(3)
-#: Pixels of merged rows at most, of a 1x1 convolution and of another one, and pixels that may be computed for nothing.
+#: Pixels of merged rows at most, of a 1x1 convolution and of another one, and pixels that may be
+#: computed for nothing.
 _WIDE_ROW, _NARROW_ROW, _SPARE_PIXELS = 512, 64, 7
 #: Tiles of a row that may be code of their own.
 _UNROLLED_TILES = 12
@@ -74,12 +85,17 @@ class DirectParams:
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/(p b), C/i, S, R, i, p, b from K, C/groups, R, S, with `p = shape.paired` blocks side by side.
+    """W as K/(p b), C/i, S, R, i, p, b from K, C/groups, R, S, with `p = shape.paired` blocks side
+    by side.
 
-    That is the order in which a tile reads them. Zeros where channels are filled up or belong to other groups.
+    That is the order in which a tile reads them. Zeros where channels are filled up or belong to
+    other groups.
     """
     in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups
-    dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter), np.float32)
+    dense = np.zeros(
+        (shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter),
+        np.float32,
+    )
     for group in range(shape.groups):
         first = group % shape.merged * in_group
         rows = slice(group * out_group, (group + 1) * out_group)
@@ -96,7 +112,16 @@ def workload(layer: Layer) -> tvm.IRModule:
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
     w = te.placeholder(
-        (shape.out_blocks // side, shape.in_blocks, columns, rows, shape.in_block, side, shape.block), name="W"
+        (
+            shape.out_blocks // side,
+            shape.in_blocks,
+            columns,
+            rows,
+            shape.in_block,
+            side,
+            shape.block,
+        ),
+        name="W",
     )
     streamed = _order(layer) == CHANNELS_OUTSIDE
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if streamed else w
@@ -106,7 +131,10 @@ def workload(layer: Layer) -> tvm.IRModule:
             data, (sh, sw) = stages.padded_copy(read, shape, shape.out_size, shape.stride), (1, 1)
         else:
             wide = out_width + row.computed - row.pixels
-            extent = (shape.out_size[0] - 1) * sh + (rows - 1) * dh + 1, (wide - 1) * sw + (columns - 1) * dw + 1
+            extent = (
+                (shape.out_size[0] - 1) * sh + (rows - 1) * dh + 1,
+                (wide - 1) * sw + (columns - 1) * dw + 1,
+            )
             data = stages.padded_copy(read, shape, extent)
         read = lambda *index: data[index]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
@@ -122,11 +150,19 @@ def workload(layer: Layer) -> tvm.IRModule:
         value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i) * weight
         return te.sum(value, axis=[c, rx, ry, i])
 
-    extents = (shape.batch, shape.out_blocks, shape.out_size[0] // row.merged, row.computed, shape.block)
+    extents = (
+        shape.batch,
+        shape.out_blocks,
+        shape.out_size[0] // row.merged,
+        row.computed,
+        shape.block,
+    )
     arguments = [x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)]
     if not streamed:
         return stages.module_of(arguments)
-    return stages.module_of(arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=1, ahead=1))
+    return stages.module_of(
+        arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=1, ahead=1)
+    )
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
@@ -197,15 +233,18 @@ class Rows:
 def rows_of(layer: Layer) -> Rows:
     """So many rows of the answer in one that a tile divides it well.
 
-    The pixels of a 1x1 convolution lie side by side, and what does not fill a tile is computed for nothing. In another one rows of
-    taps end inside of a tile: each tile then has separate code, as it is where the last is narrower, so they may only be few.
+    The pixels of a 1x1 convolution lie side by side, and what does not fill a tile is computed for
+    nothing. In another one rows of taps end inside of a tile: each tile then has separate code, as
+    it is where the last is narrower, so they may only be few.
     """
     shape = layer.shape
     height, width = shape.out_size
     most = _WIDE_ROW if shape.pointwise else _NARROW_ROW
     choices = []
     for merged in (
-        count for count in range(1, height + 1) if height % count == 0 and (count == 1 or count * width <= most)
+        count
+        for count in range(1, height + 1)
+        if height % count == 0 and (count == 1 or count * width <= most)
     ):
         pixels = merged * width
         spare = _SPARE_PIXELS if shape.pointwise or merged == 1 else 0
@@ -213,7 +252,14 @@ def rows_of(layer: Layer) -> Rows:
             rows = Rows(merged, pixels, computed)
             tile = min(_tiles(rows, layer), key=lambda found: _row_cycles(found, computed, layer))
             worth = _MERGED if merged > 1 or computed > pixels else 1.0
-            choices.append((computed / pixels * _row_cycles(tile, computed, layer) / worth, merged, computed, rows))
+            choices.append(
+                (
+                    computed / pixels * _row_cycles(tile, computed, layer) / worth,
+                    merged,
+                    computed,
+                    rows,
+                )
+            )
     return min(choices)[-1]
 
 
@@ -231,14 +277,20 @@ def space(layer: Layer) -> list[DirectParams]:
         key=lambda tile: (_row_cycles(tile, rows.computed, layer), -tile[2], tile),
     )
     reach = math.prod(shape.filter) * shape.in_blocks
-    unrolls = [unroll for unroll in _UNROLLS if shape.in_block % unroll == 0 and (unroll == 1 or reach > 1)]
+    unrolls = [
+        unroll for unroll in _UNROLLS if shape.in_block % unroll == 0 and (unroll == 1 or reach > 1)
+    ]
     order = _order(layer)
     orders = [order]
     if rows.merged < shape.out_size[0] or order == CHANNELS_OUTSIDE:  # not the same
         orders += [other for other in (ROWS_OUTSIDE, BLOCKS_OUTSIDE) if other != order]
     points = [(tile, unroll, order) for order in orders for unroll in unrolls for tile in tiles[:6]]
     if order == CHANNELS_OUTSIDE:
-        points = [(tile, unroll, order) for tile, unroll, order in points if unroll * math.prod(tile) <= STEP_SUMS]
+        points = [
+            (tile, unroll, order)
+            for tile, unroll, order in points
+            if unroll * math.prod(tile) <= STEP_SUMS
+        ]
     return [DirectParams(*tile, unroll, order) for tile, unroll, order in points][:_POINTS]
 
 
@@ -246,23 +298,34 @@ def cycles(layer: Layer, params: DirectParams) -> float:
     """Estimated cycles of a run."""
     shape, rows = layer.shape, rows_of(layer)
     steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    vectors = shape.batch * shape.out_blocks * math.prod(shape.out_size) * rows.computed / rows.pixels
+    vectors = (
+        shape.batch * shape.out_blocks * math.prod(shape.out_size) * rows.computed / rows.pixels
+    )
     tile = (params.rows, params.columns, params.blocks)
-    return vectors * steps * _row_cycles(tile, rows.computed, layer) + stages.conversion_cycles(layer)
+    return vectors * steps * _row_cycles(tile, rows.computed, layer) + stages.conversion_cycles(
+        layer
+    )
 
 
 def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
-    """Tiles of (rows, columns, blocks) whose sums, weights and broadcasts fit into the registers."""
+    """Tiles of (rows, columns, blocks) whose sums, weights and broadcasts fit into the
+    registers."""
     shape, side, found = layer.shape, layer.shape.paired, []
     for columns in range(1, min(row.computed, _MAX_COLUMNS) + 1):
         whole = row.computed % columns == 0
-        many = shape.pointwise or row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
+        many = (
+            shape.pointwise or row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
+        )
         if many and not whole:
             continue
         for rows in (1, 2, 4, 7):
-            fits = rows == 1 or (row.merged == 1 and columns == row.computed and shape.out_size[0] % rows == 0)
+            fits = rows == 1 or (
+                row.merged == 1 and columns == row.computed and shape.out_size[0] % rows == 0
+            )
             for blocks in range(1, 9):
-                aligned = shape.group_out_blocks % blocks == 0 and (blocks % side == 0 or blocks == 1)
+                aligned = shape.group_out_blocks % blocks == 0 and (
+                    blocks % side == 0 or blocks == 1
+                )
                 if fits and aligned and layer.machine.fits(rows * columns, blocks):
                     found.append((rows, columns, blocks))
     return found
@@ -280,25 +343,43 @@ def _row_cycles(tile: tuple[int, int, int], pixels: int, layer: Layer) -> float:
 
 
 def _order(layer: Layer) -> int:
-    """Which order reads fewer bytes from beyond L2: the input once for each block group, or the weights for each row."""
+    """Which order reads fewer bytes from beyond L2: the input once for each block group, or the
+    weights for each row."""
     shape, machine = layer.shape, layer.machine
     data, weights = _data_bytes(shape), _weight_bytes(shape)
     rows = shape.out_size[0] // rows_of(layer).merged
-    if weights > machine.l2_bytes * shape.out_blocks / 4 and machine.cores == 1 and not shape.pointwise:
+    if (
+        weights > machine.l2_bytes * shape.out_blocks / 4
+        and machine.cores == 1
+        and not shape.pointwise
+    ):
         return CHANNELS_OUTSIDE  # already the weights of two blocks
-    rows_last = weights + (data * shape.group_out_blocks / 2 if data > machine.l2_bytes / 2 else data)
-    rows_first = data + (weights * rows / _rows_in_l2(layer, 1) if weights > machine.l2_bytes / 2 else weights)
+    rows_last = weights + (
+        data * shape.group_out_blocks / 2 if data > machine.l2_bytes / 2 else data
+    )
+    rows_first = data + (
+        weights * rows / _rows_in_l2(layer, 1) if weights > machine.l2_bytes / 2 else weights
+    )
     return ROWS_OUTSIDE if rows > 1 and rows_first < rows_last else BLOCKS_OUTSIDE
 
 
 def _rows_in_l2(layer: Layer, tile_rows: int) -> int:
-    """Tiles of rows whose input stays in L2 while all weights pass; one where the weights or the whole input stay there."""
+    """Tiles of rows whose input stays in L2 while all weights pass; one where the weights or the
+    whole input stay there."""
     shape, merged = layer.shape, rows_of(layer).merged
-    if _weight_bytes(shape) <= layer.machine.l2_bytes / 2 or _data_bytes(shape) <= layer.machine.l2_bytes:
+    if (
+        _weight_bytes(shape) <= layer.machine.l2_bytes / 2
+        or _data_bytes(shape) <= layer.machine.l2_bytes
+    ):
         return 1
-    high, row_bytes = shape.out_size[0] // merged // tile_rows, 4 * shape.group_in * shape.in_size[1] * shape.stride[0]
+    high, row_bytes = (
+        shape.out_size[0] // merged // tile_rows,
+        4 * shape.group_in * shape.in_size[1] * shape.stride[0],
+    )
     fitting = layer.machine.l2_bytes // 2 // (row_bytes * merged * tile_rows)
-    return max(count for count in range(1, high + 1) if high % count == 0 and count <= max(1, fitting))
+    return max(
+        count for count in range(1, high + 1) if high % count == 0 and count <= max(1, fitting)
+    )
 
 
 def _data_bytes(shape: ConvShape) -> int:

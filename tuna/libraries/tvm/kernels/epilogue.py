@@ -1,6 +1,8 @@
-"""What is done to a sum before it is first written: bias, residual, activation, cast; as expressions of TIR on single values.
+"""What is done to a sum before it is first written: bias, residual, activation, cast; as
+expressions of TIR on single values.
 
-The activations are arithmetic alone, so that LLVM makes vector instructions of them: its own `exp` is a call for each value.
+The activations are arithmetic alone, so that LLVM makes vector instructions of them: its own `exp`
+is a call for each value.
 """
 
 from __future__ import annotations
@@ -31,8 +33,16 @@ from tuna.configs.task import (
 _EXP_LOW, _EXP_HIGH = -87.33, 88.37
 #: ln 2 in two parts, the first with few enough digits that a product with a whole number is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-#: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2, from the highest power; the coefficients of Cephes.
-_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+#: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2, from the highest power; the coefficients of
+#: Cephes.
+_EXP = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 #: erf(x) = x P(x^2) / Q(x^2) for |x| <= 4, from the highest power; the coefficients of Eigen.
 _ERF_REACH = 4.0
 _ERF_P = (
@@ -50,13 +60,15 @@ _ERF_Q = (
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The parts in order, by their names in `configs.task`. Bias and residual are arguments of the kernel."""
+    """The parts in order, by their names in `configs.task`. Bias and residual are arguments of the
+    kernel."""
 
     parts: tuple[str, ...] = ()
 
     @property
     def bias(self) -> bool:
-        """Whether there is a value for each channel, an argument of K values, in native mode K/block, block."""
+        """Whether there is a value for each channel, an argument of K values, in native mode
+        K/block, block."""
         return BIAS in self.parts
 
     @property
@@ -106,7 +118,10 @@ def erf(x: Any) -> Any:
     """The error function with an error of 2e-7 of 1."""
 
     def ratio(value: Any) -> Any:
-        return _let(value * value, lambda square: value * _polynomial(_ERF_P, square) / _polynomial(_ERF_Q, square))
+        return _let(
+            value * value,
+            lambda square: value * _polynomial(_ERF_P, square) / _polynomial(_ERF_Q, square),
+        )
 
     return _let(tirx.min(tirx.max(x, _const(-_ERF_REACH)), _const(_ERF_REACH)), ratio)
 
@@ -121,7 +136,8 @@ def _gelu(x: Any) -> Any:
 
 
 def _gelu_tanh(x: Any) -> Any:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), where (1 + tanh(u)) / 2 is the sigmoid of 2u."""
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), where (1 + tanh(u)) / 2 is the sigmoid of
+    2u."""
     scale = 2.0 * math.sqrt(2.0 / math.pi)
 
     def value_of(value: Any) -> Any:
@@ -152,7 +168,10 @@ def _exp_bounded(x: Any) -> Any:
         rest = x - power * _const(_LN2_HIGH) - power * _const(_LN2_LOW)
         bits = (tirx.Cast("int32", power) + tirx.const(127, "int32")) << tirx.const(23, "int32")
         return _let(
-            rest, lambda r: (_polynomial(_EXP, r) * r * r + r + _const(1.0)) * tirx.reinterpret("float32", bits)
+            rest,
+            lambda r: (
+                (_polynomial(_EXP, r) * r * r + r + _const(1.0)) * tirx.reinterpret("float32", bits)
+            ),
         )
 
     return _let(tirx.floor(x * _const(math.log2(math.e)) + _const(0.5)), with_power)

@@ -1,21 +1,31 @@
-"""Matrix product with a tile of sums in registers and panels of both matrices in cache: all transposes, batches.
+"""Matrix product with a tile of sums in registers and panels of both matrices in cache: all
+transposes, batches.
 
-    for batch, panel group of columns:                                                               parallel
-        P = panels of B, N/b K b                 (unless packed ahead or read in place)                    L2
+    for batch, panel group of columns:
+    parallel
+        P = panels of B, N/b K b                 (unless packed ahead or read in place)
+        L2
         for part of K, row group:
-            R = rows of A                        (unless read in place)                                L1, L2
+            R = rows of A                        (unless read in place)
+            L1, L2
             for panel of the group:
-                acc[rows][blocks][b] = 0         (or what the parts before it left)                 registers
-                for k of the part:                                                 by 1 or 4 unrolled
-                    for row of the tile:                                                             unrolled
+                acc[rows][blocks][b] = 0         (or what the parts before it left)
+                registers
+                for k of the part:                                                 by 1 or 4
+                unrolled
+                    for row of the tile:
+                    unrolled
                         a = broadcast R[row, k]
-                        for block of the panel:                                                      unrolled
-                            acc[row][block] += a * P[block, k, :]                                      vector
+                        for block of the panel:
+                        unrolled
+                            acc[row][block] += a * P[block, k, :]
+                            vector
                 C = acc                                     and the epilogue
 
-Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile would share one set of L1.
-Panels are streamed from L2, which costs three lines for 28 multiply-adds. K is one part as long as the rows of a tile stay in L1
-beside them; then C is written once.
+Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile
+would share one set of L1. Panels are streamed from L2, which costs three lines for 28
+multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
+once.
 """
 
 from __future__ import annotations
@@ -60,7 +70,9 @@ class GemmParams:
     blocks: int  #: vectors of columns in the tile
     group: int  #: panels for which a group of rows is kept
     unroll: int  #: of K
-    copy_rows: int  #: 0: rows are read in place, 1: copied by groups where they are used, 2: copied once, all, ahead
+    #: 0: rows are read in place, 1: copied by groups where they are used, 2: copied once, all,
+    #: ahead
+    copy_rows: int
     copy_panels: int  #: 1: panels are copied, 0: read in place
     passes: int  #: parts of K; between two of them the sums of the panel group are in memory
 
@@ -70,7 +82,8 @@ class GemmParams:
 
 
 def pack_weights(product: Product, b: Any) -> Any:
-    """B as N/b, K, b (after the batch, if any) from how the config stores it; zeros fill columns up."""
+    """B as N/b, K, b (after the batch, if any) from how the config stores it; zeros fill columns
+    up."""
     config, size = product.config, product.machine.floats
     plain = np.swapaxes(b, -1, -2) if config.trans_b else b
     blocks = _column_blocks(product)
@@ -84,19 +97,29 @@ def workload(product: Product) -> tvm.IRModule:
     config, size = product.config, product.machine.floats
     blocks, high = _column_blocks(product), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
-    a = te.placeholder((*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))), name="A")
+    a = te.placeholder(
+        (*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))), name="A"
+    )
     if product.mode is Mode.NATIVE:
         b = panels = te.placeholder((*batch, blocks, config.k, size), name="B")
     else:
-        b = te.placeholder((*batch, *((config.n, config.k) if config.trans_b else (config.k, config.n))), name="B")
+        b = te.placeholder(
+            (*batch, *((config.n, config.k) if config.trans_b else (config.k, config.n))), name="B"
+        )
         panels = te.compute(
-            (*batch, blocks, config.k, size), lambda *index: _panel(b, config, size, *index), name=_PANELS
+            (*batch, blocks, config.k, size),
+            lambda *index: _panel(b, config, size, *index),
+            name=_PANELS,
         )
 
     def row_value(*index: Any) -> Any:
         *lead, i, r = index
         inside = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
-        return tirx.if_then_else(i < config.m, inside, tirx.const(0.0, "float32")) if high > config.m else inside
+        return (
+            tirx.if_then_else(i < config.m, inside, tirx.const(0.0, "float32"))
+            if high > config.m
+            else inside
+        )
 
     rows = te.compute((*batch, high, config.k), row_value, name=_ROWS)
     r = te.reduce_axis((0, config.k), "r")
@@ -173,7 +196,9 @@ def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
     config, machine = product.config, product.machine
     high, blocks = _row_count(product), _column_blocks(product)
-    tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (_tile_cycles(tile), -tile[0]))[:4]
+    tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (_tile_cycles(tile), -tile[0]))[
+        :4
+    ]
     unroll = 4 if config.k % 4 == 0 else 1
     found = []
     for tile in tiles:
@@ -181,7 +206,9 @@ def space(product: Product) -> list[GemmParams]:
         for passes in _passes(config.k, tile[0], unroll, machine):
             kept = 4 * config.k // passes * tile[1] * machine.floats
             groups = [
-                size for size in range(1, panels + 1) if panels % size == 0 and size * kept <= machine.l2_bytes // 2
+                size
+                for size in range(1, panels + 1)
+                if panels % size == 0 and size * kept <= machine.l2_bytes // 2
             ]
             for group in sorted(groups, reverse=True)[:2] or [1]:
                 for copy_rows, copy_panels in _copies(product):
@@ -204,11 +231,14 @@ def cycles(product: Product, params: GemmParams) -> float:
 
 
 def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
-    """Numbers of parts of K, the likelier first: where the rows of a tile would fill L1, so many that they take a third of it."""
+    """Numbers of parts of K, the likelier first: where the rows of a tile would fill L1, so many
+    that they take a third of it."""
     if 4 * rows * k <= machine.l1_bytes // 2:
         return [1]
     parts = (
-        count for count in range(2, k) if k % (count * unroll) == 0 and 4 * rows * k // count <= machine.l1_bytes // 2
+        count
+        for count in range(2, k)
+        if k % (count * unroll) == 0 and 4 * rows * k // count <= machine.l1_bytes // 2
     )
     return [*itertools.islice(parts, 1), 1]
 
@@ -236,7 +266,8 @@ def _tiles(high: int, blocks: int, machine: Machine) -> list[tuple[int, int]]:
 
 
 def _tile_cycles(tile: tuple[int, int]) -> float:
-    """Cycles per multiply-add of a vector, at two of them, two loads, and half a line of L2 a cycle."""
+    """Cycles per multiply-add of a vector, at two of them, two loads, and half a line of L2 a
+    cycle."""
     rows, blocks = tile
     sums, loads = rows * blocks, rows + blocks
     return (max(sums / 2, loads / 2, 2.0 * blocks, _FMA_LATENCY) + 0.05 * loads) / sums
@@ -268,7 +299,8 @@ def _panel(b: Any, config: GemmConfig, size: int, *index: Any) -> Any:
 
 
 def _vectorize_copy(sch: Any, block: Any, product: Product) -> None:
-    """Vectorise the copy of a group of rows along what is contiguous in A, in whole vectors where that divides."""
+    """Vectorise the copy of a group of rows along what is contiguous in A, in whole vectors where
+    that divides."""
     size = product.machine.floats
     row, last = sch.get_loops(block)[-2:]
     if not product.config.trans_a:

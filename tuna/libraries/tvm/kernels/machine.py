@@ -1,4 +1,5 @@
-"""What a schedule has to know of a CPU: width and number of vector registers, sizes of the caches."""
+"""What a schedule has to know of a CPU: width and number of vector registers, sizes of the
+caches."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any, Literal
 
 from tuna.sandbox.cpu_model import data_caches
 
-#: Used where /sys does not say (another system, a target that is not this machine): the smallest of today's server cores.
+#: Used where /sys does not say (another system, a target that is not this machine): the smallest of
+#: today's server cores.
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
 #: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
@@ -19,8 +21,8 @@ _L2_LINE_CYCLES = 2.0
 _LINE_BYTES = 64
 
 
-#: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that holds several values (NEON), or
-#: nowhere: the broadcast is a separate instruction (AVX2).
+#: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that
+#: holds several values (NEON), or nowhere: the broadcast is a separate instruction (AVX2).
 Broadcast = Literal["memory", "lane", "none"]
 
 
@@ -41,30 +43,38 @@ class Machine:
         return self.vector_bytes // 4
 
     def fits(self, pixels: int, blocks: int) -> bool:
-        """Whether the sums of a register tile fit, beside a vector of weights for each block and a broadcast value."""
+        """Whether the sums of a register tile fit, beside a vector of weights for each block and a
+        broadcast value."""
         spare = pixels if blocks > 1 and self.broadcast == "lane" else 1
         if blocks == 1 and self.broadcast == "none":
             spare = 3
         return pixels * blocks + blocks + spare <= self.registers
 
     def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
-        """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the reduction, and of writing it.
+        """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the
+        reduction, and of writing it.
 
-        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a broadcast is a separate
-        instruction. There a tile with hardly more sums than hide the latency of a multiply-add waits for loads. Weights are read
-        from L2.
+        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a
+        broadcast is a separate instruction. There a tile with hardly more sums than hide the
+        latency of a multiply-add waits for loads. Weights are read from L2.
         """
         sums, loads = pixels * blocks, pixels + blocks
-        loading, latency = (loads / 1.5, 1.2 * _FMA_LATENCY) if self.broadcast == "none" else (loads / 2, _FMA_LATENCY)
+        loading, latency = (
+            (loads / 1.5, 1.2 * _FMA_LATENCY)
+            if self.broadcast == "none"
+            else (loads / 2, _FMA_LATENCY)
+        )
         streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
         return steps * (max(sums / 2, loading, streamed, latency) + 0.05 * loads) + 1.5 * sums + 10
 
 
 def from_target(target: Any) -> Machine:
-    """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for another kind.
+    """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for
+    another kind.
 
-    Widths come from LLVM's feature list of the target. A target does not name caches: they are those of this machine where it is
-    the target's CPU model, and else small ones that every such CPU has.
+    Widths come from LLVM's feature list of the target. A target does not name caches: they are
+    those of this machine where it is the target's CPU model, and else small ones that every such
+    CPU has.
     """
     if target.kind.name != "llvm":
         raise ValueError(f"CPU kernels need an llvm target, got {target.kind.name}")
@@ -100,4 +110,11 @@ def _from_text(text: str) -> Machine:
         vector_bytes, registers = 16, 16
     found = data_caches()
     l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)), broadcast)
+    return Machine(
+        vector_bytes,
+        registers,
+        l1_bytes,
+        l2_bytes,
+        int(target.attrs.get("num-cores", 1)),
+        broadcast,
+    )

@@ -1,15 +1,21 @@
-"""1x1 convolution of a whole NCHW image without any conversion: vectors of pixels, broadcasts of weights.
+"""1x1 convolution of a whole NCHW image without any conversion: vectors of pixels, broadcasts of
+weights.
 
-    for n, pixel group:                                                                              parallel
+    for n, pixel group:
+    parallel
         for row group of K:
-            acc[rows][vectors][b pixels] = 0                                                        registers
-            for c:                                                                 by 1 or 4 unrolled
-                for row, vector of the tile:                                                         unrolled
-                    acc[row][vector] += broadcast W[row, c] * X[n, c, pixels of the vector]            vector
+            acc[rows][vectors][b pixels] = 0
+            registers
+            for c:                                                                 by 1 or 4
+            unrolled
+                for row, vector of the tile:
+                unrolled
+                    acc[row][vector] += broadcast W[row, c] * X[n, c, pixels of the vector]
+                    vector
             Y[n, rows, pixels] = acc                  and the epilogue
 
-Only for the layer's own NCHW, where the blocked kernel would transpose twice. An image has to be whole vectors of pixels: 56x56 and
-28x28 are for 16 lanes, 14x14 is for 4.
+Only for the layer's own NCHW, where the blocked kernel would transpose twice. An image has to be
+whole vectors of pixels: 56x56 and 28x28 are for 16 lanes, 14x14 is for 4.
 """
 
 from __future__ import annotations
@@ -47,11 +53,14 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
     """W as K/g, C, g from K, C, 1, 1, with g = `group_size(shape)`; zeros fill channels up."""
     dense = np.zeros((_padded_rows(shape), shape.in_channels), np.float32)
     dense[: shape.out_channels] = weights[:, :, 0, 0]
-    return np.ascontiguousarray(dense.reshape(-1, group_size(shape), shape.in_channels).transpose(0, 2, 1))
+    return np.ascontiguousarray(
+        dense.reshape(-1, group_size(shape), shape.in_channels).transpose(0, 2, 1)
+    )
 
 
 def group_size(shape: ConvShape) -> int:
-    """Output channels whose weights lie side by side: six with AVX2, where a tile of six by two vectors is best."""
+    """Output channels whose weights lie side by side: six with AVX2, where a tile of six by two
+    vectors is best."""
     return 6 if shape.block == 8 else 4
 
 
@@ -72,10 +81,14 @@ def workload(layer: Layer) -> tvm.IRModule:
     given, value = stages.finished(layer)
     flat = te.compute(
         (shape.batch, shape.out_channels, pixels),
-        lambda n, k, p: value((n, k, tirx.floordiv(p, width), tirx.floormod(p, width)), sums[n, k, p]),
+        lambda n, k, p: value(
+            (n, k, tirx.floordiv(p, width), tirx.floormod(p, width)), sums[n, k, p]
+        ),
         name=_FLAT,
     )
-    y = te.compute(shape.layer_output(), lambda n, k, h, v: flat[n, k, h * width + v], name=stages.OUT)
+    y = te.compute(
+        shape.layer_output(), lambda n, k, h, v: flat[n, k, h * width + v], name=stages.OUT
+    )
     return stages.module_of([x, w, *given, y])
 
 

@@ -1,4 +1,5 @@
-"""The sizes of a convolution as the kernels see them: channels in blocks of one vector, groups merged into whole blocks."""
+"""The sizes of a convolution as the kernels see them: channels in blocks of one vector, groups
+merged into whole blocks."""
 
 from __future__ import annotations
 
@@ -10,16 +11,19 @@ from typing import Any, TypeGuard
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
 
-#: Up to this many channels a layer is the first of a network: its input is an image in its own layout, never blocked.
+#: Up to this many channels a layer is the first of a network: its input is an image in its own
+#: layout, never blocked.
 _IMAGE_CHANNELS = 3
 #: fp32 values in a line of the cache.
 _LINE_FLOATS = 16
 
 
 class Mode(str, enum.Enum):
-    """In what layout a kernel reads its input and writes its answer. Weights always are packed ahead."""
+    """In what layout a kernel reads its input and writes its answer. Weights always are packed
+    ahead."""
 
-    NATIVE = "native"  #: both in blocks of channels, N, C/block, H, W, block, as another kernel of these wrote it
+    #: both in blocks of channels, N, C/block, H, W, block, as another kernel of these wrote it
+    NATIVE = "native"
     LAYER = "layer"  #: both as the config says; the conversions are part of the kernel
 
 
@@ -27,11 +31,12 @@ class Mode(str, enum.Enum):
 class ConvShape:
     """A 2D convolution in blocks of `block` channels: forward, or what `direction` says.
 
-    Of backward data, `in_*` is dy and `out_*` is dx; `stride` and `pad` are the forward layer's. Of backward weights, they are x
-    and dy.
+    Of backward data, `in_*` is dy and `out_*` is dx; `stride` and `pad` are the forward layer's. Of
+    backward weights, they are x and dy.
 
-    Groups are merged until the output channels of one fill whole blocks (`merged` groups make one), and the weights between
-    different groups are zero: a group of 4 channels costs as much as one of `block`, which no vector unit does faster.
+    Groups are merged until the output channels of one fill whole blocks (`merged` groups make one),
+    and the weights between different groups are zero: a group of 4 channels costs as much as one of
+    `block`, which no vector unit does faster.
     """
 
     block: int  #: channels in a block: fp32 values in a vector register
@@ -62,12 +67,17 @@ class ConvShape:
 
     @property
     def in_block(self) -> int:
-        """Input channels in one step of the reduction: a block, all of a group, what divides them, or 1 of an image."""
+        """Input channels in one step of the reduction: a block, all of a group, what divides them,
+        or 1 of an image."""
         if self.image:
             return 1
         if self.group_count == 1:
             return min(self.block, self.group_in)
-        return next(size for size in range(min(self.block, self.group_in), 0, -1) if self.group_in % size == 0)
+        return next(
+            size
+            for size in range(min(self.block, self.group_in), 0, -1)
+            if self.group_in % size == 0
+        )
 
     @property
     def in_blocks(self) -> int:
@@ -86,7 +96,8 @@ class ConvShape:
 
     @property
     def paired(self) -> int:
-        """Blocks of output channels whose weights lie side by side: as many as fill a line of the cache."""
+        """Blocks of output channels whose weights lie side by side: as many as fill a line of the
+        cache."""
         return math.gcd(self.group_out_blocks, max(1, _LINE_FLOATS // self.block))
 
     @property
@@ -123,25 +134,35 @@ class ConvShape:
 
 
 def supported(config: Config) -> bool:
-    """Whether a forward 2D convolution in fp32 computes `config`: it is one, or backward data that is `turned`."""
+    """Whether a forward 2D convolution in fp32 computes `config`: it is one, or backward data that
+    is `turned`."""
     return _plain(config) and (config.direction is Direction.FORWARD or turned(config))
 
 
 def gradient(config: Config) -> bool:
-    """Whether `config` is a gradient of a 2D convolution in fp32 that is not `turned`: gradients have other families."""
+    """Whether `config` is a gradient of a 2D convolution in fp32 that is not `turned`: gradients
+    have other families."""
     return _plain(config) and config.direction is not Direction.FORWARD and not turned(config)
 
 
 def turned(config: ConvConfig) -> bool:
-    """Whether it is backward data with stride 1, the forward convolution of dy with the filter turned round: `forward_weights`."""
-    single = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
+    """Whether it is backward data with stride 1, the forward convolution of dy with the filter
+    turned round: `forward_weights`."""
+    single = (
+        config.direction is Direction.BACKWARD_DATA
+        and config.conv_stride_h == config.conv_stride_w == 1
+    )
     return single and min(_turned_pad(config)) >= 0
 
 
 def of(config: ConvConfig, block: int) -> ConvShape:
-    """The shape of a supported `config` in blocks of `block` channels; forward, for what is `turned`."""
+    """The shape of a supported `config` in blocks of `block` channels; forward, for what is
+    `turned`."""
     height, width = config.output_size
-    channels, size = (config.in_channels, config.out_channels), ((config.in_h, config.in_w), (height, width))
+    channels, size = (
+        (config.in_channels, config.out_channels),
+        ((config.in_h, config.in_w), (height, width)),
+    )
     pad = (config.pad_h, config.pad_w)
     if config.direction is Direction.BACKWARD_DATA:
         channels, size = (channels[1], channels[0]), (size[1], size[0])
@@ -170,17 +191,24 @@ def of(config: ConvConfig, block: int) -> ConvShape:
 
 
 def forward_weights(config: ConvConfig, weights: Any) -> Any:
-    """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data transposed and turned round."""
+    """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data
+    transposed and turned round."""
     if config.direction is not Direction.BACKWARD_DATA:
         return weights
     groups, taps = config.group_count, weights.shape[2:]
-    split = weights.reshape(groups, config.out_channels // groups, config.in_channels // groups, *taps)
+    split = weights.reshape(
+        groups, config.out_channels // groups, config.in_channels // groups, *taps
+    )
     turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
     return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
 
 
 def _plain(config: Config) -> TypeGuard[ConvConfig]:
-    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
+    if not (
+        isinstance(config, ConvConfig)
+        and config.mode == "conv"
+        and config.data_type is DataType.FP32
+    ):
         return False
     return config.spatial_dim == 2 and min(config.output_shape) >= 1
 

@@ -1,4 +1,5 @@
-"""Stages that the convolution kernels share: reading an input of either layout, the padded copy, writing the answer."""
+"""Stages that the convolution kernels share: reading an input of either layout, the padded copy,
+writing the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Reader = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Layer:
-    """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them, then Y."""
+    """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them,
+    then Y."""
 
     shape: ConvShape
     mode: Mode
@@ -36,7 +38,8 @@ def placeholder_of_input(layer: Layer) -> Any:
 
 
 def reader(x: Any, layer: Layer) -> Reader:
-    """Reads X by (batch, block of input channels, row, column, channel in the block); inside its extents only."""
+    """Reads X by (batch, block of input channels, row, column, channel in the block); inside its
+    extents only."""
     shape = layer.shape
     if layer.mode is Mode.NATIVE and not shape.image:
         return lambda n, c, h, w, i: x[n, c, h, w, i]
@@ -58,9 +61,11 @@ def padded_copy(
     step: tuple[int, int] = (1, 1),
     pad: tuple[int, int] | None = None,
 ) -> Any:
-    """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; zero outside the input.
+    """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; zero
+    outside the input.
 
-    `step` takes every second, third, ... row and column only; `pad` is another padding than the layer's.
+    `step` takes every second, third, ... row and column only; `pad` is another padding than the
+    layer's.
     """
     (ph, pw), (height, width), (sh, sw) = pad or shape.pad, shape.in_size, step
 
@@ -73,14 +78,19 @@ def padded_copy(
         if ragged(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
         inside = read(n, c, h * sh - ph, w * sw - pw, i)
-        return tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32")) if conditions else inside
+        return (
+            tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32"))
+            if conditions
+            else inside
+        )
 
     blocks = shape.group_count * shape.in_blocks
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
 
 
 def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
-    """The epilogue's placeholders, and what makes a value of the answer from its index in the answer and its sum."""
+    """The epilogue's placeholders, and what makes a value of the answer from its index in the
+    answer and its sum."""
     shape, wanted = layer.shape, layer.epilogue
     native = layer.mode is Mode.NATIVE
     extents = shape.native_output() if native else shape.layer_output()
@@ -99,7 +109,8 @@ def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
 def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
     """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block.
 
-    `merged` rows of the answer are one row of the sums. The epilogue then is applied in that form, and `Y` is another view of it.
+    `merged` rows of the answer are one row of the sums. The epilogue then is applied in that form,
+    and `Y` is another view of it.
     """
     shape, size, (height, width) = layer.shape, layer.shape.block, layer.shape.out_size
     native, last = layer.mode is Mode.NATIVE, layer.shape.out_layout.endswith("C")
@@ -111,7 +122,12 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
         if merged == 1:
             return index
         h, w = index[at : at + 2]
-        return (*index[:at], h * merged + tirx.floordiv(w, width), tirx.floormod(w, width), *index[at + 2 :])
+        return (
+            *index[:at],
+            h * merged + tirx.floordiv(w, width),
+            tirx.floormod(w, width),
+            *index[at + 2 :],
+        )
 
     def written(*index: Any) -> Any:
         if native:
@@ -128,15 +144,27 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
 
     def view(*index: Any) -> Any:
         h, w = index[at : at + 2]
-        return flat[(*index[:at], tirx.floordiv(h, merged), tirx.floormod(h, merged) * width + w, *index[at + 2 :])]
+        return flat[
+            (
+                *index[:at],
+                tirx.floordiv(h, merged),
+                tirx.floormod(h, merged) * width + w,
+                *index[at + 2 :],
+            )
+        ]
 
     return [*given, te.compute(extents, view, name=OUT)]
 
 
-def module_of(arguments: Sequence[Any], change: Callable[[Any], Any] = lambda function: function) -> tvm.IRModule:
-    """The IRModule of a workload, after a `change`. Index arithmetic has 64 bits, as in functions that come from a Relax model."""
+def module_of(
+    arguments: Sequence[Any], change: Callable[[Any], Any] = lambda function: function
+) -> tvm.IRModule:
+    """The IRModule of a workload, after a `change`. Index arithmetic has 64 bits, as in functions
+    that come from a Relax model."""
     function = change(te.create_prim_func(list(arguments), index_dtype_override="int64"))
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)})
+    return tvm.IRModule(
+        {"main": function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)}
+    )
 
 
 def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
@@ -156,7 +184,8 @@ def answer_block(sch: Any, merged: int = 1) -> Any:
 
 
 def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int, merged: int = 1) -> None:
-    """Write the answer, of `merged` rows, at `loop`, the `depth`-th one, from a tile in registers, whatever its layout.
+    """Write the answer, of `merged` rows, at `loop`, the `depth`-th one, from a tile in registers,
+    whatever its layout.
 
     A tile that goes to NCHW is written pixel by pixel: each channel of a vector to another row.
     """
@@ -171,7 +200,8 @@ def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int, merged: int =
 
 
 def schedule_pad(sch: Any, layer: Layer, *, placed: bool = False) -> None:
-    """The padded copy; unless it was `placed` into another stage it is made whole, before everything else."""
+    """The padded copy; unless it was `placed` into another stage it is made whole, before
+    everything else."""
     *outer, _, i = sch.get_loops(sch.get_sblock(PAD))
     if not placed:
         fused = sch.fuse(*outer)
@@ -182,7 +212,8 @@ def schedule_pad(sch: Any, layer: Layer, *, placed: bool = False) -> None:
 
 
 def conversion_cycles(layer: Layer) -> float:
-    """Estimated cycles of bringing an NCHW input into blocks and the answer back: measured, two thirds and half a cycle a value."""
+    """Estimated cycles of bringing an NCHW input into blocks and the answer back: measured, two
+    thirds and half a cycle a value."""
     shape = layer.shape
     if layer.mode is Mode.NATIVE or shape.in_layout.endswith("C"):
         return 0.0

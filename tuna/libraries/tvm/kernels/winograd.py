@@ -1,30 +1,48 @@
-"""Winograd convolution F(m x m, 3 x 3) for stride 1: (m + 2)^2 products of matrices instead of nine sums for each m x m outputs.
+"""Winograd convolution F(m x m, 3 x 3) for stride 1: (m + 2)^2 products of matrices instead of nine
+sums for each m x m outputs.
 
     for n, block of tile rows:
-        for C/b:                                                                                    parallel
-            D = padded copy of the rows of X that the block reads                                        L1
-            for tile:                                        one tile of a x a pixels, a = m + 2, b channels
-                P = BT d            down the columns, u                                 unrolled, registers
-                V[u][v][C/b][tile][b] = P B         along the rows, v                        unrolled; to L2
-        for u, v:                                                                                   parallel
-          for block group of K, group of tiles:                          (the last group may have fewer)
-            acc[blocks][tiles][b] = 0                                                             registers
-            for C/b, channel in the block:                                            by 1 or 4 unrolled
-                ask for a line of the next block group's U                                            to L2
-                acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]         unrolled, vector
-            M[u][v][K/b][tile][b] = acc                                                               to L2
-        for K/b:                                                                                    parallel
+        for C/b:
+        parallel
+            D = padded copy of the rows of X that the block reads
+            L1
+            for tile:                                        one tile of a x a pixels, a = m + 2, b
+            channels
+                P = BT d            down the columns, u                                 unrolled,
+                registers
+                V[u][v][C/b][tile][b] = P B         along the rows, v
+                unrolled; to L2
+        for u, v:
+        parallel
+          for block group of K, group of tiles:                          (the last group may have
+          fewer)
+            acc[blocks][tiles][b] = 0
+            registers
+            for C/b, channel in the block:                                            by 1 or 4
+            unrolled
+                ask for a line of the next block group's U
+                to L2
+                acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]         unrolled,
+                vector
+            M[u][v][K/b][tile][b] = acc
+            to L2
+        for K/b:
+        parallel
             for tile:
-                Q = AT M            down, y                                             unrolled, registers
-                Z = Q A             along, x                                            unrolled, registers
+                Q = AT M            down, y                                             unrolled,
+                registers
+                Z = Q A             along, x                                            unrolled,
+                registers
                 Y = Z               and the epilogue
 
-U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the prefetch (`prefetch.py`). V and M
-of a block are what has to stay in L2. Smaller tiles at the edges, by points that all tiles share so that U is the same, were tried:
-16 % fewer products for 14x14 outputs, but in smaller batches, and no less time.
+U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the
+prefetch (`prefetch.py`). V and M of a block are what has to stay in L2. Smaller tiles at the edges,
+by points that all tiles share so that U is the same, were tried: 16 % fewer products for 14x14
+outputs, but in smaller batches, and no less time.
 
-What it costs in accuracy is `ERROR_BOUND`: the largest error relative to the largest magnitude of the answer, for inputs and
-weights of any scale. Direct sums have about 1e-6; it grows with m because the points' powers do.
+What it costs in accuracy is `ERROR_BOUND`: the largest error relative to the largest magnitude of
+the answer, for inputs and weights of any scale. Direct sums have about 1e-6; it grows with m
+because the points' powers do.
 """
 
 from __future__ import annotations
@@ -55,14 +73,23 @@ _MAX_TILES, _UNROLLED_GROUPS = 28, 6
 #: Bytes a cycle that a core streams from beyond its L2.
 _L3_BYTES = 12.0
 _UNROLLS = (4, 1)
-#: Most tiles of an image for which weights are asked for ahead: each group of tiles asks for all of the next ones.
+#: Most tiles of an image for which weights are asked for ahead: each group of tiles asks for all of
+#: the next ones.
 _FEW_TILES = 64
 #: Values of a filter's tap that are transformed at once, so that they stay in cache.
 _PACKED = 1 << 13
-#: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made longer by so many.
+#: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made
+#: longer by so many.
 _WAY, _SHIFT = 256, 32
 _POINTS = 16
-_DOWN, _ACROSS, _WEIGHTS, _PRODUCT, _UP, _ALONG = "down", "across", "weights", "product", "up", "along"
+_DOWN, _ACROSS, _WEIGHTS, _PRODUCT, _UP, _ALONG = (
+    "down",
+    "across",
+    "weights",
+    "product",
+    "up",
+    "along",
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +107,20 @@ class WinogradParams:
 
 
 def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
-    """U as a, a, K/(p b), C/i, i, p, b from W as K, C, 3, 3, p blocks side by side: G w GT in double precision, rounded once; zeros
-    fill channels up."""
-    filter_transform = np.array([[float(value) for value in row] for row in transforms(outputs, _TAPS).filter])
+    """U as a, a, K/(p b), C/i, i, p, b from W as K, C, 3, 3, p blocks side by side: G w GT in
+    double precision, rounded once; zeros fill channels up."""
+    filter_transform = np.array(
+        [[float(value) for value in row] for row in transforms(outputs, _TAPS).filter]
+    )
     both = np.kron(filter_transform, filter_transform)
-    dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, _TAPS * _TAPS), np.float32)
+    dense = np.zeros(
+        (shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, _TAPS * _TAPS),
+        np.float32,
+    )
     dense[: shape.out_channels, : shape.in_channels] = weights.reshape(*weights.shape[:2], -1)
-    split = dense.reshape(-1, shape.paired, shape.block, shape.in_blocks, shape.in_block, _TAPS * _TAPS)
+    split = dense.reshape(
+        -1, shape.paired, shape.block, shape.in_blocks, shape.in_block, _TAPS * _TAPS
+    )
     taps = split.transpose(5, 0, 3, 4, 1, 2).reshape(_TAPS * _TAPS, -1)
     found = np.empty((len(both), taps.shape[1]), np.float32)
     for first in range(0, taps.shape[1], _PACKED):
@@ -116,7 +150,9 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     across = te.compute(
         (batch, size, size, ins, high * wide, shape.in_block),
         lambda n, row, col, c, t, i: _input_row(
-            matrices.input, col, lambda j: down[n, c, tirx.floordiv(t, wide), tirx.floormod(t, wide), row, j, i]
+            matrices.input,
+            col,
+            lambda j: down[n, c, tirx.floordiv(t, wide), tirx.floormod(t, wide), row, j, i],
         ),
         name=_ACROSS,
     )
@@ -141,15 +177,20 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     along = te.compute(
         (batch, outs, high * m, wide * m, shape.block),
         lambda n, k, h, w, lane: _output_row(
-            matrices.output, w % m, lambda j: up[n, k, tirx.floordiv(h, m), tirx.floordiv(w, m), h % m, j, lane]
+            matrices.output,
+            w % m,
+            lambda j: up[n, k, tirx.floordiv(h, m), tirx.floordiv(w, m), h % m, j, lane],
         ),
         name=_ALONG,
     )
-    ahead = max(1, space(layer, m)[0].blocks // side)  # what one group of tiles reads, and all of its successors
+    # what one group of tiles reads, and all of its successors
+    ahead = max(1, space(layer, m)[0].blocks // side)
     arguments = [x, u, *stages.answer(along, layer)]
     if high * wide > _FEW_TILES:
         return stages.module_of(arguments)
-    return stages.module_of(arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=2, ahead=ahead))
+    return stages.module_of(
+        arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=2, ahead=ahead)
+    )
 
 
 def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> None:
@@ -183,13 +224,17 @@ def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> No
         sch.unroll(loop)
     sch.vectorize(i)
     _spread(
-        sch, block(_ACROSS), layer.shape.in_blocks * layer.shape.in_block * params.rows * tile_counts(layer, outputs)[1]
+        sch,
+        block(_ACROSS),
+        layer.shape.in_blocks * layer.shape.in_block * params.rows * tile_counts(layer, outputs)[1],
     )
     sch.compute_at(block(stages.PAD), c, preserve_unit_loops=True)
     stages.schedule_pad(sch, layer, placed=True)
 
 
-def _schedule_product(sch: Any, layer: Layer, params: WinogradParams, at: Any, outputs: int) -> None:
+def _schedule_product(
+    sch: Any, layer: Layer, params: WinogradParams, at: Any, outputs: int
+) -> None:
     """The batched product of matrices at the block of tile rows."""
     product = sch.get_sblock(_PRODUCT)
     sch.compute_at(product, at, preserve_unit_loops=True)
@@ -218,7 +263,8 @@ def _schedule_product(sch: Any, layer: Layer, params: WinogradParams, at: Any, o
 
 
 def _spread(sch: Any, block: Any, stride: int) -> None:
-    """Lengthen the stride of v in V or M where it is such that all of a tile's (u, v) would share a few sets of L1."""
+    """Lengthen the stride of v in V or M where it is such that all of a tile's (u, v) would share a
+    few sets of L1."""
     if stride % _WAY == 0:
         sch.storage_align(block, 0, 2, _WAY, _SHIFT)
 
@@ -232,7 +278,10 @@ def tile_counts(layer: Layer, outputs: int) -> tuple[int, int]:
 def space(layer: Layer, outputs: int) -> list[WinogradParams]:
     """The points worth trying, by estimate, the best first."""
     high, wide = tile_counts(layer, outputs)
-    ordered = sorted((_cycles(layer, outputs, tile), -tile[2], tile) for tile in _register_tiles(layer, high, wide))
+    ordered = sorted(
+        (_cycles(layer, outputs, tile), -tile[2], tile)
+        for tile in _register_tiles(layer, high, wide)
+    )
     tiles = [tile for *_, tile in ordered]
     found = [
         (tile, [unroll for unroll in _UNROLLS if unroll == 1 or _unrolls(layer, tile, unroll)])
@@ -250,27 +299,38 @@ def _unrolls(layer: Layer, tile: tuple[int, int, int], unroll: int) -> bool:
 
 
 def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
-    """Estimated cycles of a run, transforms included: about two operations a cycle, and a store for each value."""
+    """Estimated cycles of a run, transforms included: about two operations a cycle, and a store for
+    each value."""
     shape, size = layer.shape, outputs + _TAPS - 1
     high, wide = tile_counts(layer, outputs)
     tile = (params.rows, params.tiles, params.blocks)
     transformed = (
-        high * wide * (shape.in_blocks * 2.5 * size * size + shape.out_blocks * 2.0 * size * (size + outputs) / 2)
+        high
+        * wide
+        * (
+            shape.in_blocks * 2.5 * size * size
+            + shape.out_blocks * 2.0 * size * (size + outputs) / 2
+        )
     )
-    return shape.batch * (_cycles(layer, outputs, tile) + transformed) + stages.conversion_cycles(layer)
+    return shape.batch * (_cycles(layer, outputs, tile) + transformed) + stages.conversion_cycles(
+        layer
+    )
 
 
 def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
     """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers.
 
-    Where `tiles` do not divide those of a block of tile rows, every group of them is separate code, so they may only be few.
+    Where `tiles` do not divide those of a block of tile rows, every group of them is separate code,
+    so they may only be few.
     """
     side, outs, found = layer.shape.paired, layer.shape.out_blocks, []
     for rows in (size for size in range(1, high + 1) if high % size == 0):
         count = rows * wide
         for tiles in range(1, min(count, _MAX_TILES) + 1):
             few = count % tiles == 0 or count <= _UNROLLED_GROUPS * tiles
-            for blocks in (size for size in range(1, 7) if outs % size == 0 and (size == 1 or size % side == 0)):
+            for blocks in (
+                size for size in range(1, 7) if outs % size == 0 and (size == 1 or size % side == 0)
+            ):
                 if few and layer.machine.fits(tiles, blocks):
                     found.append((rows, tiles, blocks))
     return found
@@ -302,7 +362,8 @@ def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
 
 
 def _input_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
-    """Row `index` of matrix times terms; even and odd columns are added apart, so that rows of +p and -p share both sums."""
+    """Row `index` of matrix times terms; even and odd columns are added apart, so that rows of +p
+    and -p share both sums."""
 
     def value(row: tuple[Fraction, ...]) -> Any:
         even = _weighted([(row[j], term(j)) for j in range(0, len(row), 2)])
@@ -318,13 +379,18 @@ def _input_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
 
 
 def _output_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
-    """Row `index` of matrix times terms; the terms of +p and -p are added and subtracted once for all rows."""
+    """Row `index` of matrix times terms; the terms of +p and -p are added and subtracted once for
+    all rows."""
     last = len(matrix[0]) - 1
 
     def value(row: tuple[Fraction, ...]) -> Any:
         parts = [(row[0], term(0))]
         for plus in range(1, last - 1, 2):
-            both = term(plus) + term(plus + 1) if row[plus] == row[plus + 1] else term(plus) - term(plus + 1)
+            both = (
+                term(plus) + term(plus + 1)
+                if row[plus] == row[plus + 1]
+                else term(plus) - term(plus + 1)
+            )
             parts.append((row[plus], both))
         if last % 2 == 0:  # a point without its negative
             parts.append((row[last - 1], term(last - 1)))

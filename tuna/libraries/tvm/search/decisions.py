@@ -1,7 +1,9 @@
-"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, and what a cost model sees of them. No TVM.
+"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, and what a cost
+model sees of them. No TVM.
 
-A trace is a list of instructions `[name, inputs, attributes, outputs]` and a list of decisions `[instruction, decision]`.
-Traces with the same instructions are of one design; its decisions in their order, flattened, are the numbers of a point.
+A trace is a list of instructions `[name, inputs, attributes, outputs]` and a list of decisions
+`[instruction, decision]`. Traces with the same instructions are of one design; its decisions in
+their order, flattened, are the numbers of a point.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Decision:
     kind: str
     label: str  #: what it decides: the block and loop that it tiles, the annotation that it gives
     parts: int  #: numbers that it has
-    options: tuple[tuple[int, ...], ...]  #: every value; of a kind that is not known, the one that there is
+    #: every value; of a kind that is not known, the one that there is
+    options: tuple[tuple[int, ...], ...]
 
     def mutated(self, value: tuple[int, ...], chance: Random) -> tuple[int, ...]:
         """Another value; of a tile one that differs by one factor where there is such."""
@@ -53,8 +56,11 @@ class Design:
     decisions: tuple[Decision, ...]
 
     @classmethod
-    def read(cls, trace: Sequence[Any], locations: Mapping[int, Sequence[int]] | None = None) -> Design:
-        """The design of a trace; `locations`: what else compute locations may be, by instruction."""
+    def read(
+        cls, trace: Sequence[Any], locations: Mapping[int, Sequence[int]] | None = None
+    ) -> Design:
+        """The design of a trace; `locations`: what else compute locations may be, by
+        instruction."""
         instructions = before_postproc(trace)
         labels = _labels(instructions)
         found = []
@@ -67,7 +73,9 @@ class Design:
             elif name == _CHOICE:
                 options = tuple((index,) for index in range(len(attributes[0])))
             elif name == _LOCATION:
-                options = tuple((at,) for at in sorted({_ROOT, *numbers, *(locations or {}).get(place, ())}))
+                options = tuple(
+                    (at,) for at in sorted({_ROOT, *numbers, *(locations or {}).get(place, ())})
+                )
             found.append(Decision(place, name, labels[place], len(numbers), options))
         return cls(tuple(instructions), tuple(found))
 
@@ -93,13 +101,17 @@ class Design:
     def trace(self, values: tuple[int, ...]) -> list[Any]:
         """The JSON of the trace with these decisions."""
         decided = [
-            [decision.instruction, list(value) if decision.kind not in (_CHOICE, _LOCATION) else value[0]]
+            [
+                decision.instruction,
+                list(value) if decision.kind not in (_CHOICE, _LOCATION) else value[0],
+            ]
             for decision, value in zip(self.decisions, self.split(values), strict=True)
         ]
         return [list(self.instructions), decided]
 
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
-        """Of a tile the logarithms of its factors, of their products from within, and of the extent; of the rest, the values."""
+        """Of a tile the logarithms of its factors, of their products from within, and of the
+        extent; of the rest, the values."""
         found: dict[str, float] = {self._name: 1.0}
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
@@ -122,7 +134,9 @@ class Design:
     def unrolling(self, values: tuple[int, ...]) -> int:
         """The most statements that a loop nest is unrolled to."""
         split = zip(self.decisions, self.split(values), strict=True)
-        steps = [self._choice(decision, value) for decision, value in split if decision.label == _UNROLL]
+        steps = [
+            self._choice(decision, value) for decision, value in split if decision.label == _UNROLL
+        ]
         return int(max(steps, default=0))
 
     def _choice(self, decision: Decision, value: tuple[int, ...]) -> float:
@@ -155,19 +169,28 @@ def key_of(trace: Sequence[Any]) -> str:
 
 def values_of(trace: Sequence[Any]) -> tuple[int, ...]:
     """The decisions of a trace as the numbers of a point."""
-    return tuple(itertools.chain.from_iterable(_numbers(value) for _, value in own_decisions(trace)))
+    return tuple(
+        itertools.chain.from_iterable(_numbers(value) for _, value in own_decisions(trace))
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def factorisations(extent: int, parts: int, innermost: int) -> tuple[tuple[int, ...], ...]:
-    """All ways to write `extent` as an ordered product of `parts` factors whose last is at most `innermost`."""
+    """All ways to write `extent` as an ordered product of `parts` factors whose last is at most
+    `innermost`."""
     if parts == 1:
         return ((extent,),) if extent <= innermost else ()
     divisors = [divisor for divisor in range(1, extent + 1) if extent % divisor == 0]
-    return tuple((first, *rest) for first in divisors for rest in factorisations(extent // first, parts - 1, innermost))
+    return tuple(
+        (first, *rest)
+        for first in divisors
+        for rest in factorisations(extent // first, parts - 1, innermost)
+    )
 
 
-def _moved(value: tuple[int, ...], options: tuple[tuple[int, ...], ...], chance: Random) -> tuple[int, ...] | None:
+def _moved(
+    value: tuple[int, ...], options: tuple[tuple[int, ...], ...], chance: Random
+) -> tuple[int, ...] | None:
     """The tile with one prime factor at another place, if such is an option."""
     known = _as_set(options)
     moves = []
@@ -217,7 +240,11 @@ def _labels(instructions: Sequence[Any]) -> dict[int, str]:
             names.update({output: f"{of}{short}{index}" for index, output in enumerate(outputs)})
     labels: dict[int, str] = {}
     for place, (name, inputs, _, outputs) in enumerate(instructions):
-        of = names.get(inputs[0], "") if inputs else used.get(outputs[0] if outputs else "", "choice")
+        of = (
+            names.get(inputs[0], "")
+            if inputs
+            else used.get(outputs[0] if outputs else "", "choice")
+        )
         label = f"{name}({of})"
         repeats = sum(known == label or known.startswith(f"{label}#") for known in labels.values())
         labels[place] = f"{label}#{repeats}" if repeats else label

@@ -49,7 +49,9 @@ class PointSpace(Space):
     def features(self, point: Point) -> Mapping[str, float]:
         """The point's numbers, and its place in the order."""
         numbers = {
-            name: float(value) for name, value in self._facts[point[0]].items() if isinstance(value, int | float)
+            name: float(value)
+            for name, value in self._facts[point[0]].items()
+            if isinstance(value, int | float)
         }
         return {**numbers, "place": float(point[0])}
 

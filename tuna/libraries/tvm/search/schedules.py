@@ -1,4 +1,5 @@
-"""MetaSchedule's space of a module, as TVM generates it and as `tuna.libraries.search` varies it. Imports TVM."""
+"""MetaSchedule's space of a module, as TVM generates it and as `tuna.libraries.search` varies it.
+Imports TVM."""
 
 from __future__ import annotations
 
@@ -18,24 +19,39 @@ from tvm.s_tir.schedule import Trace
 from tuna.libraries.search.space import Point, Space
 from tuna.libraries.tvm import records
 from tuna.libraries.tvm.boot import import_intrinsics
-from tuna.libraries.tvm.search.decisions import Design, before_postproc, key_of, own_decisions, values_of
+from tuna.libraries.tvm.search.decisions import (
+    Design,
+    before_postproc,
+    key_of,
+    own_decisions,
+    values_of,
+)
 
 #: Samples of each design, by which it is known where its blocks can be computed.
 _SAMPLES = 4
 _SEED = 1
-#: Statements of an unrolled nest beyond which LLVM is slow, and how much slower, measured for 3D convolutions.
+#: Statements of an unrolled nest beyond which LLVM is slow, and how much slower, measured for 3D
+#: convolutions.
 _MANY, _SLOWER = 64, 2.2
 #: The prior was trained on CPUs of this architecture: `benchmarks/train_prior.py`.
 _OF_PRIOR = "x86_64"
 
 
 class ScheduleSpace(Space):
-    """Points are (design, decisions); a design of no decisions is a schedule that is there already."""
+    """Points are (design, decisions); a design of no decisions is a schedule that is there
+    already."""
 
     def __init__(
-        self, module: Any, target: Any, *, architecture: str, ready: Sequence[Schedule] = (), sampled: bool = True
+        self,
+        module: Any,
+        target: Any,
+        *,
+        architecture: str,
+        ready: Sequence[Schedule] = (),
+        sampled: bool = True,
     ) -> None:
-        """`ready`: schedules to try first; `sampled`: whether MetaSchedule's designs belong to the space."""
+        """`ready`: schedules to try first; `sampled`: whether MetaSchedule's designs belong to the
+        space."""
         self._module, self._target = module, target
         self.prior = _prior() if architecture == _OF_PRIOR else None
         self._ready = [records.to_params(module, target, schedule) for schedule in ready]
@@ -55,7 +71,9 @@ class ScheduleSpace(Space):
             generated = context.generate_design_space()
             self._postprocs = list(context.space_generator.postprocs)
             self.designs = [self._design(schedule.trace) for schedule in generated]
-        self._by_key = {key_of([design.instructions, []]): index for index, design in enumerate(self.designs)}
+        self._by_key = {
+            key_of([design.instructions, []]): index for index, design in enumerate(self.designs)
+        }
 
     def first(self) -> Sequence[Point]:
         """The schedules that are there already."""
@@ -81,7 +99,8 @@ class ScheduleSpace(Space):
         return None if trace is None or design is None else (design, *values_of(trace))
 
     def params_of(self, point: Point) -> str | None:
-        """The record of the schedule, after postprocessing; TVM moves a compute location that is not there to the next one."""
+        """The record of the schedule, after postprocessing; TVM moves a compute location that is
+        not there to the next one."""
         design, *values = point
         if design < 0:
             return self._ready[-1 - design]
@@ -127,7 +146,9 @@ class ScheduleSpace(Space):
             return self.random(chance)
         design = self.designs[point[0]]
         parts = design.split(point[1:])
-        free = [index for index, decision in enumerate(design.decisions) if len(decision.options) > 1]
+        free = [
+            index for index, decision in enumerate(design.decisions) if len(decision.options) > 1
+        ]
         if free:
             index = chance.choice(free)
             parts[index] = design.decisions[index].mutated(parts[index], chance)
@@ -138,14 +159,21 @@ class ScheduleSpace(Space):
         if one[0] < 0 or one[0] != other[0]:
             return one
         design = self.designs[one[0]]
-        parts = [chance.choice(pair) for pair in zip(design.split(one[1:]), design.split(other[1:]), strict=True)]
+        parts = [
+            chance.choice(pair)
+            for pair in zip(design.split(one[1:]), design.split(other[1:]), strict=True)
+        ]
         return (one[0], *(number for part in parts for number in part))
 
     def _design(self, trace: Any) -> Design:
         """The design of a generated trace, with the compute locations that samples of it have."""
         locations: dict[int, set[int]] = defaultdict(set)
         first = self._json(trace)
-        places = {place for place, value in own_decisions(first) if first[0][place][0] == "SampleComputeLocation"}
+        places = {
+            place
+            for place, value in own_decisions(first)
+            if first[0][place][0] == "SampleComputeLocation"
+        }
         for seed in range(_SEED, _SEED + _SAMPLES):
             schedule = Schedule(self._module, seed=seed, error_render_level="none")
             try:
@@ -162,12 +190,18 @@ class ScheduleSpace(Space):
         try:
             Trace.apply_json_to_schedule(trace, schedule)
             schedule.enter_postproc()
-            return schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
-        except Exception:  # an invalid combination of decisions, of which TVM's primitives have many kinds
+            return (
+                schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
+            )
+        except (
+            Exception
+        ):  # an invalid combination of decisions, of which TVM's primitives have many kinds
             return None
 
     def _json(self, trace: Any) -> Any:
-        record = ms.database.TuningRecord(trace, ms.database.Workload(self._module), None, self._target, [])
+        record = ms.database.TuningRecord(
+            trace, ms.database.Workload(self._module), None, self._target, []
+        )
         return json.loads(records.to_text(record.as_json()))[0]
 
 

@@ -28,7 +28,8 @@ def module_of(job: KernelJob) -> tvm.IRModule:
 
 
 def space_of(job: KernelJob) -> Space:
-    """A family's points, or MetaSchedule's space; a function's schedule by rule is first, TVM untuned is all of its space."""
+    """A family's points, or MetaSchedule's space; a function's schedule by rule is first, TVM
+    untuned is all of its space."""
     problem, target = problems.of(job), problems.target_of(job.target)
     if problem is not None:
         return PointSpace(problem, target, str(job.options.get("first", "")))
@@ -38,7 +39,9 @@ def space_of(job: KernelJob) -> Space:
         ready = [Schedule(module)]
     elif solver is FUNCTION:
         sampled = tasks.can_be_tuned(module)
-        by_rule = functions.schedule(module["main"], machine.from_target(target)) if sampled else None
+        by_rule = (
+            functions.schedule(module["main"], machine.from_target(target)) if sampled else None
+        )
         ready = [by_rule or Schedule(module)] if sampled else []
     architecture = targets.architecture(json.loads(job.target))
     return ScheduleSpace(module, target, architecture=architecture, ready=ready, sampled=sampled)

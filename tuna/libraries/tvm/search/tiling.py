@@ -1,7 +1,9 @@
-"""What tells of the speed of a tiled loop nest whatever it computes: features that are the same for every problem. No TVM.
+"""What tells of the speed of a tiled loop nest whatever it computes: features that are the same for
+every problem. No TVM.
 
-MetaSchedule tiles a nest for a CPU as SSRSRS: the spatial loops four times (from 0, outermost, to 3), the reductions twice. The
-innermost part of the last spatial loop becomes vectors; those of the others are values that are kept in registers.
+MetaSchedule tiles a nest for a CPU as SSRSRS: the spatial loops four times (from 0, outermost, to
+3), the reductions twice. The innermost part of the last spatial loop becomes vectors; those of the
+others are values that are kept in registers.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ def features(
 ) -> dict[str, float]:
     """Logarithms to the base 2 of products of factors; none of a nest that has no spatial tiles.
 
-    `tiles`: the factors of each tiled loop, the outermost first; `unrolling`: statements that a nest is unrolled to at most;
-    `location`: the sum of sampled compute locations; `instructions`: names of the trace's.
+    `tiles`: the factors of each tiled loop, the outermost first; `unrolling`: statements that a
+    nest is unrolled to at most; `location`: the sum of sampled compute locations; `instructions`:
+    names of the trace's.
     """
     spatial = [tile for tile in tiles if len(tile) == _SPATIAL]
     reductions = [tile for tile in tiles if len(tile) == _REDUCTION]
@@ -28,8 +31,13 @@ def features(
         return {}
     *others, last = spatial
     found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
-    found |= {f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others) for part in range(_SPATIAL)}
-    found |= {f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)}
+    found |= {
+        f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others)
+        for part in range(_SPATIAL)
+    }
+    found |= {
+        f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)
+    }
     inner = sum(math.log2(tile[-1]) for tile in reductions)
     kept = found["tiling.last3"] + found["tiling.others3"]
     lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
