@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' export_db.py; see `./export_db.py --help`."""
 
-from tuna.script import run
+from tuna.cli.script import run
 
 if __name__ == "__main__":
     run("tuna.cli.mituna.export_db", "main")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' go_fish.py; see `./go_fish.py --help`."""
 
-from tuna.script import run
+from tuna.cli.script import run
 
 if __name__ == "__main__":
     run("tuna.cli.mituna.go_fish", "main")

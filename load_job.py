@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' load_job.py; see `./load_job.py --help`."""
 
-from tuna.script import run
+from tuna.cli.script import run
 
 if __name__ == "__main__":
     run("tuna.cli.mituna.load_job", "main")

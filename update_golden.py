@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' update_golden.py; see `./update_golden.py --help`."""
 
-from tuna.script import run
+from tuna.cli.script import run
 
 if __name__ == "__main__":
     run("tuna.cli.golden", "update_golden")

@@ -104,7 +104,7 @@ def main() -> int:
 
 
 def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
-    from tuna.pipeline.connection import ensure_services, release_services
+    from tuna.queue.connection import ensure_services, release_services
     from tuna.settings import get_settings
 
     ensure_services(get_settings())
@@ -165,7 +165,7 @@ def _memory(count: int, steps: list[str]) -> float:
 
 def _miopen(folder: Path, count: int, steps: list[str], fin_s: float) -> int:
     from tests.fin_double.rocm import install
-    from tuna.pipeline.connection import ensure_services, release_services
+    from tuna.queue.connection import ensure_services, release_services
     from tuna.settings import get_settings
 
     os.environ.update(install(folder / "rocm", options={"sleep_s": fin_s}))
@@ -277,13 +277,13 @@ def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
 
 def _child(session_id: int, steps: list[str], *, joined: bool) -> int:
     from tuna import logs
+    from tuna.coordinator.session_run import run_sessions
     from tuna.db import sessions
     from tuna.db.engine import make_engine, reading
     from tuna.libraries.registry import get_library
     from tuna.settings import get_settings
     from tuna.vocabulary import Resource
     from tuna.workers.launch import WorkerSpec
-    from tuna.workers.session_run import run_sessions
 
     settings = get_settings()
     logs.configure(settings.log_level, settings.log_format)
@@ -328,8 +328,8 @@ class _Stopwatch:
         self._originals: list[tuple[type, str, Any]] = []
 
     def __enter__(self) -> _Stopwatch:
-        from tuna.pipeline.coordinator import Coordinator
-        from tuna.pipeline.drain import Drain
+        from tuna.coordinator.coordinator import Coordinator
+        from tuna.drain.drain import Drain
 
         self._patch(Coordinator, "publish", "publish")
         self._patch(Drain, "write", "drain")
@@ -358,16 +358,16 @@ class _Stopwatch:
 def _worker_alone(count: int) -> float:
     """Seconds in which one process leases, runs and reports `count` items in chunks, without
     Celery."""
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.store import Artifacts
     from tuna.configs import GemmConfig
     from tuna.libraries.context import RunContext
     from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
-    from tuna.pipeline.connection import connect
-    from tuna.pipeline.leases import Leases, new_id
-    from tuna.pipeline.messages import Chunk
-    from tuna.pipeline.runner import Runner
+    from tuna.queue.connection import connect
+    from tuna.queue.leases import Leases, new_id
+    from tuna.queue.messages import Chunk
     from tuna.settings import get_settings
+    from tuna.workers.runner import Runner
 
     settings = get_settings()
     client = connect(settings)

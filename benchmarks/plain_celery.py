@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from tuna.pipeline.connection import broker_url
+from tuna.queue.connection import broker_url
 from tuna.settings import get_settings
 
 app = Celery("plain", broker=broker_url(get_settings()))

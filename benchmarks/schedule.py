@@ -25,7 +25,7 @@ from benchmarks import schedule_pipeline
 from benchmarks.harness import Outcome, command_line
 from benchmarks.schedule_pipeline import Durations
 from tuna.api import read_scenario, simulate
-from tuna.pipeline.policies import POLICIES
+from tuna.policies import POLICIES
 from tuna.simulation.jobs import Line
 from tuna.simulation.outcome import Simulated
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession

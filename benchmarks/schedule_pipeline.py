@@ -24,15 +24,15 @@ import sqlalchemy as sa
 from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
 from tuna import logs
 from tuna.configs import GemmConfig
+from tuna.coordinator.coordinator import Coordinator
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, StepResult
-from tuna.membership.announcements import NAMESPACES_KEY
-from tuna.pipeline import rounds
-from tuna.pipeline.connection import connect, ensure_services, make_celery, release_services
-from tuna.pipeline.coordinator import Coordinator
-from tuna.pipeline.policies import POLICIES, Policy, Share, Snapshot
-from tuna.pipeline.serving import SessionWork, read_works
+from tuna.jobs.serving import SessionWork, read_works
+from tuna.policies import POLICIES, Policy, Share, Snapshot
+from tuna.queue.announcements import NAMESPACES_KEY
+from tuna.queue.connection import connect, ensure_services, make_celery, release_services
+from tuna.search import rounds
 from tuna.settings import Settings, get_settings
 from tuna.testing.servers import wait_until
 from tuna.vocabulary import IN_FLIGHT

@@ -29,9 +29,9 @@ from shared_data import DRILLS, needed_program
 from tuna.cli.main import guarded
 from tuna.cli.mituna.common import respell
 from tuna.db.engine import make_engine
-from tuna.embedded_redis import EmbeddedRedis
 from tuna.libraries.miopen.environment import visible_gpu
-from tuna.pipeline.connection import release_services
+from tuna.queue.connection import release_services
+from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import Settings, get_settings
 from tuna.testing.servers import mariadb_server, wait_until
 
@@ -69,7 +69,7 @@ PROGRAM_MODULES = (
     "tuna.api.client",
     "tuna.db.overview",
     "tuna.golden",
-    "tuna.pipeline.coordinator",
+    "tuna.coordinator.coordinator",
     "tuna.workers.worker",
     "tuna.workers.launch",
     "celery.bin.celery",
@@ -92,7 +92,7 @@ ON_SQLITE = (
     "golden/test_golden_build.py",
     "golden/test_golden_cli.py",
     "golden/test_golden_compare.py",
-    "pipeline/test_searches_shown.py",
+    "search/test_searches_shown.py",
 )
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import redis
 import sqlalchemy as sa
 
-from tuna.celery_internals import queue_keys
 from tuna.db.engine import writing
 from tuna.db.models import Worker
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.libraries.registry import get_library
-from tuna.membership import keys
 from tuna.membership import members as store
-from tuna.membership.heartbeat import WorkerStatus
-from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.queue import keys
+from tuna.queue.celery_internals import queue_keys
+from tuna.queue.heartbeat import WorkerStatus
+from tuna.queue.messages import Chunk, Report, ReportKind
 
 HOME = get_library("noop").environment()
 

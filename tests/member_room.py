@@ -9,21 +9,21 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from member_double import MemberDouble, admit
 
-from tuna.artifacts import Artifacts
-from tuna.celery_internals import task_arguments
+from tuna.artifacts.store import Artifacts
+from tuna.coordinator.coordinator import Coordinator
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.db.models import StepResult
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
 from tuna.membership import members as store
-from tuna.pipeline.connection import make_celery
-from tuna.pipeline.coordinator import Coordinator
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.messages import Chunk
-from tuna.pipeline.runner import Runner
-from tuna.pipeline.serving import SessionWork
+from tuna.queue.celery_internals import task_arguments
+from tuna.queue.connection import make_celery
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk
 from tuna.settings import get_settings
+from tuna.workers.runner import Runner
 
 LIBRARY = get_library("noop")
 

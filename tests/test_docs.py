@@ -11,7 +11,7 @@ from pydantic_settings import TomlConfigSettingsSource
 from tuna.cli.main import COMMANDS
 from tuna.db.models import Base
 from tuna.errors import TunaError
-from tuna.pipeline.diagram import mermaid
+from tuna.jobs.diagram import mermaid
 from tuna.settings import Settings
 from tuna.vocabulary import Cause, State
 
@@ -65,7 +65,7 @@ def test_each_state_is_in_the_documents(state: State) -> None:
 def test_the_drawing_of_the_states_is_made_from_the_transition_table() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", ARCHITECTURE, re.DOTALL)
     assert drawn is not None
-    assert drawn[1] == mermaid(), "run: python -m tuna.pipeline.diagram"
+    assert drawn[1] == mermaid(), "run: python -m tuna.jobs.diagram"
 
 
 def test_each_package_and_module_has_its_place_in_the_architecture() -> None:

@@ -51,8 +51,8 @@ from tuna import logs
 from tuna.libraries.items import WorkItem
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
-from tuna.pipeline.runner import Runner
-from tuna.pipeline.messages import Chunk
+from tuna.workers.runner import Runner
+from tuna.queue.messages import Chunk
 
 logs.configure("INFO", "json")
 library = get_library("noop")
@@ -65,7 +65,7 @@ class Leases:
     def take(self, *_): return True
     def __getattr__(self, name): return lambda *_: True
 
-import tuna.pipeline.runner as runner
+import tuna.workers.runner as runner
 runner.Leases = Leases
 library.run = fails
 item = dict(attempt=1, session_id=3, library="noop", step="build", solver="Noop1", config={}, target="", seed=0)

@@ -28,19 +28,19 @@ TRAPS = (
     ),
     (
         "a time of 0 is a failed measurement",
-        "tests/pipeline/test_drain.py::test_an_impossible_time_is_a_failed_trial_and_never_a_result",
+        "tests/drain/test_drain.py::test_an_impossible_time_is_a_failed_trial_and_never_a_result",
     ),
     (
         "a job without a result is not compiled",
-        "tests/pipeline/test_pipeline_traps.py::test_a_job_without_a_result_is_never_compiled",
+        "tests/coordinator/test_pipeline_traps.py::test_a_job_without_a_result_is_never_compiled",
     ),
     (
         "it ends as errored",
-        "tests/pipeline/test_pipeline_traps.py::test_a_job_that_never_gets_a_result_ends_as_errored",
+        "tests/coordinator/test_pipeline_traps.py::test_a_job_that_never_gets_a_result_ends_as_errored",
     ),
     (
         "a quote in a reason is stored as it is",
-        "tests/pipeline/test_pipeline_traps.py::test_a_reason_with_quotes_is_stored_as_it_is",
+        "tests/coordinator/test_pipeline_traps.py::test_a_reason_with_quotes_is_stored_as_it_is",
     ),
     (
         "a quote in an option is only text",
@@ -228,7 +228,7 @@ EXPECTED = (
     ),
     (
         "test_celery: prefix of a database's results",
-        "tests/pipeline/test_leases.py::test_two_databases_in_one_redis_do_not_meet",
+        "tests/queue/test_leases.py::test_two_databases_in_one_redis_do_not_meet",
     ),
     (
         "test_celery: the skeleton of an eval request",
@@ -240,7 +240,7 @@ EXPECTED = (
     ),
     (
         "test_celery: jobs in flight come back",
-        "tests/pipeline/test_drain.py::test_work_that_was_returned_or_lost_in_a_queue_costs_nothing",
+        "tests/drain/test_drain.py::test_work_that_was_returned_or_lost_in_a_queue_costs_nothing",
     ),
     (
         "test_importconfigs: a second import",

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.worker.control import control_command
 
-from tuna.pipeline.connection import make_celery
+from tuna.queue.connection import make_celery
 from tuna.settings import Settings, get_settings
 from tuna.workers import remote_exec
 from tuna.workers.worker import Worker, or_exit

@@ -28,8 +28,8 @@ from pydantic_settings import (
 )
 
 from tuna.errors import BadInput
-from tuna.private import check_home
-from tuna.sentences import nearest
+from tuna.files import check_home
+from tuna.messages import nearest
 from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES
 

@@ -1,5 +1,4 @@
-"""The words that every room shares, each with a one-line meaning: states of a job, causes of
-failure, resources."""
+"""Words that several rooms share: states, causes, resources, names of queues. Imports nothing."""
 
 from __future__ import annotations
 
@@ -79,3 +78,9 @@ class GoldenState(str, Enum):
     DRAFT = "draft"  #: may still be overwritten
     PROMOTED = "promoted"  #: released; never changes
     WITHDRAWN = "withdrawn"  #: was released, then rolled back; never changes
+
+
+def queue_name(step_is_on_device: bool, toolchain: str, environment: str) -> str:
+    """`compile.<toolchain>`: any machine that has it. `eval.<environment>`: only the very device
+    class."""
+    return f"eval.{environment}" if step_is_on_device else f"compile.{toolchain}"

@@ -22,12 +22,12 @@ from shared_data import DRILLS, need
 
 from tuna import api
 from tuna.configs import ConvConfig, TaskConfig
+from tuna.coordinator.session_run import Progress
 from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.models import store
 from tuna.models.manifest import Manifest, Task
-from tuna.workers.session_run import Progress
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tuna.ipynb"

@@ -14,9 +14,9 @@ from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import JoinToken, join_user
-from tuna.pipeline.connection import connect, release_services
+from tuna.queue.connection import connect, release_services
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.settings import get_settings
 
 

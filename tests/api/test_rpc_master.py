@@ -16,7 +16,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, Trial
 from tuna.errors import BadInput
-from tuna.pipeline.connection import release_services
+from tuna.queue.connection import release_services
 from tuna.settings import get_settings
 
 pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end

@@ -11,7 +11,8 @@ from jobs_builder import make_jobs
 from tuna.archives import removal
 from tuna.archives.restore import restore
 from tuna.archives.write import archive
-from tuna.artifacts import Artifacts
+from tuna.artifacts.signatures import Keys
+from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import (
     Base,
@@ -29,7 +30,6 @@ from tuna.db.models import (
 )
 from tuna.errors import BadInput, NotFound
 from tuna.golden import explain
-from tuna.signatures import Keys
 
 #: Of the first release: sessions with results in golden versions, and those without.
 OWN = ("job", "trial", "step_result", "find_db", "find_db_kernel", "solver_applicability")

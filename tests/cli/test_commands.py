@@ -344,8 +344,8 @@ def test_the_doctor_writes_to_the_artifact_store_each_time(
     type_in: Type, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U15: what it had written before was there to be read."""
-    from tuna.artifact_files import StoreUnavailable
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.files import StoreUnavailable
+    from tuna.artifacts.store import Artifacts
 
     assert type_in("tuna", "doctor").code == 0
 

@@ -22,7 +22,7 @@ from tuna.cli import options
 from tuna.cli.main import guarded
 from tuna.cli.mituna import common
 from tuna.errors import TunaError
-from tuna.pipeline.connection import release_services
+from tuna.queue.connection import release_services
 from tuna.settings import Settings, get_settings
 
 LAYERS = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1\n"

@@ -22,11 +22,11 @@ from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.libraries.registry import get_library
-from tuna.membership.announcements import control_key
 from tuna.membership.gate import Gate
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, join
-from tuna.pipeline.leases import Leases
+from tuna.queue.announcements import control_key
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.leases import Leases
 from tuna.reports.status import Watcher
 from tuna.settings import get_settings
 from tuna.testing.servers import with_password

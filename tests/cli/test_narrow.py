@@ -16,12 +16,12 @@ from tuna.cli import console as printing
 from tuna.cli import show
 from tuna.cli import watch as view
 from tuna.cli.console import ProgressView, table
+from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview
 from tuna.doctor.findings import Finding
-from tuna.membership.heartbeat import WorkerStatus
+from tuna.queue.heartbeat import WorkerStatus
 from tuna.reports.status import LiveSession, Snapshot
 from tuna.workers.launch import local_workers
-from tuna.workers.session_run import Progress
 
 ROWS = [
     [

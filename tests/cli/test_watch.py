@@ -24,7 +24,7 @@ from tuna.cli import watch as view
 from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.reports import status
 from tuna.reports.status import Watcher
 from tuna.reports.totals import Sum, Totals, most_at_once

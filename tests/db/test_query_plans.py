@@ -19,19 +19,20 @@ import sqlalchemy as sa
 from million_jobs import fill
 from sqlalchemy import event
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.db import jobs, overview, searches, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.drain.drain import Drain
+from tuna.jobs import reaper
+from tuna.jobs.scope import Scope
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, reaper
-from tuna.pipeline.drain import Drain
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.messages import Report, ReportKind
-from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.scope import Scope
+from tuna.queue import claim
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Report, ReportKind
+from tuna.queue.results import Entry, ResultStream
 
 LIBRARY = get_library("noop")
 #: Tables that grow with the work; the rest have some rows, for which a scan is right.
@@ -192,7 +193,7 @@ def test_claiming_goes_by_index(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     monkeypatch.setattr(LIBRARY, "uses_known_params", True, raising=False)
-    monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
+    monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
 
 
@@ -204,7 +205,7 @@ def test_draining_goes_by_index(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
+    monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     made = entries(claimed(engine, step))
     check(
         engine,
@@ -217,7 +218,7 @@ def test_draining_goes_by_index(
 def test_a_chunk_that_was_started_or_comes_back_is_found_by_index(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
+    monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     chunks = [chunk.id for chunk in claimed(engine, "build")]
     for kind in (ReportKind.STARTED, ReportKind.RETURNED):
         made = [Entry("1-1", Report(kind=kind, chunk=chunk, worker="w")) for chunk in chunks]

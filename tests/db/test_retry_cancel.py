@@ -11,22 +11,23 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
+from tuna.coordinator import actions as job_actions
+from tuna.coordinator.actions import Selection
 from tuna.db import configs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
+from tuna.drain.drain import Drain
 from tuna.errors import NotFound
+from tuna.jobs.release import release
+from tuna.jobs.scope import Scope
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, job_actions
-from tuna.pipeline.claim import ClaimedChunk
-from tuna.pipeline.drain import Drain
-from tuna.pipeline.job_actions import Selection
-from tuna.pipeline.messages import Report, ReportKind
-from tuna.pipeline.release import release
-from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.scope import Scope
+from tuna.queue import claim
+from tuna.queue.claim import ClaimedChunk
+from tuna.queue.messages import Report, ReportKind
+from tuna.queue.results import Entry, ResultStream
 from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")

@@ -39,12 +39,13 @@ from deploy_files import (
 )
 from shared_data import needed_program
 
-from tuna.celery_internals import queue_keys
+from tuna import policies
 from tuna.cli.main import tuna
+from tuna.coordinator import publisher
 from tuna.libraries.tvm import environment
-from tuna.pipeline import policies, publisher
-from tuna.queues import queue_name
+from tuna.queue.celery_internals import queue_keys
 from tuna.settings import Settings
+from tuna.vocabulary import queue_name
 
 
 def test_yaml_parses_and_has_no_key_twice() -> None:

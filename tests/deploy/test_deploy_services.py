@@ -29,8 +29,8 @@ from tuna.db.engine import make_engine, writing
 from tuna.libraries.registry import get_library
 from tuna.membership.gate import Gate
 from tuna.membership.join import Facts, join
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.results import ResultStream
+from tuna.queue.leases import Leases
+from tuna.queue.results import ResultStream
 from tuna.settings import Settings
 from tuna.testing.servers import free_port, running, wait_until
 

@@ -30,10 +30,10 @@ from shared_data import needed_program
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading
 from tuna.db.types import utc_now
-from tuna.embedded_redis import program
 from tuna.errors import DatabaseError, ServiceError
 from tuna.membership import members
 from tuna.membership.gate import Gate
+from tuna.services.embedded_redis import program
 from tuna.testing.servers import install_mariadb, killed_with_parent, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
 

@@ -21,7 +21,7 @@ from tuna.libraries import options
 from tuna.libraries.base import Found, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
-from tuna.pipeline import history
+from tuna.search import history
 from tuna.testing.noop import NoopLibrary, NoopOptions
 from tuna.vocabulary import Cause, Resource
 

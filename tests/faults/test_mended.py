@@ -17,20 +17,20 @@ from redis._parsers.base import BaseParser
 from redis.commands.core import Script
 from sqlalchemy.exc import OperationalError
 
-from tuna.artifact_files import RedisFiles
-from tuna.artifacts import Artifacts
+from tuna.artifacts.files import RedisFiles
+from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
 from tuna.db.engine import is_outage, make_engine, reading
 from tuna.errors import DatabaseError, StorageFull, StoreUnavailable
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
-from tuna.pipeline import runner
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.messages import Chunk, ReportKind
-from tuna.pipeline.results import ResultStream
-from tuna.redis_client import is_outage as is_outage_of_redis
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk, ReportKind
+from tuna.queue.results import ResultStream
+from tuna.services.redis_client import is_outage as is_outage_of_redis
 from tuna.testing.noop import NoopLibrary
+from tuna.workers import runner
 
 
 class _Full(FaultLibrary):

@@ -21,8 +21,8 @@ from tuna.configs import GemmConfig, parse_line
 from tuna.db import configs, jobs, models, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, StepResult
-from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline.leases import Leases
+from tuna.queue.heartbeat import HeartbeatBoard
+from tuna.queue.leases import Leases
 from tuna.testing.servers import wait_until
 from tuna.vocabulary import State
 

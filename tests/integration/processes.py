@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 from fork_server import ForkServer, forking
 
-from tuna.embedded_redis import socket_path
-from tuna.pipeline.connection import release_services
+from tuna.queue.connection import release_services
+from tuna.services.embedded_redis import socket_path
 from tuna.settings import get_settings
 from tuna.testing.servers import listens, wait_until
 

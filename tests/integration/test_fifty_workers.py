@@ -22,30 +22,30 @@ from celery import Celery
 from guarded_redis import ADMIN, guarded_redis
 from jobs_builder import accepted, make_jobs, states
 
-from tuna.celery_internals import queue_keys
+from tuna.coordinator.coordinator import Coordinator
 from tuna.db import models, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, StoreUnavailable
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
-from tuna.membership import keys
 from tuna.membership import members as store
-from tuna.membership.announcements import artifact_keys
 from tuna.membership.gate import Gate
-from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, MemberBoard, WorkerStatus
 from tuna.membership.join import Facts, join
-from tuna.pipeline.coordinator import Coordinator
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.member import Member
-from tuna.pipeline.messages import Chunk
-from tuna.pipeline.runner import Runner
-from tuna.pipeline.serving import SessionWork
+from tuna.membership.member import Member
+from tuna.queue import keys
+from tuna.queue.announcements import artifact_keys
+from tuna.queue.celery_internals import queue_keys
+from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, MemberBoard, WorkerStatus
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
 from tuna.testing.servers import with_password
 from tuna.vocabulary import Cause, Resource
+from tuna.workers.runner import Runner
 
 COMPILERS, DEVICES = 25, 25
 LAYERS = 40  # ten jobs each

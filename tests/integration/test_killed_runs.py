@@ -18,7 +18,7 @@ from jobs_builder import accepted, make_jobs, states, trials
 from processes import Processes
 from shared_data import DRILLS
 
-from tuna.embedded_redis import EmbeddedRedis
+from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import get_settings
 
 Eventually = Callable[[Callable[[], object], float], None]

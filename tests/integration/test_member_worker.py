@@ -13,20 +13,20 @@ from billiard.exceptions import WorkerLostError
 from guarded_redis import emptied, guarded_redis
 from processes import Processes
 
-from tuna.artifacts import ArtifactRefused
+from tuna.artifacts.signatures import Keys
+from tuna.artifacts.store import ArtifactRefused
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
-from tuna.membership import keys
-from tuna.membership.announcements import artifact_keys, control_key
-from tuna.membership.heartbeat import WorkerStatus
-from tuna.pipeline.connection import make_celery, queue_depth
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.member import Member, leases_of
-from tuna.pipeline.messages import Chunk, Report, ReportKind, task_message
-from tuna.pipeline.runner import Runner
+from tuna.membership.member import Member, leases_of
+from tuna.queue import keys
+from tuna.queue.announcements import artifact_keys, control_key
+from tuna.queue.connection import make_celery, queue_depth
+from tuna.queue.heartbeat import WorkerStatus
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk, Report, ReportKind, task_message
 from tuna.settings import Settings, get_settings
-from tuna.signatures import Keys
+from tuna.workers.runner import Runner
 from tuna.workers.worker import Worker
 
 NAME = "eval-box-1"

@@ -15,13 +15,13 @@ from jobs_builder import accepted, states
 from processes import Processes, below
 from shared_data import DRILLS
 
-from tuna import embedded_redis
 from tuna.configs import ConvConfig, parse_line
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config, FindDb, FindDbKernel, Job, Solver, StepResult, Trial
 from tuna.libraries.miopen import request
 from tuna.libraries.registry import get_library
+from tuna.services import embedded_redis
 from tuna.settings import get_settings
 
 Eventually = Callable[[Callable[[], object], float], None]

@@ -13,9 +13,9 @@ from jobs_builder import accepted, make_jobs, states, trials
 from processes import Processes, below
 from shared_data import needed_program
 
-from tuna import embedded_redis
 from tuna.db.engine import writing
 from tuna.db.models import Job
+from tuna.services import embedded_redis
 from tuna.settings import get_settings
 from tuna.testing.servers import rabbitmq_server, redis_server
 

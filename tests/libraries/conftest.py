@@ -12,7 +12,7 @@ import pytest
 from shared_data import need
 from tvm_bench import Bench
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.libraries.context import RunContext
 from tuna.libraries.tvm import TvmLibrary
 from tuna.sandbox.cores import eval_cpus

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, GemmConfig
 from tuna.libraries.base import FINALS, Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions

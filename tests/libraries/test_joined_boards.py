@@ -12,8 +12,8 @@ from tuna.errors import ServiceError
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import boards
 from tuna.membership.join import Facts
-from tuna.queues import queue_name
 from tuna.settings import get_settings
+from tuna.vocabulary import queue_name
 
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 

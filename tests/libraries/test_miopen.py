@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext

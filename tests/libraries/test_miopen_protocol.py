@@ -13,7 +13,7 @@ import pytest
 from fin_double import fin_params, fin_problem, fin_solvers
 from shared_data import shared_data
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line
 from tuna.configs.conv import COMMANDS
 from tuna.libraries.miopen import answers, kernels, names, problem, request

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, CodeObject, WorkItem
 from tuna.libraries.miopen import MiopenLibrary, fin, kernels, request
-from tuna.queues import queue_name
+from tuna.vocabulary import queue_name
 
 LINES = (
     "MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -F 1",

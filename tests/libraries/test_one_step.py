@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_candidates import ToyLibrary
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Rival, StepResult, WorkItem

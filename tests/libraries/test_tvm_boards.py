@@ -21,7 +21,7 @@ from shared_data import needed_program
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult

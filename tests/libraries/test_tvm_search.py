@@ -36,7 +36,7 @@ from tuna.libraries.tvm.search import tiling
 from tuna.libraries.tvm.search.decisions import Design, factorisations
 from tuna.libraries.tvm.search.schedules import ScheduleSpace
 from tuna.libraries.tvm.search.spaces import module_of, space_of
-from tuna.pipeline import history
+from tuna.search import history
 from tuna.vocabulary import Cause
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})

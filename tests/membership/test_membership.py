@@ -18,20 +18,20 @@ from guarded_redis import emptied, guarded_redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tuna import redis_client
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Token, Worker
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.registry import get_library
 from tuna.membership import join as joining
-from tuna.membership import keys
 from tuna.membership import members as store
-from tuna.membership.announcements import control_key
 from tuna.membership.gate import Gate
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, JoinToken, join, join_user, request_key
-from tuna.pipeline.leases import Leases
+from tuna.queue import keys
+from tuna.queue.announcements import control_key
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.leases import Leases
+from tuna.services import redis_client
 
 HOME = get_library("noop").environment()
 COMPILER = Facts(

@@ -24,19 +24,19 @@ from tuna.api import jobs as api_jobs
 from tuna.api import model_tuning
 from tuna.api.model_tuning import SESSION
 from tuna.configs import ConvConfig, TaskConfig
+from tuna.coordinator.session_run import Progress, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
+from tuna.messages import size
 from tuna.models import store
 from tuna.models.manifest import Manifest, Task
 from tuna.models.process import ModelProcess
 from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
-from tuna.sentences import size
-from tuna.workers.session_run import Progress, progress
 
 #: NumPy has no threads of its own there.
 ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

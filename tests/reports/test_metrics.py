@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, ServiceError
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.reports import prometheus
 from tuna.reports.metrics import METRICS, Samples, text_of
 from tuna.reports.prometheus import Collector

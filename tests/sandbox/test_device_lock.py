@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tuna.private import own_folder
+from tuna.files import own_folder
 from tuna.sandbox import device_lock as locks
 from tuna.sandbox.device_lock import DeviceBusy, device_lock
 

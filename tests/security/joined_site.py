@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from tuna.db.engine import reading
 from tuna.db.models import Token, Worker
 from tuna.libraries.registry import get_library
-from tuna.membership import keys
 from tuna.membership.gate import Gate
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, JoinToken, Role, join, join_user
-from tuna.pipeline.leases import Leases
+from tuna.queue import keys
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.leases import Leases
 from tuna.testing.servers import with_password
 
 HOME = get_library("noop").environment()

@@ -20,9 +20,9 @@ from member_room import OwnWorker, Room
 from tuna.api.workers import set_worker_state
 from tuna.db.engine import writing
 from tuna.db.models import Job
-from tuna.membership import keys
 from tuna.membership.access import Access
 from tuna.membership.join import Facts, join
+from tuna.queue import keys
 from tuna.tls import checked
 
 #: Between the rounds of a coordinator that waits for the lease of a member.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.vocabulary import MAX_BYTES
 
 

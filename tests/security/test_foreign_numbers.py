@@ -16,24 +16,25 @@ import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, memory, tuned_network
 from jobs_builder import make_jobs
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.configs import parse_line
 from tuna.db import configs, jobs, models, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Device, FindDb, Job, StepResult, Trial
+from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export
+from tuna.jobs.scope import Scope
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, finals
-from tuna.pipeline.claim import ClaimedChunk
-from tuna.pipeline.drain import Drain
-from tuna.pipeline.results import ResultStream
-from tuna.pipeline.scope import Scope
+from tuna.messages import inert
+from tuna.queue import claim
+from tuna.queue.claim import ClaimedChunk
+from tuna.queue.results import ResultStream
 from tuna.reports import html
 from tuna.reports.queries import read_figures
-from tuna.sentences import inert
+from tuna.search import finals
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_lines import Ended
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.settings import get_settings
 
 

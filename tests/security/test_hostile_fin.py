@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.libraries.miopen import answers, fin, kernels
 from tuna.libraries.miopen.fin import FinFailed, Place
 from tuna.vocabulary import Cause

@@ -13,18 +13,19 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, states
 
-from tuna.artifacts import Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, FindDb, Job, StepResult, Trial
+from tuna.drain import dead_letters
+from tuna.drain.drain import Drain
+from tuna.jobs.scope import Scope
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, dead_letters, results
-from tuna.pipeline.claim import ClaimedChunk
-from tuna.pipeline.drain import Drain
-from tuna.pipeline.results import ResultStream
-from tuna.pipeline.scope import Scope
-from tuna.pipeline.worker_process import WorkerProcess
+from tuna.queue import claim, results
+from tuna.queue.claim import ClaimedChunk
+from tuna.queue.results import ResultStream
 from tuna.settings import get_settings
+from tuna.workers.worker_process import WorkerProcess
 
 LIBRARY = get_library("noop")
 DEEP = 100_000
@@ -308,7 +309,7 @@ def test_a_chunk_that_this_worker_cannot_understand_is_dropped_with_a_word(
 
 
 def test_the_version_travels_with_every_message() -> None:
-    from tuna.pipeline.messages import Report, ReportKind
+    from tuna.queue.messages import Report, ReportKind
 
     text = Report(kind=ReportKind.STARTED, chunk="c", worker="w").model_dump_json(
         exclude_defaults=True

@@ -20,15 +20,15 @@ from guarded_redis import ADMIN, emptied, guarded_redis
 from member_double import MemberDouble, good
 from member_site import Site, granted, servers
 
-from tuna.celery_internals import queue_keys
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import StepResult, Trial
 from tuna.libraries.items import Trial as TrialResult
-from tuna.membership import conduct, keys
-from tuna.membership.announcements import signer_key
-from tuna.pipeline import dealer
-from tuna.pipeline.chunk_size import ChunkSizer
-from tuna.pipeline.messages import Report, ReportKind
+from tuna.membership import conduct, dealer
+from tuna.queue import keys
+from tuna.queue.announcements import signer_key
+from tuna.queue.celery_internals import queue_keys
+from tuna.queue.chunk_size import ChunkSizer
+from tuna.queue.messages import Report, ReportKind
 from tuna.settings import get_settings
 from tuna.testing.servers import with_password
 

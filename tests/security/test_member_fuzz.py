@@ -26,9 +26,10 @@ from shared_data import DRILLS
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import StepResult
 from tuna.libraries.items import Trial
-from tuna.membership import conduct, keys
-from tuna.pipeline.chunk_size import ChunkSizer
-from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.membership import conduct
+from tuna.queue import keys
+from tuna.queue.chunk_size import ChunkSizer
+from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import get_settings
 from tuna.testing.servers import with_password
 

@@ -7,9 +7,9 @@ import redis
 from guarded_redis import ADMIN
 from joined_site import COMPILER, DEVICE, HOME, Site
 
-from tuna.membership import keys
-from tuna.membership.announcements import control_key
 from tuna.membership.join import answer_key, request_key
+from tuna.queue import keys
+from tuna.queue.announcements import control_key
 from tuna.testing.servers import with_password
 
 #: Commands on one key that a member's own keys would allow, were they not missing from its rights:

@@ -18,8 +18,8 @@ import psutil
 import pytest
 import redis
 
-from tuna.embedded_redis import EmbeddedRedis
-from tuna.pipeline.connection import broker_url
+from tuna.queue.connection import broker_url
+from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import get_settings
 
 QUEUE = "compile.noop-1"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import redis
 
-from tuna.embedded_redis import EmbeddedRedis
+from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import get_settings
 from tuna.workers.launch import LocalWorkers
 

@@ -20,15 +20,15 @@ import pytest
 import redis
 from command_lines import Ended
 
-from tuna.artifact_cache import ArtifactCache
-from tuna.artifacts import Artifacts
-from tuna.embedded_redis import EmbeddedRedis
+from tuna.artifacts.cache import ArtifactCache
+from tuna.artifacts.signatures import Keys
+from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput
-from tuna.pipeline.worker_process import scratch_folder
-from tuna.private import make_home
+from tuna.files import make_home
 from tuna.sandbox.device_lock import device_lock
+from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import get_settings
-from tuna.signatures import Keys
+from tuna.workers.worker_process import scratch_folder
 
 #: A user id that nobody has.
 OTHER = 54321

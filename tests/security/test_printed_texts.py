@@ -26,10 +26,10 @@ from tuna.db.overview import Failure, Overview
 from tuna.errors import TunaError
 from tuna.membership import members
 from tuna.membership.join import request_key
-from tuna.pipeline.messages import summary, title
+from tuna.messages import inert, last_line, one_line
+from tuna.queue.messages import summary, title
 from tuna.reports import html
 from tuna.reports.queries import read_figures
-from tuna.sentences import inert, last_line, one_line
 
 HOSTILE = [
     "\x1b[2J\x1b[31mred",

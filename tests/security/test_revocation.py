@@ -21,10 +21,11 @@ from tuna import api
 from tuna.db.engine import writing
 from tuna.db.models import Worker
 from tuna.db.types import utc_now
-from tuna.membership import keys, revocation
 from tuna.membership import members as store
+from tuna.membership import revocation
 from tuna.membership.access import Access
 from tuna.membership.gate import Gate
+from tuna.queue import keys
 from tuna.settings import get_settings
 from tuna.testing.servers import with_password
 

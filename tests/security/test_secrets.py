@@ -24,7 +24,7 @@ from tuna.db import schema
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base
 from tuna.errors import TunaError
-from tuna.pipeline.connection import connect
+from tuna.queue.connection import connect
 from tuna.sandbox.processes import Child, child_env, run
 from tuna.settings import get_settings
 from tuna.testing.servers import redis_server, with_password

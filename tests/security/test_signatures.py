@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tuna.artifact_files import UrlFiles
-from tuna.artifacts import ArtifactRefused, Artifacts
-from tuna.signatures import Keys, key_id
+from tuna.artifacts.files import UrlFiles
+from tuna.artifacts.signatures import Keys, key_id
+from tuna.artifacts.store import ArtifactRefused, Artifacts
 
 OLD, NEW = Keys.of_secret("01" * 32), Keys.of_secret("02" * 32)
 DIGEST = "0" * 64

@@ -16,10 +16,10 @@ from command_lines import PROGRAMS
 
 from tuna import api
 from tuna.cli.main import COMMANDS
+from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
 from tuna.settings import get_settings
-from tuna.workers.session_run import Progress
 
 Type = Callable[..., Any]
 NASTY = {

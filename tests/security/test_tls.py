@@ -25,20 +25,20 @@ from jobs_builder import accepted
 from member_site import Site
 from shared_data import needed_program
 
-from tuna.celery_internals import task_arguments
 from tuna.db.engine import make_engine
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
-from tuna.membership import keys
 from tuna.membership.join import JoinToken
-from tuna.pipeline.connection import connect, connect_broker, make_celery
-from tuna.pipeline.member import Member
-from tuna.pipeline.messages import Chunk
-from tuna.pipeline.runner import Runner
-from tuna.redis_client import single_attempt_client
+from tuna.membership.member import Member
+from tuna.queue import keys
+from tuna.queue.celery_internals import task_arguments
+from tuna.queue.connection import connect, connect_broker, make_celery
+from tuna.queue.messages import Chunk
+from tuna.services.redis_client import single_attempt_client
 from tuna.settings import Settings, get_settings
 from tuna.testing.servers import free_port, running, with_password
+from tuna.workers.runner import Runner
 
 NOW = dt.datetime.now(dt.timezone.utc)
 DAY = dt.timedelta(days=1)

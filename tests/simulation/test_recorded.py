@@ -9,7 +9,7 @@ from builders import DRIVERS, DatabaseBuilder, memory
 
 from tuna.db.models import Framework, Model, ModelConfig
 from tuna.errors import BadInput, NotFound
-from tuna.pipeline.policies import POLICIES
+from tuna.policies import POLICIES
 from tuna.simulation.engine import simulate
 from tuna.simulation.recorded import recorded
 

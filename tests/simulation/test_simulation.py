@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuna.errors import TunaError
-from tuna.pipeline.policies import POLICIES, Share, Snapshot
+from tuna.policies import POLICIES, Share, Snapshot
 from tuna.simulation.engine import simulate
 from tuna.simulation.outcome import near_best_s, work_bound_s
 from tuna.simulation.scenario import Pool, Scenario

@@ -13,10 +13,10 @@ import fsspec
 import pytest
 import redis
 
-from tuna.artifact_files import Files, RedisFiles, UrlFiles
-from tuna.artifacts import Artifacts
+from tuna.artifacts.files import Files, RedisFiles, UrlFiles
+from tuna.artifacts.signatures import Keys
+from tuna.artifacts.store import Artifacts
 from tuna.errors import StorageFull
-from tuna.signatures import Keys
 from tuna.testing.contracts.store import StoreContract
 
 Overwrite = Callable[[str, bytes | None], None]

@@ -23,7 +23,6 @@ from tuna.cli.main import guarded
 from tuna.configs import GemmConfig
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.embedded_redis import EmbeddedRedis
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.candidates import DeviceGone
@@ -33,8 +32,9 @@ from tuna.libraries.tvm import BoardTvmLibrary, TvmLibrary, boards
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.membership import members
 from tuna.membership.join import JoinToken
-from tuna.pipeline.connection import release_services
-from tuna.pipeline.messages import Chunk
+from tuna.queue.connection import release_services
+from tuna.queue.messages import Chunk
+from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import get_settings
 from tuna.workers.launch import WorkerSpec, worker_command
 from tuna.workers.rpc_client import Client, Runner, own_master

@@ -10,8 +10,8 @@ import pytest
 import redis
 from celery.worker import state
 
-from tuna.pipeline.leases import Leases
-from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
 from tuna.workers import lifetime, shutdown
 from tuna.workers.shutdown import Shutdown

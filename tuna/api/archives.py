@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tuna.archives.removal import Deleted
     from tuna.archives.restore import Restored
     from tuna.archives.sizes import SessionSize
-    from tuna.pipeline.siblings import WarmStart
+    from tuna.search.siblings import WarmStart
 
 #: Gets the number of jobs that are done, and of all.
 OnJobs = Callable[[int, int], None]
@@ -32,7 +32,7 @@ def warm_starts(session_id: int) -> list[WarmStart]:
     """The session's searches that learn from earlier ones, with those."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.pipeline import siblings
+    from tuna.search import siblings
 
     with reading(open_database()) as connection:
         return siblings.of_session(connection, session_id)

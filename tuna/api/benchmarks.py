@@ -151,9 +151,9 @@ def _place(
     from tuna.libraries.registry import get_library
     from tuna.libraries.tvm.rpc import Tracker
     from tuna.models.benchmark import Place
-    from tuna.pipeline.devices import device_for, measuring_on
     from tuna.sandbox.cores import available_cpus, measuring_with
     from tuna.settings import get_settings
+    from tuna.workers.devices import device_for, measuring_on
 
     memory = None if options.memory_mib is None else options.memory_mib << 20
     library = get_library("tvm")

@@ -16,8 +16,8 @@ from tuna.errors import BadInput
 from tuna.reports.result_rows import MAX_LIMIT, ResultFilter, ResultRows
 
 if TYPE_CHECKING:
+    from tuna.coordinator.session_run import Progress
     from tuna.exports import ExportReport
-    from tuna.workers.session_run import Progress
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from tuna.errors import BadInput
 from tuna.reports.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, moment
 
 if TYPE_CHECKING:
+    from tuna.coordinator.session_run import Progress
     from tuna.db.overview import Overview
     from tuna.models.coverage import Coverage
-    from tuna.workers.session_run import Progress
 
 
 def connect(home: str | os.PathLike[str] | None) -> Tuna:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tuna.errors import BadInput
-from tuna.sentences import counted
+from tuna.messages import counted
 
 if TYPE_CHECKING:
     from tuna.configs import Config, LineCounts, ParsedFile, Rejection

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from tuna.api.sessions import session_library
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.sentences import choices
+from tuna.messages import choices
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from tuna.coordinator.session_run import Progress
     from tuna.libraries.base import Library
     from tuna.libraries.items import StepResult
     from tuna.settings import Settings
     from tuna.workers.launch import WorkerSpec
-    from tuna.workers.session_run import Progress
 
 #: Layers that an error names one by one.
 _MOST_NAMED = 20
@@ -78,7 +78,7 @@ def load_jobs(
     from tuna.db.engine import writing
     from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
-    from tuna.pipeline import targets_met
+    from tuna.search import targets_met
     from tuna.vocabulary import State
 
     engine = open_database()
@@ -178,7 +178,7 @@ def run(
     `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
     the end with the file, if there was anything to log. A second call resumes.
     """
-    from tuna.workers.session_run import default_workers
+    from tuna.coordinator.session_run import default_workers
 
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
@@ -219,10 +219,10 @@ def _work_through(
     policy: str | None = None,
     on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
+    from tuna.coordinator.session_run import run_sessions
     from tuna.db.database import open_database
     from tuna.settings import get_settings
     from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
-    from tuna.workers.session_run import run_sessions
 
     settings = get_settings()
     if policy is not None:
@@ -279,9 +279,9 @@ def _log_kept(settings: Settings, on_log: Callable[[Path], None] | None) -> Iter
 def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None) -> dict[str, int]:
     """Send errored jobs back to the step that failed, as if it had never been tried; returns how
     many by step."""
+    from tuna.coordinator import actions as job_actions
     from tuna.db.database import open_database
     from tuna.libraries.registry import get_library
-    from tuna.pipeline import job_actions
 
     library = get_library(session_library(session_id))
     return job_actions.retry(
@@ -291,9 +291,9 @@ def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None
 
 def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None) -> CanceledJobs:
     """Cancel jobs that are not finished; results of their current attempts are refused."""
+    from tuna.coordinator import actions as job_actions
     from tuna.db.database import open_database
     from tuna.libraries.registry import get_library
-    from tuna.pipeline import job_actions
 
     engine, library = open_database(), get_library(session_library(session_id))
     done = job_actions.cancel(engine, library, job_actions.Selection(session_id, jobs, tag=tag))
@@ -306,8 +306,8 @@ def drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
         return True
     from tuna.db import sessions
     from tuna.db.engine import reading
-    from tuna.pipeline.connection import connect
-    from tuna.pipeline.leases import Leases
+    from tuna.queue.connection import connect
+    from tuna.queue.leases import Leases
     from tuna.settings import get_settings
 
     with reading(engine) as connection:
@@ -343,7 +343,7 @@ def reproduce(
     from tuna.libraries.items import WorkItem
     from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
-    from tuna.pipeline.local_run import run_steps
+    from tuna.workers.local_run import run_steps
 
     tuned = get_library(library)
     if solver not in [known.name for known in tuned.solvers()]:
@@ -379,8 +379,8 @@ def reproduce_trial(trial: int) -> tuple[list[StepResult], str]:
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.pipeline.local_run import run_steps
-    from tuna.pipeline.reproduction import trial_item
+    from tuna.queue.reproduction import trial_item
+    from tuna.workers.local_run import run_steps
 
     with reading(open_database()) as connection:
         library, item = trial_item(connection, trial)

@@ -28,12 +28,12 @@ class RotatedKey:
 
 def list_keys() -> list[SigningKey]:
     """The key that signs artifacts, then former ones that are still accepted, the latest first."""
+    from tuna.artifacts.signatures import key_id
+    from tuna.coordinator import key_rotation
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.pipeline import key_rotation
     from tuna.settings import get_settings
-    from tuna.signatures import key_id
 
     with reading(open_database()) as connection:
         keys = sessions.artifact_keys(connection, get_settings())
@@ -52,11 +52,11 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
     after the key was made, coordinators do the rest.
     """
     from tuna.api.services import artifact_store
+    from tuna.coordinator import key_rotation
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.pipeline import key_rotation
-    from tuna.pipeline.connection import connect, ensure_services
+    from tuna.queue.connection import connect, ensure_services
     from tuna.settings import get_settings
 
     settings, engine = get_settings(), open_database()

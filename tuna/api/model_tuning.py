@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tuna.api import jobs, sessions
 
 if TYPE_CHECKING:
+    from tuna.coordinator.session_run import Progress
     from tuna.models.store import StoredModel
     from tuna.models.tuning import Tunable, Wanted
-    from tuna.workers.session_run import Progress
 
 #: Reason of the session in which the tasks of all models are tuned, so that one that two models
 #: have is tuned once.
@@ -55,11 +55,11 @@ def tune_model(
     with the numbers of this model's jobs alone. It ends with them: what another model has left is
     for its own call. Raises NotFound.
     """
+    from tuna.coordinator.session_run import progress
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.libraries.registry import get_library
     from tuna.models import choice, store, tuning
-    from tuna.workers.session_run import progress
 
     started = time.monotonic()
     with reading(open_database()) as connection:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.store import Artifacts
     from tuna.models.choice import Winner
     from tuna.models.store import StoredModel
 
@@ -152,7 +152,7 @@ def _read(path: Path) -> bytes:
 
 def artifacts_of_models() -> Artifacts:
     """The store that has the files of models, whose digests are in SQL: no signature is needed."""
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.store import Artifacts
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading

@@ -17,9 +17,9 @@ def listening(host: str, port: int) -> Iterator[str]:
     however that ends. Raises BadInput, before anything is written, for an address that is not
     usable or in use, and where TUNA_BROKER_URL is set.
     """
-    from tuna.pipeline.connection import embedded, uses_embedded
+    from tuna.membership.tcp_port import open_port
+    from tuna.queue.connection import embedded, uses_embedded
     from tuna.settings import get_settings
-    from tuna.tcp_port import open_port
 
     settings = get_settings()
     if not uses_embedded(settings):
@@ -33,8 +33,8 @@ def listening(host: str, port: int) -> Iterator[str]:
 
 def master_url() -> str:
     """The URL of an open port of this home's embedded Redis; raises BadInput if there is none."""
+    from tuna.membership.tcp_port import open_ports
     from tuna.settings import get_settings
-    from tuna.tcp_port import open_ports
 
     found = open_ports(get_settings().run_dir)
     if not found:
@@ -65,9 +65,9 @@ def count_workers(session_id: int) -> int:
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.queues import queue_name
     from tuna.reports.status import live_workers
     from tuna.settings import get_settings
+    from tuna.vocabulary import queue_name
 
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)

@@ -42,9 +42,9 @@ def _own_token(server: str) -> tuple[str, Tracker]:
     """A token of this home, if its master is the one at `server`, and the address of that; raises
     BadInput."""
     from tuna.api.workers import create_client_token
-    from tuna.pipeline.connection import release_services, uses_embedded
+    from tuna.membership.tcp_port import open_ports
+    from tuna.queue.connection import release_services, uses_embedded
     from tuna.settings import get_settings
-    from tuna.tcp_port import open_ports
     from tuna.workers.rpc_client import own_master
 
     settings = get_settings()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from tuna.archives.trace import Trace
     from tuna.configs import Config
+    from tuna.coordinator.session_run import Progress
     from tuna.exports.commit import Commit
     from tuna.exports.trial_logs import TrialLogs
-    from tuna.workers.session_run import Progress
 
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 #: How often all jobs are compared with the trace; those that this process drains are written at

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.store import Artifacts
     from tuna.doctor.findings import Finding
     from tuna.libraries.noise_records import NoiseRecord, Quiet
 
@@ -33,7 +33,7 @@ def open_database() -> sa.Engine:
 
 def artifact_store(engine: sa.Engine) -> Artifacts:
     """The artifact store, with the keys that sign and verify."""
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.store import Artifacts
     from tuna.db import sessions
     from tuna.db.engine import reading
     from tuna.settings import get_settings
@@ -79,8 +79,8 @@ def measure_noise(
     Waits while this machine measures. `on_pair` is called with the number of each pair. Takes one
     to three seconds a pair.
     """
+    from tuna.files import make_home
     from tuna.libraries import noise, noise_records
-    from tuna.private import make_home
     from tuna.sandbox.cores import eval_cpus
     from tuna.sandbox.device_lock import device_lock
     from tuna.settings import get_settings

@@ -41,7 +41,7 @@ def join(
 
     from tuna.membership.join import MAX_PROCESSES, Facts
     from tuna.membership.join import join as ask
-    from tuna.pipeline.served_queues import ServedQueues, Unavailable
+    from tuna.queue.served_queues import ServedQueues, Unavailable
     from tuna.sandbox import discovery
     from tuna.settings import get_settings
     from tuna.workers.serve import check_options
@@ -133,7 +133,7 @@ def _session_text(session_id: int) -> str:
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.membership.compatibility import session_text
+    from tuna.workers.compatibility import session_text
 
     with reading(open_database()) as connection:
         return session_text(session_id, sessions.get(connection, session_id).environment)

@@ -204,7 +204,7 @@ def status(session_id: int | None = None, *, commands: bool = True) -> list[Over
             sessions.get(connection, session_id)  # raises NotFound with the list of sessions
     if not commands or not any(session.failures for session in found):
         return found
-    from tuna.pipeline.reproduction import with_commands  # loads the libraries
+    from tuna.queue.reproduction import with_commands  # loads the libraries
 
     return with_commands(engine, found)
 

@@ -36,8 +36,8 @@ def recorded_scenario(
 def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
     """What happens if the policy of this name decides; equal arguments give equal outcomes. Raises
     BadInput."""
-    from tuna.pipeline.policies import POLICIES
-    from tuna.sentences import choices
+    from tuna.messages import choices
+    from tuna.policies import POLICIES
     from tuna.simulation.engine import simulate as run
 
     if policy not in POLICIES:

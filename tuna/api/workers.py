@@ -8,15 +8,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.sentences import choices
+from tuna.messages import choices
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from tuna.membership.gate import Gate
-    from tuna.membership.heartbeat import WorkerStatus
     from tuna.membership.members import Member
     from tuna.membership.revocation import Failure
+    from tuna.queue.heartbeat import WorkerStatus
     from tuna.workers.remote_exec import Answer
 
 Role = Literal["compile", "eval"]
@@ -69,7 +69,7 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
 
     from tuna.api.rpc import master_url
     from tuna.membership.join import without_secrets
-    from tuna.pipeline.connection import redis_url, uses_embedded
+    from tuna.queue.connection import redis_url, uses_embedded
     from tuna.settings import get_settings
 
     settings = get_settings()
@@ -137,9 +137,9 @@ def list_workers() -> list[Worker]:
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.membership import members
-    from tuna.membership.announcements import control_key
-    from tuna.membership.heartbeat import HeartbeatBoard
-    from tuna.pipeline.connection import connect, ensure_services
+    from tuna.queue.announcements import control_key
+    from tuna.queue.connection import connect, ensure_services
+    from tuna.queue.heartbeat import HeartbeatBoard
     from tuna.settings import get_settings
 
     settings = get_settings()
@@ -260,7 +260,7 @@ def _revoke(
 
     from tuna.db.database import open_database
     from tuna.db.engine import writing
-    from tuna.redis_client import is_outage
+    from tuna.services.redis_client import is_outage
 
     gate, fault = _gate(impatient=True), None
     try:
@@ -289,8 +289,8 @@ def _gate(*, impatient: bool = False) -> Gate:
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.membership.gate import Gate
-    from tuna.pipeline.connection import connect, connect_admin, ensure_services, impatient_clients
-    from tuna.pipeline.leases import Leases
+    from tuna.queue.connection import connect, connect_admin, ensure_services, impatient_clients
+    from tuna.queue.leases import Leases
     from tuna.settings import get_settings
 
     settings, engine = get_settings(), open_database()

@@ -26,8 +26,8 @@ from tuna.db.models import (
 )
 from tuna.errors import BadInput
 from tuna.golden.versions import of_session
-from tuna.pipeline import needed_artifacts
-from tuna.sentences import counted
+from tuna.jobs import needed_artifacts
+from tuna.messages import counted
 from tuna.vocabulary import IN_FLIGHT, GoldenState
 
 #: Results, and jobs with all that belongs to them, that are deleted in one transaction.

@@ -24,8 +24,8 @@ from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
 from tuna.db.upsert import upsert
+from tuna.drain.winners import fits
 from tuna.errors import BadInput, StorageFull
-from tuna.pipeline.winners import fits
 from tuna.vocabulary import State
 
 #: Shared tables whose rows have ids, and the columns by which one is the same row elsewhere.

@@ -23,7 +23,7 @@ from tuna.db.models import (
 )
 from tuna.db.searches import Searches
 from tuna.errors import TunaError
-from tuna.pipeline.states import is_open
+from tuna.jobs.states import is_open
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
 #: Of which a session has the first that one of its jobs has.

@@ -18,7 +18,7 @@ import click
 from tuna.cli import safe_yaml
 from tuna.cli.safe_yaml import Node
 from tuna.errors import BadInput
-from tuna.sentences import choices
+from tuna.messages import choices
 
 
 class AtFileCommand(click.Command):

@@ -10,7 +10,7 @@ import click
 from tuna import api
 from tuna.cli import show
 from tuna.cli.console import print_table, say
-from tuna.sentences import counted
+from tuna.messages import counted
 
 if TYPE_CHECKING:
     from tuna.api import CapturedProgram

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from tuna.sentences import counted, inert, one_line
+from tuna.messages import counted, inert, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

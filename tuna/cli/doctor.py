@@ -9,7 +9,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, say
-from tuna.sentences import counted
+from tuna.messages import counted
 
 #: After so many pairs a line tells how far it is.
 _EVERY = 5

@@ -13,7 +13,7 @@ from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.mituna import common
 from tuna.errors import NotFound
-from tuna.sentences import choices
+from tuna.messages import choices
 
 if TYPE_CHECKING:
     from tuna.golden import BuildReport, Version

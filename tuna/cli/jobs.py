@@ -9,7 +9,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import say
-from tuna.sentences import counted
+from tuna.messages import counted
 from tuna.vocabulary import Cause
 
 _jobs = click.option(

@@ -9,7 +9,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
-from tuna.sentences import counted
+from tuna.messages import counted
 
 
 @click.group()

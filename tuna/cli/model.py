@@ -15,7 +15,7 @@ from tuna.cli import options
 from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
-from tuna.sentences import counted, size
+from tuna.messages import counted, size
 
 _WINOGRAD = click.option(
     "--winograd/--no-winograd",

@@ -17,8 +17,8 @@ from tuna.cli import options
 from tuna.cli.console import GAP, print_json, print_table, say, terminal_width
 from tuna.cli.winners import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
+from tuna.messages import counted
 from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
-from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage

@@ -15,7 +15,7 @@ from tuna.cli.console import say
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 from tuna.errors import LibraryMissing
-from tuna.sentences import counted
+from tuna.messages import counted
 
 TAG = "resnet50"
 NETWORK = api.Network("ResNet-50", "1.5", "torchvision", "any")

@@ -19,7 +19,7 @@ from tuna.cli import options, safe_yaml, show
 from tuna.cli.at_files import AtFileCommand
 from tuna.cli.console import say
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.sentences import choices, counted
+from tuna.messages import choices, counted
 
 if TYPE_CHECKING:
     from rich.live import Live

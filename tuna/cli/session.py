@@ -18,13 +18,13 @@ from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.show import chance, local_time, searches
 from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
+from tuna.messages import counted
 from tuna.reports.formats import duration, size
-from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.archives.sizes import SessionSize
-    from tuna.pipeline.siblings import WarmStart
     from tuna.reports.status import Outlook
+    from tuna.search.siblings import WarmStart
 
 #: Searches whose warm start is shown one by one.
 _SHOWN = 5

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tuna import api
 from tuna.cli.console import by_state, print_json, print_table, say
 from tuna.errors import TunaError
-from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
+from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
 if TYPE_CHECKING:
     from tuna.api import (

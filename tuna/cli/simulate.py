@@ -14,7 +14,7 @@ from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.files import atomic_file
-from tuna.pipeline.policies import POLICIES
+from tuna.policies import POLICIES
 from tuna.simulation.scenario import MAX_COUNT
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tuna.cli import options, show
 from tuna.cli.console import print_json, say
 from tuna.cli.winners import print_winners
 from tuna.errors import BadInput
-from tuna.sentences import counted
+from tuna.messages import counted
 
 if TYPE_CHECKING:
     from tuna.db.overview import Overview

@@ -13,7 +13,7 @@ from tuna.cli import model, options, show
 from tuna.cli.console import say
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
-from tuna.sentences import counted
+from tuna.messages import counted
 
 
 @click.command()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tuna import api
 from tuna.cli import show
 from tuna.cli.console import duration, fitting, say, table
-from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
+from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
 if TYPE_CHECKING:

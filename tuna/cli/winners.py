@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuna.cli.console import fitting, print_table, say, terminal_width
-from tuna.sentences import counted
+from tuna.messages import counted
 
 if TYPE_CHECKING:
     from tuna.reports.report_data import LayerFigures, ReportFigures, TotalFigures

@@ -10,7 +10,7 @@ import click
 from tuna import api
 from tuna.cli import members, options
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
-from tuna.sentences import counted
+from tuna.messages import counted
 
 if TYPE_CHECKING:
     from tuna.libraries.items import StepResult

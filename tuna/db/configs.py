@@ -16,7 +16,7 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
-from tuna.sentences import choices
+from tuna.messages import choices
 
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.

@@ -13,7 +13,7 @@ from tuna import logs
 from tuna.db import schema
 from tuna.db.engine import make_engine
 from tuna.errors import BadInput
-from tuna.private import make_home
+from tuna.files import make_home
 from tuna.settings import get_settings
 
 

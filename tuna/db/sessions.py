@@ -16,9 +16,9 @@ from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
+    from tuna.artifacts.signatures import Keys
     from tuna.libraries.base import Environment
     from tuna.settings import Settings
-    from tuna.signatures import Keys
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def namespace(connection: sa.Connection) -> str:
 def artifact_keys(connection: sa.Connection, settings: Settings) -> Keys:
     """The keys that sign and verify artifacts: that of TUNA_ARTIFACTS_KEY, else this installation's
     with its former ones."""
-    from tuna.signatures import Keys
+    from tuna.artifacts.signatures import Keys
 
     if settings.artifacts_key is not None:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())

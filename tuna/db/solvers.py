@@ -14,7 +14,7 @@ from tuna.db.engine import reading, retrying, writing
 from tuna.db.models import Config, ConfigTag, NoSolver, SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
-from tuna.sentences import choices
+from tuna.messages import choices
 from tuna.vocabulary import canonical_name, kind_text
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tuna.doctor.servers import broker_is_apart, of_artifacts, of_broker, of_red
 from tuna.errors import LibraryMissing, ServiceError, TunaError
 from tuna.libraries.noise_records import quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
+from tuna.messages import install_extra
 from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
-from tuna.sentences import install_extra
 from tuna.settings import Settings, get_settings, misspelt
 from tuna.version import DISTRIBUTION, __version__
 

@@ -13,12 +13,12 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import redis_versions
 from tuna.db.engine import reading
 from tuna.doctor.findings import Finding, judge, judge_clock, judge_version
 from tuna.errors import StoreUnavailable
-from tuna.membership.announcements import namespaces, with_store
-from tuna.pipeline import connection as services
+from tuna.queue import connection as services
+from tuna.queue.announcements import namespaces, with_store
+from tuna.services import redis_versions
 from tuna.settings import Settings
 
 #: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
@@ -283,7 +283,7 @@ def _with_store(settings: Settings) -> Settings:
 
 def of_artifacts(settings: Settings) -> Iterator[Finding]:
     """The artifact store, whose URL a worker may get from coordinators."""
-    from tuna.artifacts import Artifacts
+    from tuna.artifacts.store import Artifacts
 
     settings = _with_store(settings)
     store = Artifacts.from_settings(settings)

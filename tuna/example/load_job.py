@@ -6,6 +6,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from tuna.script import run
+    from tuna.cli.script import run
 
     run("tuna.cli.mituna.load_job", "main")

@@ -21,7 +21,7 @@ from tuna.exports.generic import VERSION, GenericExporter
 from tuna.exports.json_lines import from_json, to_json
 from tuna.libraries import compressed
 from tuna.libraries.results import ResultRecord
-from tuna.sentences import inert
+from tuna.messages import inert
 
 _FORMULA = tuple("=+-@＝＋－＠\t\n'")
 #: How a text begins that is a JSON string: no other cell does.

@@ -12,7 +12,7 @@ from tuna.exports.csv_table import CsvExporter
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter
-from tuna.sentences import choices
+from tuna.messages import choices
 
 AnyExporter: TypeAlias = Exporter[Any]
 _GENERIC: tuple[AnyExporter, ...] = (JsonExporter(), CsvExporter())

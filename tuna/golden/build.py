@@ -18,7 +18,7 @@ from tuna.golden import entries, results
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
 from tuna.golden.results import ResultSelection
 from tuna.golden.versions import MAX_VERSION, Version, find, missing, of_library
-from tuna.sentences import counted
+from tuna.messages import counted
 from tuna.vocabulary import GoldenState
 
 _COPIED = [

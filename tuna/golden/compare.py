@@ -19,7 +19,7 @@ from tuna.golden import entries, results
 from tuna.golden.entries import Entry
 from tuna.golden.results import ResultSelection
 from tuna.golden.versions import Version, find, of_library
-from tuna.sentences import counted
+from tuna.messages import counted
 
 NO_MODEL = "(no model)"
 TOTAL = "total"

@@ -12,7 +12,7 @@ from tuna.golden import compare
 from tuna.golden.compare import PromotionReport
 from tuna.golden.errors import GateViolated, GoldenFrozen, NotReleasable
 from tuna.golden.versions import Version, current, find, of_library
-from tuna.sentences import choices
+from tuna.messages import choices
 from tuna.vocabulary import GoldenState
 
 

@@ -23,8 +23,8 @@ from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
+from tuna.messages import choices
 from tuna.sandbox.discovery import Kind
-from tuna.sentences import choices
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.

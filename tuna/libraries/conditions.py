@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.errors import BadInput
-from tuna.sentences import choices
+from tuna.messages import choices
 
 
 @dataclass(frozen=True)

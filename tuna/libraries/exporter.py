@@ -25,7 +25,7 @@ from tuna.libraries import compressed
 from tuna.libraries.database_check import Findings, Known
 from tuna.libraries.file_names import base_name, given_name
 from tuna.libraries.results import ResultSource
-from tuna.sentences import choices
+from tuna.messages import choices
 
 
 class ExportOptions(BaseModel):

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuna.artifact_files import folder_url
-from tuna.artifacts import Artifacts
+from tuna.artifacts.files import folder_url
+from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.errors import TunaError
 from tuna.libraries.base import Library

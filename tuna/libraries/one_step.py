@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuna.artifact_files import folder_url
-from tuna.artifacts import Artifacts
+from tuna.artifacts.files import folder_url
+from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Step
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext

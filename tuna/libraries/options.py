@@ -11,7 +11,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuna.errors import BadInput
-from tuna.sentences import choices
+from tuna.messages import choices
 
 log = structlog.get_logger(__name__)
 

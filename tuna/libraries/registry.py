@@ -13,7 +13,7 @@ import structlog
 
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import FINALS, Library
-from tuna.sentences import choices
+from tuna.messages import choices
 from tuna.settings import get_settings
 from tuna.vocabulary import SEARCH
 

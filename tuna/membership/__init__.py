@@ -1,1 +1,1 @@
-"""Worker membership: join tokens, access control in Redis, heartbeats, cordon and drain."""
+"""Workers that join by token: access control in Redis, what is dealt to them and collected."""

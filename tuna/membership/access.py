@@ -14,10 +14,10 @@ from typing import Any
 
 import redis
 
-from tuna import redis_client
-from tuna.membership import keys
 from tuna.membership.join import answer_key, join_user, password_of, request_key
 from tuna.membership.members import NewWorker
+from tuna.queue import keys
+from tuna.services import redis_client
 
 _JOIN_COMMANDS = "auth hello ping set getdel"
 _GLOB = re.compile(r"([*?\[\]\\])")

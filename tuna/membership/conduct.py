@@ -13,9 +13,9 @@ import redis
 import sqlalchemy as sa
 import structlog
 
-from tuna import redis_client
 from tuna.db.engine import retrying, writing
 from tuna.membership import members as store
+from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
 

@@ -21,14 +21,10 @@ import sqlalchemy as sa
 import structlog
 from pydantic import ValidationError
 
-from tuna import redis_client
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
-from tuna.membership import keys
 from tuna.membership import members as store
 from tuna.membership.access import Access
-from tuna.membership.announcements import control_key
-from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.membership.join import (
     MAX_REQUEST_BYTES,
     NO_SESSION,
@@ -41,6 +37,10 @@ from tuna.membership.join import (
     request_key,
 )
 from tuna.membership.revocation import ANSWER_TTL_S, Revocation
+from tuna.queue import keys
+from tuna.queue.announcements import control_key
+from tuna.queue.heartbeat import HeartbeatBoard
+from tuna.services import redis_client
 from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
-from tuna import redis_client
-from tuna.celery_internals import queue_keys
-from tuna.membership import keys
 from tuna.membership.members import Member
+from tuna.queue import keys
+from tuna.queue.celery_internals import queue_keys
+from tuna.services import redis_client
 from tuna.settings import Settings
 
 #: The member's queue, one list for each priority.

@@ -24,8 +24,9 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuna import redis_client, tls
+from tuna import tls
 from tuna.errors import BadInput, ServiceError
+from tuna.services import redis_client
 
 Role = Literal["compile", "eval"]
 #: Expiry of an unanswered request.

@@ -11,9 +11,9 @@ from typing import Annotated
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.inbox import Inbox
 from tuna.membership.members import Member
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 
 log = structlog.get_logger(__name__)
 

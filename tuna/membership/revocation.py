@@ -17,14 +17,14 @@ import redis
 import sqlalchemy as sa
 import structlog
 
-from tuna import redis_client
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
-from tuna.membership import keys
 from tuna.membership import members as store
 from tuna.membership.access import Access
-from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.membership.join import MAX_REQUEST_BYTES, answer_key, join_user, request_key
+from tuna.queue import keys
+from tuna.queue.heartbeat import HeartbeatBoard
+from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tuna.db.engine import reading
 from tuna.membership import members as store
 from tuna.membership.members import Member
-from tuna.queues import queue_name
+from tuna.vocabulary import queue_name
 
 #: So old may be what `members` returns.
 _KEEP_S = 0.5

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.messages import install_extra
 from tuna.models.refusals import accepted
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
-from tuna.sentences import install_extra
 
 #: Reading and planning a model, and compiling it, of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0

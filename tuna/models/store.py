@@ -21,8 +21,8 @@ from tuna.db.models import (
 )
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
+from tuna.messages import choices
 from tuna.models.manifest import Manifest
-from tuna.sentences import choices
 
 #: Of a manifest whose version of the framework has no name before it.
 _FRAMEWORK = "onnx"

@@ -12,8 +12,8 @@ import tvm
 from tvm import relax
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.messages import install_extra
 from tuna.models.refusals import obstacles
-from tuna.sentences import install_extra
 
 #: The first bytes of a .pt2 file, which is a zip archive.
 MAGIC = b"PK\x03\x04"

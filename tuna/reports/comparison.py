@@ -18,8 +18,8 @@ from tuna.db.baselines import is_no_baseline
 from tuna.db.models import Config, ConfigTag, FindDb, Job, Solver, Trial
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
+from tuna.messages import counted
 from tuna.reports.ratios import Ratio, ratio_of_medians
-from tuna.sentences import counted
 
 #: The name of the total over all layers, each counted once.
 ALL_LAYERS = "all layers, each once"

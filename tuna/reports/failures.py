@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tuna.db.models import Config, Job, Solver, StepResult, Trial
-from tuna.pipeline.reproduction import Repeated, commands
+from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.report_data import FailureFigures
 
 

@@ -15,10 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
 from tuna.files import atomic_file
+from tuna.messages import inert
 from tuna.reports import curves, formats
 from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
-from tuna.sentences import inert
 
 #: Layers whose solvers the page lists; of more, those that take the longest, so that the page of
 #: 10,000 layers still opens.

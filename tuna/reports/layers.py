@@ -17,7 +17,7 @@ from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import FINALS
 from tuna.libraries.registry import get_library
 from tuna.libraries.results import is_time
-from tuna.pipeline.reproduction import Repeated, commands
+from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps

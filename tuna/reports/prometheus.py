@@ -13,17 +13,17 @@ import structlog
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from sqlalchemy.exc import DBAPIError
 
-from tuna import redis_client
 from tuna.db import models, overview, sessions
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline.connection import connect_broker, queue_depth, redis_url
-from tuna.pipeline.leases import Leases
-from tuna.queues import queue_name
+from tuna.queue.connection import connect_broker, queue_depth, redis_url
+from tuna.queue.heartbeat import HeartbeatBoard
+from tuna.queue.leases import Leases
 from tuna.reports.metrics import Samples, text_of
 from tuna.reports.totals import Totals
+from tuna.services import redis_client
 from tuna.settings import Settings
+from tuna.vocabulary import queue_name
 
 log = structlog.get_logger(__name__)
 

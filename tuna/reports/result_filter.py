@@ -26,8 +26,8 @@ from tuna.db.models import (
 )
 from tuna.db.models import StepResult as Attempt
 from tuna.errors import BadInput, NotFound
+from tuna.messages import choices
 from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
-from tuna.sentences import choices
 
 _Condition = sa.ColumnElement[bool]
 #: Digits of a config key that name it.

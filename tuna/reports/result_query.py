@@ -346,7 +346,7 @@ def _commands(
     connection: sa.Connection, rows: Sequence[Any], attempts: Mapping[int, Any]
 ) -> list[str]:
     """For each row what repeats its measurement, or shows more of it."""
-    from tuna.pipeline.reproduction import Repeated, commands
+    from tuna.queue.reproduction import Repeated, commands
 
     def repeated(row: Any) -> Repeated | None:
         if row.golden is not None or row.source or row.job_id not in attempts:

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tuna.coordinator import forecast
 from tuna.db import overview, sessions
 from tuna.db.engine import reading
 from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
 from tuna.errors import TunaError
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.registry import find_library, get_library
-from tuna.pipeline import forecast
-from tuna.pipeline.policies import StageTimes
-from tuna.pipeline.reproduction import with_commands
-from tuna.pipeline.serving import SessionWork
+from tuna.policies import StageTimes
+from tuna.queue.reproduction import with_commands
 from tuna.reports.totals import SessionTotals, Totals
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 
 if TYPE_CHECKING:
-    from tuna.membership.heartbeat import WorkerStatus
+    from tuna.queue.heartbeat import WorkerStatus
 
 #: Window of the rate in seconds, and maximum number of the newest results that it is read from.
 _RATE_WINDOW_S = 60.0
@@ -102,9 +102,9 @@ def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...]
     """
     import redis
 
-    from tuna import redis_client
-    from tuna.membership.heartbeat import HeartbeatBoard
-    from tuna.pipeline.connection import redis_url, uses_embedded
+    from tuna.queue.connection import redis_url, uses_embedded
+    from tuna.queue.heartbeat import HeartbeatBoard
+    from tuna.services import redis_client
 
     try:
         client = redis_client.single_attempt_client(redis_url(settings), 1.0)

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 
 from tuna.errors import BadInput
+from tuna.messages import counted
 from tuna.sandbox import placement
-from tuna.sentences import counted
 from tuna.settings import Settings, get_settings, parse_cpus
 
 _SETTING = "TUNA_EVAL_CPUS"

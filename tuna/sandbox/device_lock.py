@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from tuna.private import make_home, own_folder
+from tuna.files import make_home, own_folder
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from tuna.errors import TunaError
-from tuna.pipeline.policies import Policy, Share, Snapshot
+from tuna.policies import Policy, Share, Snapshot
 from tuna.simulation.forecast import Forecast
 from tuna.simulation.jobs import Item, Line, seeded
 from tuna.simulation.machines import Group, Process, SimulatedPool, SimulatedQueue

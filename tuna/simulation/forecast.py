@@ -6,7 +6,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tuna.pipeline.policies import StageKind, StageTimes
+from tuna.policies import StageKind, StageTimes
 from tuna.simulation.jobs import Item, Line
 from tuna.simulation.outcome import PredictionOutcome, prediction_outcome
 

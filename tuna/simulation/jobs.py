@@ -8,7 +8,7 @@ import random
 from array import array
 from collections.abc import Iterator
 
-from tuna.pipeline.policies import Progress, StageKind
+from tuna.policies import Progress, StageKind
 from tuna.simulation.scenario import Jobs, SimulatedSession, Stage
 
 #: Rounds of the best times that a policy is given.

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tuna.pipeline.policies import OpenStep
+from tuna.policies import OpenStep
 from tuna.simulation.jobs import Item, Line
 from tuna.simulation.scenario import Pool
 

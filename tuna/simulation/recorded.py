@@ -16,11 +16,10 @@ from tuna.db.searches import are_rounds
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import find_library
-from tuna.pipeline.open_searches import weights
-from tuna.pipeline.rounds import LOOK_AHEAD
-from tuna.queues import queue_name
+from tuna.search.open_searches import weights
+from tuna.search.rounds import LOOK_AHEAD
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
-from tuna.vocabulary import SEARCH, Resource
+from tuna.vocabulary import SEARCH, Resource, queue_name
 
 #: A search: config, solver, steps. Of a round by step: the seconds of all its parts, and how many
 #: these are.

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tuna.embedded_redis import program
 from tuna.errors import ServiceError
 from tuna.sandbox.python import bare_command
+from tuna.services.embedded_redis import program
 
 #: The path of a Unix socket, or host and port.
 Address = str | tuple[str, int]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuna.errors import BadInput
-from tuna.pipeline.connection import connect_broker, ensure_services, make_celery
+from tuna.queue.connection import connect_broker, ensure_services, make_celery
 from tuna.sandbox.processes import run
 from tuna.settings import Settings
 

@@ -20,10 +20,10 @@ from tuna.errors import BadInput, ServiceError
 from tuna.libraries.base import Environment
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.rpc import Tracker
-from tuna.membership.compatibility import session_text
 from tuna.membership.join import MAX_PROCESSES, NO_SESSION, Facts, JoinRefused, JoinToken, join_with
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
+from tuna.workers.compatibility import session_text
 from tuna.workers.launch import WorkerSpec
 from tuna.workers.lifetime import SESSION, TELL
 from tuna.workers.serve import Supervisor

@@ -21,11 +21,11 @@ import redis
 import structlog
 from celery import Celery
 
-from tuna import celery_internals
 from tuna.errors import ServiceError
-from tuna.pipeline.connection import connect, queue_depth
-from tuna.pipeline.member import leases_of
-from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.membership.member import leases_of
+from tuna.queue import celery_internals
+from tuna.queue.connection import connect, queue_depth
+from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
 from tuna.workers import lifetime
 

@@ -21,24 +21,24 @@ import stamina
 import structlog
 from celery import Celery, signals
 
-from tuna import celery_internals, logs
+from tuna import logs
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.membership import compatibility, keys
-from tuna.membership.control import ControlListener
-from tuna.pipeline.connection import connect, ensure_services
-from tuna.pipeline.member import leases_of
-from tuna.pipeline.messages import Chunk, summary
-from tuna.pipeline.served_queues import ServedQueues, Unavailable
-from tuna.pipeline.worker_process import WorkerProcess
-from tuna.private import make_home
+from tuna.files import make_home
+from tuna.membership.member import leases_of
+from tuna.queue import celery_internals, keys
+from tuna.queue.connection import connect, ensure_services
+from tuna.queue.messages import Chunk, summary
+from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.dumpable import forbid_inspection
 from tuna.sandbox.parent import end_with_parent
 from tuna.settings import Settings
-from tuna.workers import shutdown
+from tuna.workers import compatibility, shutdown
+from tuna.workers.control import ControlListener
 from tuna.workers.hooks import run_hook
 from tuna.workers.lifetime import LIBRARIES, ONCE, SESSION, TELL, end_with_starter
+from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from tuna.cli.console import say
 from tuna.cli.golden import update_golden_command
 from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
 from tuna.errors import BadInput
-from tuna.sentences import counted
+from tuna.messages import counted
 
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.

@@ -12,10 +12,10 @@ from typing import Any
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.found_facts import found_once
+from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
-from tuna.sentences import install_extra
 
 #: The wheel that holds the library. Intel's own of later years need 600 MB of runtimes.
 WHEEL = "onednn-cpu-gomp"

@@ -18,7 +18,7 @@ import numpy as np
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.search.history import Measured, in_order
-from tuna.sentences import install_extra
+from tuna.messages import install_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,10 +13,10 @@ from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.found_facts import found_once
 from tuna.libraries.tvm import kernels
+from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
-from tuna.sentences import install_extra
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
 #: the likely cause).

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.sentences import choices
+from tuna.messages import choices
 
 _MAGIC = struct.pack("<i", 0x2F271)
 _REQUEST, _SUMMARY = 4, 6

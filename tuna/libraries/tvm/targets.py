@@ -19,8 +19,8 @@ import structlog
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.tvm.environment import tvm_version
+from tuna.messages import choices
 from tuna.sandbox.processes import run
-from tuna.sentences import choices
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)

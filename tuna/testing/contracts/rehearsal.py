@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuna.artifact_files import folder_url
-from tuna.artifacts import Artifacts
+from tuna.artifacts.files import folder_url
+from tuna.artifacts.store import Artifacts
 from tuna.configs import Config
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import DeviceHandle, RunContext

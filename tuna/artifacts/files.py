@@ -1,0 +1,367 @@
+"""Storage back-ends of the artifact store: any fsspec URL, or Redis for clusters without a shared
+disk.
+
+Keys in Redis, all under `tuna:{<namespace>}:`
+
+    artifact:<name>  string      the bytes; expires
+    artifacts        sorted set  name -> expiry time (ms since the epoch)
+    artifact_sizes   hash        name -> bytes
+    artifact_bytes   string      sum of the sizes, bounded: a writer that would exceed the bound
+    waits
+
+A member has none of these, but its own hash: see `membership.keys`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+import redis
+from fsspec.implementations.local import LocalFileSystem
+
+from tuna.errors import ServiceError, StorageFull, StoreUnavailable
+from tuna.services import redis_client
+from tuna.vocabulary import MAX_BYTES
+
+#: Expiry in Redis: of what is needed, renewed meanwhile, and of what no job needs any more.
+_TTL_S = 86400
+_RELEASED_TTL_S = 900
+FULL_TIMEOUT_S = 300.0
+#: Files that are deleted at a time.
+_REMOVERS = 8
+_POLL_S = 0.5
+#: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted
+#: one.
+_MARKER = "tuna-artifacts"
+
+
+class Files(Protocol):
+    """A back-end: named bytes, written atomically."""
+
+    expires: bool  #: True if files expire, so that writing one again renews it
+    is_remote: bool  #: False if reading one is reading a file of this machine
+
+    def read(self, name: str) -> bytes:
+        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreUnavailable if
+        the store does not answer."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store atomically; raises StorageFull if there is no space left, StoreUnavailable for any
+        other failure."""
+
+    def prepare(self) -> None:
+        """Write the marker that `check` looks for; raises what `write` does."""
+
+    def check(self) -> None:
+        """Raise StoreUnavailable unless the store was prepared: a directory may not be mounted on
+        every machine."""
+
+    def release(self, names: Sequence[str]) -> None:
+        """Let these files expire early; does nothing in a store without expiry."""
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Let those of these files that would expire soon live on; does nothing in a store without
+        expiry."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete these files, or `release` them in a store with expiry; those that are not there
+        are left out."""
+
+
+def folder_url(folder: Path) -> str:
+    """The fsspec URL of a folder of this machine: fsspec takes the path as it is, and does not
+    decode `%20`."""
+    return f"file://{folder.absolute()}"
+
+
+class UrlFiles:
+    """Files behind an fsspec URL, in directories named by the first two characters."""
+
+    expires = False
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError, OSError) as error:
+            # User info (before @) and query (after ?) may hold secrets.
+            shown = re.sub(r"(?<=://)[^/]*@|\?.*", "", url)
+            reason = str(error).replace(url, shown)
+            raise ServiceError(f"The artifact store {shown} cannot be used: {reason}") from None
+        self._root: str = root.rstrip("/")
+        self.is_remote = not isinstance(self._fs, LocalFileSystem)
+
+    def read(self, name: str) -> bytes:
+        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES."""
+        place = self._place(name)
+        with self._translated_errors("read"):
+            if not self.is_remote:
+                return _read_plain(place)
+            if self._fs.size(place) > MAX_BYTES:
+                raise FileNotFoundError(place)
+            data: bytes = self._fs.cat_file(place)
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store the bytes atomically."""
+        self._write(self._place(name), data)
+
+    def prepare(self) -> None:
+        """Write the marker file unless it exists."""
+        try:
+            self.check()
+        except StoreUnavailable:
+            self._write(
+                f"{self._root}/{_MARKER}",
+                b"Artifacts of Tuna. Workers stop where they do not see this file.\n",
+            )
+
+    def check(self) -> None:
+        """Raise StoreUnavailable if the marker file is missing."""
+        with self._translated_errors("read"):
+            exists = self._fs.exists(f"{self._root}/{_MARKER}")
+        if not exists:
+            hint = f"is it mounted on this machine? A coordinator writes the file {_MARKER} into it"
+            raise StoreUnavailable(
+                f"The artifact store {self._root} does not exist or is empty.", hint=hint
+            )
+
+    def _write(self, place: str, data: bytes) -> None:
+        """Write a temporary file beside `place`, then rename it."""
+        temporary = f"{place}.{uuid.uuid4().hex}.tmp"
+        with self._translated_errors("written"):
+            try:
+                self._fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
+                self._fs.pipe_file(temporary, data)
+                self._fs.mv(temporary, place)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._fs.rm_file(temporary)
+                raise
+
+    @contextlib.contextmanager
+    def _translated_errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each fsspec implementation raises its own classes
+            if isinstance(error, FileNotFoundError) and done == "read":
+                raise
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(
+                    f"There is no space left in the artifact store {self._root}."
+                ) from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise StoreUnavailable(
+                f"The artifact store {self._root} cannot be {done}: {reason}."
+            ) from error
+
+    def release(self, names: Sequence[str]) -> None:
+        """Files do not expire."""
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Files do not expire."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete the files, several at a time."""
+
+        def remove(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._place(name))
+
+        with self._translated_errors("written"), futures.ThreadPoolExecutor(_REMOVERS) as pool:
+            for _ in pool.map(remove, names):
+                pass
+
+    def _place(self, name: str) -> str:
+        return f"{self._root}/{name[:2]}/{name}"
+
+
+def _read_plain(path: str) -> bytes:
+    """The bytes of a file in a folder that others may write to: no link is followed, no pipe waited
+    for.
+
+    Raises FileNotFoundError for what is no regular file of at most MAX_BYTES.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise FileNotFoundError(path) from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+            raise FileNotFoundError(path)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+# KEYS: data, artifacts, sizes, sum.  ARGV: name, data, ms to keep, bound in bytes
+_WRITE = """
+local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 1000)) do
+  redis.call('INCRBY', KEYS[4], -tonumber(redis.call('HGET', KEYS[3], name) or '0'))
+  redis.call('HDEL', KEYS[3], name)
+  redis.call('ZREM', KEYS[2], name)
+end
+local had = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or '0')
+local sum = tonumber(redis.call('GET', KEYS[4]) or '0') - had + #ARGV[2]
+if sum > tonumber(ARGV[4]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[3], ARGV[1], #ARGV[2])
+redis.call('SET', KEYS[4], sum)
+return 1
+"""
+
+
+class RedisFiles:
+    """Files in a Redis that all members reach: bounded, with expiry and backpressure."""
+
+    expires = True
+    is_remote = True
+
+    def __init__(
+        self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = FULL_TIMEOUT_S
+    ) -> None:
+        """`wait_s`: seconds that a writer waits for space before it raises StorageFull."""
+        self._client = client
+        self._bound_bytes = bound_bytes
+        self._wait_s = wait_s
+        prefix = f"tuna:{{{namespace}}}:"
+        self._prefix = prefix + "artifact:"
+        self._index = [prefix + name for name in ("artifacts", "artifact_sizes", "artifact_bytes")]
+        self._write = client.register_script(_WRITE)
+
+    def read(self, name: str) -> bytes:
+        """The bytes; raises FileNotFoundError if missing or expired."""
+        with _translated_redis_errors():
+            data: Any = self._client.get(self._prefix + name)
+        if data is None:
+            raise FileNotFoundError(name)
+        return bytes(data)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store for `_TTL_S`; blocks while the bound is reached."""
+        keys = [self._prefix + name, *self._index]
+        deadline = time.monotonic() + self._wait_s
+        with _translated_redis_errors():
+            while not self._write(keys=keys, args=[name, data, _TTL_S * 1000, self._bound_bytes]):
+                if len(data) > self._bound_bytes or time.monotonic() >= deadline:
+                    raise StorageFull(
+                        "The artifacts in Redis have reached their bound of"
+                        f" {self._bound_bytes >> 20} MiB.",
+                        hint=(
+                            "set TUNA_ARTIFACTS_MIB, or TUNA_ARTIFACTS_URL to a shared folder or S3"
+                        ),
+                    )
+                time.sleep(_POLL_S)
+
+    def prepare(self) -> None:
+        """Redis needs no marker."""
+
+    def check(self) -> None:
+        """Nothing to check: a worker that has work has reached the one Redis."""
+
+    def release(self, names: Sequence[str]) -> None:
+        """Shorten their expiry; not deleted, because a result that is not yet drained may name them
+        again."""
+        self._expire(names, _RELEASED_TTL_S)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """They expire soon."""
+        with _translated_redis_errors():
+            self.release(names)
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Those that would expire in less than half of `_TTL_S` live for `_TTL_S` again."""
+        if names:
+            until: Any = self._client.zmscore(self._index[0], list(names))
+            soon_ms = (self._client.time()[0] + _TTL_S // 2) * 1000
+            pairs = zip(names, until, strict=True)
+            self._expire(
+                [name for name, at_ms in pairs if at_ms is not None and at_ms < soon_ms], _TTL_S
+            )
+
+    def _expire(self, names: Sequence[str], ttl_s: int) -> None:
+        if not names:
+            return
+        seconds, _ = self._client.time()
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.expire(self._prefix + name, ttl_s)
+                pipe.zadd(self._index[0], {name: (seconds + ttl_s) * 1000}, xx=True)
+            pipe.execute()
+
+
+class MemberFiles:
+    """The files of one chunk of a member: fields `<chunk>/<name>` of its private hash, which go
+    when the chunk ends."""
+
+    expires = True
+    is_remote = True
+
+    def __init__(self, client: redis.Redis, key: str, chunk: str) -> None:
+        self._client = client
+        self._key = key
+        self._chunk = chunk
+
+    def read(self, name: str) -> bytes:
+        """The bytes; raises FileNotFoundError if missing."""
+        with _translated_redis_errors():
+            data: Any = self._client.hget(self._key, self._field(name))
+        if data is None:
+            raise FileNotFoundError(name)
+        return bytes(data)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store until the chunk ends."""
+        with _translated_redis_errors():
+            self._client.hset(self._key, self._field(name), data)
+
+    def prepare(self) -> None:
+        """Redis needs no marker."""
+
+    def check(self) -> None:
+        """Nothing to check: a member that has work has reached the one Redis."""
+
+    def release(self, names: Sequence[str]) -> None:
+        """They go with their chunk."""
+
+    def renew(self, names: Sequence[str]) -> None:
+        """They stay as long as their chunk."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete the files."""
+        if names:
+            with _translated_redis_errors():
+                self._client.hdel(self._key, *map(self._field, names))
+
+    def _field(self, name: str) -> str:
+        return f"{self._chunk}/{name}"
+
+
+@contextlib.contextmanager
+def _translated_redis_errors() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        if redis_client.is_full(error):
+            raise StorageFull("Redis has no memory left for artifacts.") from error
+        if not redis_client.is_outage(error):
+            raise
+        raise StoreUnavailable(
+            f"Redis, which holds the artifacts, cannot be used now: {error}."
+        ) from error

@@ -1,0 +1,272 @@
+"""The artifact store: content-addressed (SHA-256) compiled code, signed by those who hold the
+private key."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from pathlib import Path
+
+from tuna.artifacts.cache import ArtifactCache
+from tuna.artifacts.files import FULL_TIMEOUT_S, Files, RedisFiles, UrlFiles, folder_url
+from tuna.artifacts.signatures import Keys
+from tuna.files import own_folder
+from tuna.services import redis_client
+from tuna.settings import Settings
+
+#: Artifacts that are signed again at a time.
+_SIGNERS = 8
+
+
+class ArtifactRefused(KeyError):
+    """The artifact exists but has no valid signature by an accepted key."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} (its signature is missing or invalid)"
+
+
+class Artifacts:
+    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with keys, the
+    signature.
+
+    A signature is Ed25519 (see `signatures`), in a file `<digest>.<key id>` beside the bytes. One
+    whose keys only verify writes bytes without a signature, which others refuse until one that
+    signs has put the same bytes. Bytes are read once and verified in memory: who needs a file
+    writes what it got into its private folder.
+    """
+
+    def __init__(
+        self,
+        files: Files | str,
+        cache: Path,
+        keys: Keys | None = None,
+        cache_bytes: int = 0,
+        newest: Callable[[], Keys | None] = lambda: None,
+    ) -> None:
+        """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a
+        folder of this machine.
+
+        `keys`: None signs and verifies nothing. `newest` reads the keys of this moment, as
+        `refresh` does, also before an artifact is refused: they may have been rotated.
+        `cache_bytes`: the bound of the copies, of all keys together; 0: none are kept.
+        """
+        self._files = UrlFiles(files) if isinstance(files, str) else files
+        self._folder, self._bound_bytes = cache, cache_bytes if self._files.is_remote else 0
+        self._keyed = _keyed(keys, cache, self._bound_bytes)
+        self._newest = newest
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        namespace: str = "",
+        keys: Keys | None = None,
+        newest: Callable[[], Keys | None] = lambda: None,
+        *,
+        cached: bool = False,
+        waits: bool = True,
+    ) -> Artifacts:
+        """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is
+        configured.
+
+        `cached`: whether to keep copies of what is read, for one that reads some artifacts again.
+        `waits`: whether `put` waits for space in Redis.
+        """
+        url = store_url(settings)
+        if url and settings.artifacts_url is None:
+            with contextlib.suppress(OSError):  # a link to another disk: its mode is its owner's
+                own_folder(settings.home / "artifacts")
+        client = None if url else redis_client.retrying_client(_redis_of(settings))
+        wait_s = FULL_TIMEOUT_S if waits else 0.0
+        files = (
+            url
+            if client is None
+            else RedisFiles(client, namespace, settings.artifacts_mib << 20, wait_s)
+        )
+        bound_bytes = settings.cache_mib << 20 if cached else 0
+        return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes, newest)
+
+    def over(self, files: Files) -> Artifacts:
+        """The store of other files, with these keys and copies."""
+        other = copy.copy(self)
+        other._files = files
+        return other
+
+    @property
+    def keys(self) -> Keys | None:
+        """The keys that sign and verify; None: nothing is signed or verified."""
+        return self._keyed[0]
+
+    @keys.setter
+    def keys(self, keys: Keys | None) -> None:
+        if keys != self.keys:
+            self._keyed = _keyed(keys, self._folder, self._bound_bytes)
+
+    def refresh(self) -> None:
+        """Take the newest keys, if there are any."""
+        self.keys = self._newest() or self.keys
+
+    def put(self, data: bytes) -> str:
+        """Store `data` atomically, signed with the current key; returns its SHA-256 (hex)."""
+        digest = hashlib.sha256(data).hexdigest()
+        if self._files.expires or not self._is_good(digest):
+            self._write(digest, data)
+        return digest
+
+    def try_out(self, data: bytes) -> bool:
+        """Write some bytes, also where they are there already, and read them again; raises
+        StoreUnavailable."""
+        digest = hashlib.sha256(data).hexdigest()
+        self._write(digest, data)
+        same = self._read(digest, self.keys) == data
+        self.release([digest])
+        return same
+
+    def _write(self, digest: str, data: bytes) -> None:
+        keys = self.keys
+        # signature first, so that the bytes never exist without one
+        if keys is not None and keys.signs:
+            self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
+        self._files.write(digest, data)
+
+    def _is_good(self, digest: str) -> bool:
+        """Whether the bytes are there, signed with the current key."""
+        keys = self.keys
+        try:
+            self._read(digest, keys and Keys(keys.public[:1]))
+        except KeyError:
+            return False
+        return True
+
+    def get(self, digest: str) -> bytes:
+        """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a
+        valid signature."""
+        _check(digest)
+        before = self._keyed
+        try:
+            return self._checked(digest, *before)
+        except ArtifactRefused:
+            self.refresh()
+            if self._keyed is before:  # another thread may have taken them
+                raise
+        return self._checked(digest, *self._keyed)
+
+    def _checked(self, digest: str, keys: Keys | None, cache: ArtifactCache) -> bytes:
+        data = cache.get(digest)
+        if data is None:
+            data = self._read(digest, keys)
+            cache.put(digest, data)
+        return data
+
+    def signed(self, digest: str) -> dict[str, bytes]:
+        """The files of an artifact by name, for those who verify it: its bytes, and its signature
+        by the current key.
+
+        Raises what `get` does.
+        """
+        files, keys = {digest: self.get(digest)}, self.keys
+        if keys is not None and keys.signs:
+            files[f"{digest}.{keys.ids[0]}"] = keys.sign(digest)
+        return files
+
+    def _read(self, digest: str, keys: Keys | None) -> bytes:
+        """The bytes in the store, verified with these keys."""
+        try:
+            data = self._files.read(digest)
+        except FileNotFoundError:
+            raise KeyError(digest) from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise KeyError(digest)
+        if keys is not None and not any(
+            self._is_signed(digest, keys, key_id) for key_id in keys.ids
+        ):
+            raise ArtifactRefused(digest)
+        return data
+
+    def _is_signed(self, digest: str, keys: Keys, key_id: str) -> bool:
+        """Whether there is a valid signature by the key of this id."""
+        try:
+            signature = self._files.read(f"{digest}.{key_id}")
+        except FileNotFoundError:
+            return False
+        return keys.is_valid(signature, digest, key_id)
+
+    def sign_again(self, digests: Iterable[str]) -> list[str]:
+        """Sign with the current key what a former one signed, several at a time; returns those that
+        no accepted key signed.
+
+        Their bytes are not read: a signature is of the digest, and bytes are compared with that
+        wherever they are read.
+        """
+        keys, names = self.keys, list(digests)
+        if keys is None:
+            return []
+
+        def sign(digest: str) -> bool:
+            if self._is_signed(digest, keys, keys.ids[0]):
+                return True
+            if not any(self._is_signed(digest, keys, key_id) for key_id in keys.ids[1:]):
+                return False
+            self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
+            return True
+
+        with futures.ThreadPoolExecutor(_SIGNERS) as pool:
+            return [
+                digest
+                for digest, signed in zip(names, pool.map(sign, names), strict=True)
+                if not signed
+            ]
+
+    def prepare(self) -> None:
+        """Mark the store for `check`; a coordinator does so before it publishes work."""
+        self._files.prepare()
+
+    def check(self) -> None:
+        """Raise StoreUnavailable unless a coordinator prepared this store."""
+        self._files.check()
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Let these artifacts expire early, where the store expires entries: no job needs them."""
+        self._files.release(self._names(digests))
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Delete these artifacts; where the store expires entries, let them expire early. No job
+        needs them."""
+        self._files.remove(self._names(digests))
+
+    def renew(self, digests: Iterable[str]) -> None:
+        """Let those of these artifacts that are there live on, where the store expires entries."""
+        self._files.renew(self._names(digests))
+
+    def _names(self, digests: Iterable[str]) -> list[str]:
+        """The files of artifacts, signatures by former keys included; there is no harm in naming
+        those that are not there."""
+        suffixes = ("", *(f".{key_id}" for key_id in self.keys.ids)) if self.keys else ("",)
+        return [digest + suffix for digest in digests for suffix in suffixes]
+
+
+def _keyed(keys: Keys | None, folder: Path, bound_bytes: int) -> tuple[Keys | None, ArtifactCache]:
+    """Keys and the copies that were verified with them, for no signature is verified when a copy is
+    used."""
+    return keys, ArtifactCache(folder / ("-".join(keys.ids) if keys else "unsigned"), bound_bytes)
+
+
+def store_url(settings: Settings) -> str:
+    """fsspec URL of the store of these settings; empty if Redis holds the artifacts."""
+    in_redis = settings.artifacts_url is None and _redis_of(settings).startswith(
+        ("redis:", "rediss:", "unix:")
+    )
+    return "" if in_redis else settings.artifacts_url or folder_url(settings.home / "artifacts")
+
+
+def _redis_of(settings: Settings) -> str:
+    shared = settings.redis_url or settings.broker_url
+    return shared.get_secret_value() if shared else ""
+
+
+def _check(digest: str) -> None:
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise KeyError(digest)

@@ -1,0 +1,1 @@
+"""The process that claims, publishes, drains and reaps, and the run that holds one."""

@@ -1,0 +1,214 @@
+"""User actions on jobs: retry errored ones, cancel unfinished ones; in bulk, idempotent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db import configs, jobs
+from tuna.db.batches import parts
+from tuna.db.engine import reading, retrying, writing
+from tuna.db.models import ConfigTag, Job
+from tuna.db.types import utc_now
+from tuna.errors import NotFound
+from tuna.jobs.states import check, is_open, waiting
+from tuna.libraries.base import Library
+from tuna.search import rounds
+from tuna.vocabulary import State
+
+#: Jobs changed in one transaction, so that claiming and draining can run concurrently.
+_BATCH = 20_000
+#: In the order of the transitions, so that a job which advances meanwhile is found by a later
+#: query.
+_ORDER = (
+    State.NEW,
+    State.SEARCHING,
+    State.COMPILE_QUEUED,
+    State.COMPILING,
+    State.COMPILED,
+    State.EVAL_QUEUED,
+    State.EVALUATING,
+)
+#: Columns of a job that is tried as if it had never been.
+_FORGIVEN = {"failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "avoid": None}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Filter for jobs of a session; fields that are not given match all."""
+
+    session_id: int
+    jobs: Sequence[int] = ()
+    tag: str | None = None
+    cause: str | None = None
+
+
+@dataclass
+class Canceled:
+    """Numbers of canceled jobs by their former state, and the chunks that they were in.
+
+    Without its lease a chunk's worker stops at once, and the reaper takes other jobs of the chunk
+    back, uncharged.
+    """
+
+    states: dict[str, int] = field(default_factory=dict)
+    chunks: set[str] = field(default_factory=set)
+
+
+def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str, int]:
+    """Send errored jobs back to the step that failed, with all attempts before them; returns how
+    many by step.
+
+    Canceled jobs begin anew if they are named. A search whose canceled rounds do goes on.
+    """
+    moved = _begin_anew(engine, selection) if selection.jobs and selection.cause is None else {}
+    for step, state in _groups(engine, selection):
+        if state is not State.ERRORED:
+            continue
+        first = sa.or_(Job.steps == step, Job.steps.startswith(f"{step},", autoescape=True))
+        for steps, condition in (((step,), first), (("", step), ~first)):
+            to = check(State.ERRORED, waiting(step, steps, library.step(step).resource))
+            values = {**_FORGIVEN, "state": to.value}
+            count = _move(engine, selection, [*_at(selection, step, state), condition], values)
+            if count:
+                moved[step] = moved.get(step, 0) + count
+    return moved
+
+
+def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
+    """Send canceled jobs that are named back to their first step; returns how many by step."""
+    moved: Counter[str] = Counter()
+    to = check(State.CANCELED, State.NEW).value
+    for part in parts(selection.jobs):
+        for attempt in retrying():
+            with attempt, writing(engine) as connection:
+                where = (
+                    Job.id.in_(part),
+                    Job.session_id == selection.session_id,
+                    Job.state == State.CANCELED.value,
+                )
+                found = connection.execute(
+                    sa.select(Job.id, Job.steps).where(*where).with_for_update()
+                )
+                first = {job_id: jobs.step_names(steps)[0] for job_id, steps in found}
+                for job_id, step in first.items():
+                    values = {**_FORGIVEN, "state": to, "step": step, "updated_at": utc_now()}
+                    connection.execute(sa.update(Job).where(Job.id == job_id).values(**values))
+                rounds.resume(connection, first)
+        moved.update(first.values())
+    return dict(moved)
+
+
+def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Canceled:
+    """Cancel every job that is not finished; late results of its attempts are refused. A search
+    opens no more rounds."""
+    done = Canceled()
+    while _cancel_once(engine, library, selection, done):
+        pass  # a job that a worker returned meanwhile is found by the next round
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            # says of searches that they ended
+            rounds.load(connection, selection.session_id, library)
+    return done
+
+
+def _cancel_once(engine: sa.Engine, library: Library, selection: Selection, done: Canceled) -> int:
+    moved = 0
+    groups = _groups(engine, selection)
+    for step, state in sorted(
+        (g for g in groups if g[1] in _ORDER), key=lambda g: _ORDER.index(g[1])
+    ):
+        if not is_open(state, library.step(step).resource):
+            continue  # `compiled` after the last CPU step is finished
+        values = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None}
+        count = _move(engine, selection, _at(selection, step, state), values, done.chunks)
+        if count:
+            done.states[state.value] = done.states.get(state.value, 0) + count
+        moved += count
+    return moved
+
+
+def _groups(engine: sa.Engine, selection: Selection) -> list[tuple[str, State]]:
+    with reading(engine) as connection:
+        if selection.tag is not None:
+            configs.require_tag(connection, selection.tag)
+        _require_jobs(connection, selection)
+        return [
+            (step, State(state)) for state, step in jobs.by_state(connection, selection.session_id)
+        ]
+
+
+def _require_jobs(connection: sa.Connection, selection: Selection) -> None:
+    there: set[int] = set()
+    for part in parts(selection.jobs):
+        statement = sa.select(Job.id).where(
+            Job.id.in_(part), Job.session_id == selection.session_id
+        )
+        there |= set(connection.execute(statement).scalars())
+    missing = sorted(set(selection.jobs) - there)
+    if missing:
+        raise NotFound(
+            f"Session {selection.session_id} has no job {', '.join(map(str, missing[:10]))}."
+        )
+
+
+def _at(selection: Selection, step: str, state: State) -> list[Any]:
+    """Conditions that index ix_job_claim (session_id, step, state, id) serves, and those of the
+    selection."""
+    where: list[Any] = [
+        Job.session_id == selection.session_id,
+        Job.step == step,
+        Job.state == state.value,
+    ]
+    if selection.tag is not None:
+        where.append(
+            Job.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == selection.tag))
+        )
+    if selection.cause is not None:
+        where.append(Job.cause == selection.cause)
+    return where
+
+
+def _move(
+    engine: sa.Engine,
+    selection: Selection,
+    where: list[Any],
+    values: dict[str, Any],
+    chunks: set[str] | None = None,
+) -> int:
+    """Update the jobs in batches; adds their chunks to `chunks`."""
+    moved = 0
+    for part in parts(selection.jobs) if selection.jobs else [()]:
+        narrowed = [*where, Job.id.in_(part)] if part else where
+        last: int | None = 0
+        while last is not None:
+            for attempt in retrying():
+                with attempt, writing(engine) as connection:
+                    count, high, found = _move_batch(connection, narrowed, last, values)
+            moved, last = moved + count, high
+            if chunks is not None:
+                chunks |= found
+    return moved
+
+
+def _move_batch(
+    connection: sa.Connection, where: list[Any], last: int, values: dict[str, Any]
+) -> tuple[int, int | None, set[str]]:
+    """(jobs moved, last id looked at or None at the end, chunks they were in)."""
+    batch = sa.select(Job.id).where(*where, Job.id > last).order_by(Job.id).limit(_BATCH).subquery()
+    high = connection.execute(sa.select(sa.func.max(batch.c.id))).scalar()
+    if high is None:
+        return 0, None, set()
+    these = [*where, Job.id > last, Job.id <= high]
+    chunks: set[str] = set()
+    if "chunk" in values:
+        statement = sa.select(Job.chunk).where(*these, Job.chunk.is_not(None)).distinct()
+        chunks = {chunk for chunk in connection.execute(statement).scalars() if chunk}
+    count = connection.execute(
+        sa.update(Job).where(*these).values(**values, updated_at=utc_now())
+    ).rowcount
+    return count, high, chunks

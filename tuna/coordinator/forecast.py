@@ -1,0 +1,126 @@
+"""What is left of a session, by its latest jobs, and how long their stages took."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db import jobs
+from tuna.db.batches import parts
+from tuna.db.models import Job, StepResult
+from tuna.jobs.serving import SessionWork
+from tuna.jobs.states import is_open
+from tuna.policies import StageKind, StageTimes
+from tuna.search import rounds
+
+#: Number of the latest jobs of each state and step that the others are taken to be like.
+_SAMPLE = 100
+
+
+@dataclass(frozen=True)
+class Left:
+    """Jobs of a session that have not ended, and what they have to go through.
+
+    Of a search these are its open rounds, and those that may follow where its options say how many
+    at most.
+    """
+
+    jobs: int  #: a search is one
+    stages: Mapping[StageKind, float]  #: how often each is still to be run
+    sample: Mapping[int, str]  #: latest jobs, ended ones too, with their solvers as in `StageKind`
+    is_bounded: bool = True  #: False: its searches have no known number of rounds
+
+    def seconds(self, times: StageTimes) -> dict[str, float]:
+        """By queue: the predicted work of one process, without stages of which no duration is
+        known."""
+        found: dict[str, float] = defaultdict(float)
+        for kind, number in self.stages.items():
+            if prediction := times.predict(kind):
+                found[kind.queue] += number * prediction.seconds
+        return dict(found)
+
+    def is_known(self, times: StageTimes) -> bool:
+        """Whether all of it can be predicted."""
+        return self.is_bounded and all(times.predict(kind) for kind in self.stages)
+
+    def error(self, times: StageTimes) -> float | None:
+        """The errors of the predictions (`Prediction.error`), weighted by the predicted work; None
+        where nothing is."""
+        found = [
+            (number, one) for kind, number in self.stages.items() if (one := times.predict(kind))
+        ]
+        whole = sum(number * one.seconds for number, one in found)
+        return (
+            sum(number * one.seconds * one.error for number, one in found) / whole
+            if whole
+            else None
+        )
+
+
+def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
+    """What the duration of a step is predicted by."""
+    return StageKind(work.queue(work.library.step(step)), str(solver_id), step)
+
+
+def left(connection: sa.Connection, work: SessionWork) -> Left:
+    """What is left of the session. Jobs are counted by state and step, and taken to have the
+    solvers and steps of the latest."""
+    stages: dict[StageKind, float] = defaultdict(float)
+    sample: dict[int, str] = {}
+    unfinished = 0
+    for (state, step), count in jobs.by_state(connection, work.session_id).items():
+        latest = _latest(connection, work.session_id, state, step)
+        sample |= {row.id: str(row.solver_id) for row in latest}
+        if not is_open(state, work.library.step(step).resource):
+            continue
+        unfinished += count
+        alike = Counter((row.solver_id, row.steps) for row in latest)
+        for (solver_id, steps), number in alike.items():
+            order = jobs.step_names(steps)
+            for later in order[order.index(step) :]:
+                stages[stage_kind(work, solver_id, later)] += count * number / alike.total()
+    if work.library.search is None:
+        return Left(unfinished, dict(stages), sample)
+    to_come = rounds.to_come(connection, work.session_id, work.library)
+    for solver_id, number in (to_come or {}).items():
+        for one in (work.library.search, *work.library.steps):
+            stages[stage_kind(work, solver_id, one.name)] += number
+    of_searches = rounds.unfinished(connection, work.session_id, work.library)
+    unfinished += of_searches.searches - of_searches.rounds
+    return Left(
+        unfinished,
+        {kind: number for kind, number in stages.items() if number},
+        sample,
+        to_come is not None,
+    )
+
+
+def learn(
+    connection: sa.Connection, work: SessionWork, sample: Mapping[int, str], times: StageTimes
+) -> None:
+    """Note the durations of the good attempts at these jobs of the session; by the unique key
+    (job_id, step, attempt)."""
+    columns = (StepResult.job_id, StepResult.step, StepResult.started_at, StepResult.ended_at)
+    for part in parts(sorted(sample)):
+        good = (StepResult.job_id.in_(part), StepResult.ok.is_(True))
+        for job_id, step, started_at, ended_at in connection.execute(
+            sa.select(*columns).where(*good)
+        ):
+            if started_at and ended_at:
+                kind = stage_kind(work, int(sample[job_id]), step)
+                times.note(kind, (ended_at - started_at).total_seconds())
+
+
+def _latest(connection: sa.Connection, session_id: int, state: str, step: str) -> Sequence[Any]:
+    """The latest jobs of a state: the end of a range of ix_job_claim."""
+    query = (
+        sa.select(Job.id, Job.solver_id, Job.steps)
+        .where(Job.session_id == session_id, Job.step == step, Job.state == state)
+        .order_by(Job.id.desc())
+        .limit(_SAMPLE)
+    )
+    return connection.execute(query).all()

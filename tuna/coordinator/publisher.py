@@ -1,0 +1,249 @@
+"""Claims and publishes what a policy chooses, within what the queues may hold."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+import structlog
+from celery import Celery
+
+from tuna.artifacts.store import Artifacts
+from tuna.coordinator import provision
+from tuna.coordinator.empty_steps import EmptySteps
+from tuna.coordinator.snapshots import Snapshots
+from tuna.db.engine import retrying, writing
+from tuna.db.models import Job
+from tuna.jobs.aside import Aside
+from tuna.jobs.serving import SessionWork
+from tuna.libraries.base import Step
+from tuna.policies import OpenStep, Policy, Share, Snapshot
+from tuna.queue.chunk_size import ChunkSizer
+from tuna.queue.claim import ClaimedChunk, claim
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk, summary, task_message, title
+from tuna.queue.results import is_nearly_full
+from tuna.search import open_searches, round_parts
+from tuna.settings import Settings
+from tuna.vocabulary import Resource
+from tuna.workers.health import REPEAT_S
+from tuna.workers.runner import DEVICE_WAIT_S
+
+log = structlog.get_logger(__name__)
+
+_FULL_BACKOFF_S = 5.0
+#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a
+#: priority and urgent steps, and of the others.
+_URGENT, _ORDINARY = 0, 3
+#: Rides out a short outage of the broker.
+_RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
+
+
+def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
+    """Celery's hard limit of a chunk; a device may have to repeat an item after a failure."""
+    limit_s = sum(work.library.time_limit_s(step, item) for item in chunk.items)
+    again_s = REPEAT_S if step.resource is Resource.DEVICE else 0.0
+    return math.ceil(limit_s + DEVICE_WAIT_S + again_s) + 30
+
+
+def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool] | None:
+    """Which of the jobs that wait for the step are meant, None: all; `chooses`: see
+    `Publisher._publish`."""
+    if chooses:
+        return Job.id.in_(step.jobs) if step.jobs else ~open_searches.is_round(work)
+    if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
+        return open_searches.goes_on(work) if step.continues else ~open_searches.goes_on(work)
+    return None
+
+
+class Publisher:
+    """Fills the queues of some sessions."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        client: redis.Redis,
+        celery: Celery,
+        settings: Settings,
+        artifacts: Artifacts,
+        leases: Leases,
+        pace: ChunkSizer,
+        aside: Aside,
+        snapshots: Snapshots,
+        *,
+        fixed_workers: bool = False,
+    ) -> None:
+        """`fixed_workers`: see `Coordinator`."""
+        self.leases = leases
+        self._engine = engine
+        self._client = client
+        self._celery = celery
+        self._settings = settings
+        self._artifacts = artifacts
+        self._pace = pace
+        self._aside = aside
+        self._snapshots = snapshots
+        self._fixed_workers = fixed_workers
+        self._policy: Policy | None = None  #: the latest
+        self._empty = EmptySteps(engine)
+        # session, queue -> number of its last share there
+        self._served: dict[tuple[int, str], int] = {}
+        self._full_until = 0.0
+
+    def expect(self, due: Iterable[tuple[int, str]]) -> None:
+        """Jobs of these sessions wait for these steps by now."""
+        self._empty.expect(due)
+
+    def publish(self, works: Collection[SessionWork], *, members: bool = False) -> int:
+        """Claim and publish as much as the queues may hold; returns the number of chunks.
+
+        `members`: some chunks were dealt to members, which have more of them than processes.
+        """
+        policy = self._snapshots.policy(works)
+        if policy is not self._policy:  # to which a step may have other jobs
+            self._policy = policy
+            self._empty.clear()
+        waiting, running = self.leases.published()
+        snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
+        if self._fixed_workers:
+            snapshot = replace(
+                snapshot, ahead=self._ahead(works, least=int(members)), running=running
+            )
+        with_room = [one for one in snapshot.open if snapshot.room(one.queue)]
+        self._empty.look_for_expected(with_room)
+        empty = [one for one in with_room if not one.jobs and one in self._empty]
+        known = [one for one in with_room if one.jobs or one not in self._empty]
+        sent = self._fill(works, policy, snapshot, waiting, known)
+        # What other processes added comes after what processes wait for.
+        if self._empty.look(one for one in empty if snapshot.room(one.queue)):
+            found = [one for one in empty if one not in self._empty]
+            sent += self._fill(works, policy, snapshot, waiting, found)
+        return sent
+
+    def _fill(
+        self,
+        works: Collection[SessionWork],
+        policy: Policy,
+        snapshot: Snapshot,
+        waiting: Counter[str],
+        open_steps: Iterable[OpenStep],
+    ) -> int:
+        """Publish of these steps what the policy chooses, counted in the snapshot's `waiting`;
+        returns the number of chunks."""
+        sent = 0
+        steps = {id(one): one for one in open_steps}
+        by_id = {work.session_id: work for work in works}
+        while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
+            if self._is_full():
+                break
+            for share in shares:
+                step, work = share.step, by_id[share.step.session_id]
+                chunks, all_claimed = 0, True
+                with self._aside.guard(work):
+                    chooses = self._snapshots.chooses(policy, work)
+                    sharing = {one.session_id for one in snapshot.open if one.queue == step.queue}
+                    devices = snapshot.processes.get(step.queue, 0) // max(1, len(sharing))
+                    chunks, all_claimed = self._publish(
+                        work, share, chooses=chooses, devices=devices
+                    )
+                    self._aside.served(work)
+                sent += chunks
+                waiting[step.queue] += chunks
+                if step.jobs or all_claimed:
+                    del steps[id(step)]
+        return sent
+
+    def _ahead(self, works: Collection[SessionWork], least: int) -> dict[str, int]:
+        """By queue of long chunks, how many may wait for each process (`ChunkSizer.ahead`)."""
+        steps: dict[str, set[tuple[int, str]]] = defaultdict(set)
+        for work in self._aside.others(works):
+            with self._aside.guard(work):
+                for step in work.steps:
+                    steps[work.queue(step)].add((work.session_id, step.name))
+        found = {queue: self._pace.ahead(keys) for queue, keys in steps.items()}
+        return {queue: max(ahead, least) for queue, ahead in found.items() if ahead is not None}
+
+    def _publish(
+        self, work: SessionWork, share: Share, *, chooses: bool, devices: int
+    ) -> tuple[int, bool]:
+        """How many chunks were published, and whether no job waits for the step any more.
+
+        `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of
+        the live processes.
+        """
+        step = work.library.step(share.step.step)
+        size = self._pace.chunk(work.session_id, step)
+        batch = self._settings.claim_batch
+        wanted = min(share.chunks, max(1, batch // size))
+        only = _jobs_of(work, share.step, chooses=chooses)
+        chunks: list[ClaimedChunk] = []
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                if work.library.search is not None and round_parts.divide(
+                    connection, work.session_id, step, devices
+                ):
+                    size = 1  # a chunk is for one device
+                chunks = claim(
+                    connection, work.scope, step, min(batch, wanted * size), size, wanted, only
+                )
+                # The library's code, before the commit: if it fails, nothing was claimed.
+                limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
+        all_claimed = len(chunks) < wanted
+        if all_claimed and not share.step.jobs:
+            self._empty.note(share.step, step.resource, only)
+        if not chunks:
+            return 0, True
+        self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
+        provision.provide(
+            self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items)
+        )
+        self.leases.open((chunk.id for chunk in chunks), share.step.queue)
+        with self._celery.producer_or_acquire() as producer:
+            for chunk, limit_s in zip(chunks, limits_s, strict=True):
+                self.send(producer, work, step, chunk, limit_s)
+        return len(chunks), all_claimed
+
+    def send(
+        self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk, limit_s: int
+    ) -> None:
+        """Publish one chunk."""
+        environment = work.environment
+        message = Chunk(
+            id=chunk.id,
+            namespace=work.namespace,
+            library=work.library.name,
+            step=step.name,
+            environment=environment.machine_key if step.resource is Resource.DEVICE else "",
+            toolchain=environment.toolchain,
+            items=chunk.items,
+        )
+        self._celery.send_task(
+            "tuna.run_chunk",
+            kwargs=task_message(message),
+            # What Celery's events say of the task, and Flower shows.
+            shadow=title(message),
+            argsrepr="()",
+            kwargsrepr=summary(message),
+            queue=work.queue(step),
+            producer=producer,
+            priority=_URGENT if work.priority or step.urgent else _ORDINARY,
+            time_limit=limit_s,
+            ignore_result=True,
+            retry=True,
+            retry_policy=_RETRY_POLICY,
+        )
+
+    def _is_full(self) -> bool:
+        if time.monotonic() < self._full_until:
+            return True
+        if is_nearly_full(self._client):
+            log.warning("publishing paused: Redis nearly full")
+            self._full_until = time.monotonic() + _FULL_BACKOFF_S
+            return True
+        return False

@@ -1,0 +1,338 @@
+"""Runs sessions from one process: enqueues, drains and, on request, starts local workers, until all
+jobs are done."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from tuna.coordinator.coordinator import Coordinator
+from tuna.db import jobs, searches, server_errors, sessions
+from tuna.db.engine import reading
+from tuna.db.searches import Searches
+from tuna.errors import ServiceError, TunaError
+from tuna.jobs.aside import Aside
+from tuna.jobs.serving import SessionWork, read_works
+from tuna.jobs.states import is_open
+from tuna.libraries.base import Library
+from tuna.libraries.registry import get_library
+from tuna.queue.connection import connect, ensure_services, make_celery
+from tuna.sandbox.cores import build_cpus, compile_cpus
+from tuna.search import followers, rounds
+from tuna.settings import Settings
+from tuna.vocabulary import SEARCH, Resource, State
+from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
+from tuna.workers.lifetime import LIBRARIES
+
+_COUNT_EVERY_S = 0.5
+#: Counting a million jobs takes a second, so it is limited to this share of the time, or to the
+#: second one when there is nothing else to do.
+_COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
+#: Seconds without progress after which it is asked whose work the workers do.
+_STILL_S = 5.0
+_ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Numbers of jobs of sessions, by state and by what is left to do. A search is one, whatever
+    its rounds."""
+
+    states: dict[str, int]  #: of jobs that do not search
+    total: int
+    unfinished: int  #: still have a step that is being enqueued
+    errored: int  #: jobs, and rounds of searches
+    rounds: dict[str, int] = field(default_factory=dict)  #: of searches, by state
+    searching: int = 0  #: searches among the unfinished
+    to_come: int | None = 0  #: rounds that they may still open; None: no limit is known
+    #: of several sessions: the progress of each
+    sessions: Mapping[int, Progress] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> int:
+        """Jobs that are to be done: all but the canceled ones."""
+        return self.total - self.states.get(State.CANCELED.value, 0)
+
+    @property
+    def finished(self) -> int:
+        """Jobs that were done here."""
+        return self.wanted - self.unfinished
+
+    @property
+    def done(self) -> int:
+        """As `finished`, with rounds in place of searches, which go on for long."""
+        jobs_done = (
+            sum(self.states.values())
+            - self.states.get(State.CANCELED.value, 0)
+            - self.unfinished
+            + self.searching
+        )
+        return jobs_done + self._rounds_ended
+
+    @property
+    def left(self) -> int | None:
+        """Jobs and rounds that are not done; None: not known."""
+        if self.to_come is None:
+            return None
+        rounds_open = sum(self.rounds.values()) - self._rounds_ended
+        return self.unfinished - self.searching + rounds_open + self.to_come
+
+    @property
+    def _rounds_ended(self) -> int:
+        return sum(count for state, count in self.rounds.items() if State(state) in _ENDED)
+
+
+def progress(
+    connection: sa.Connection,
+    library: Library,
+    session_id: int,
+    steps: Sequence[str],
+    tag: str | None = None,
+) -> Progress:
+    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers
+    carry it, without searches."""
+    states: Counter[str] = Counter()
+    found = (
+        Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
+    )
+    unfinished = open_rounds = 0
+    served = {step.name for step in library.served_with(steps)}
+    for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
+        order = jobs.step_names(job_steps)
+        is_round = order[0] == SEARCH
+        if not is_round:
+            states[state] += count
+        if is_open(state, library.step(step).resource) and not served.isdisjoint(
+            order[order.index(step) :]
+        ):
+            open_rounds += count if is_round else 0
+            unfinished += 0 if is_round else count
+    searching = 0
+    to_come: int | None = 0
+    if number := found.total:
+        # Where the step `search` is served elsewhere, a search has to do here what is open of it
+        # now.
+        searching = (
+            rounds.unfinished(connection, session_id, library).searches
+            if SEARCH in served
+            else min(open_rounds, number)
+        )
+        to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
+    errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
+    total_ = sum(states.values()) + number
+    return Progress(
+        dict(states),
+        total_,
+        unfinished + searching,
+        errored,
+        dict(found.rounds),
+        searching,
+        to_come,
+    )
+
+
+def _sum(numbers: Mapping[int, int] | None) -> int | None:
+    return None if numbers is None else sum(numbers.values())
+
+
+def total(parts: Mapping[int, Progress]) -> Progress:
+    """The sum of the progress of sessions."""
+    states: Counter[str] = Counter()
+    of_rounds: Counter[str] = Counter()
+    for part in parts.values():
+        states.update(part.states)
+        of_rounds.update(part.rounds)
+    whole, unfinished, errored, searching = (
+        sum(getattr(part, name) for part in parts.values())
+        for name in ("total", "unfinished", "errored", "searching")
+    )
+    to_come = [part.to_come for part in parts.values()]
+    known = None if None in to_come else sum(filter(None, to_come))
+    return Progress(
+        dict(states), whole, unfinished, errored, dict(of_rounds), searching, known, dict(parts)
+    )
+
+
+def run_sessions(
+    engine: sa.Engine,
+    settings: Settings,
+    session_ids: Collection[int] | None,
+    *,
+    steps: Sequence[str] = (),
+    workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_wait: Callable[[float], None] = lambda _: None,
+    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None,
+    on_stored: Callable[[Collection[int]], None] = lambda _: None,
+) -> Progress:
+    """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
+
+    `session_ids`: None for all sessions of the database with open jobs, also those that get some
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions. `on_wait`
+    is called with the seconds that interrupted workers have to finish what they do, `on_behind`
+    with the number of chunks of each other session that workers do before those of these sessions,
+    `on_stored` with the jobs of which results were stored (`Drain`).
+    """
+    with reading(engine) as connection:
+        works = read_works(connection, session_ids, steps)
+        for session_id in sorted(set(session_ids or ()) - {work.session_id for work in works}):
+            library = sessions.get(connection, session_id).environment.library
+            get_library(library)  # raises, since it is not installed here
+    for name in steps:
+        if session_ids is not None and not any(
+            name in {step.name for step in work.steps} for work in works
+        ):
+            works[0].library.step(name)
+    aside = Aside(engine)
+    for work in works:
+        with aside.guard(work):
+            followers.load(engine, work)  # the last run may have ended before it could
+    watch = _Watch(engine, works, session_ids, steps, on_progress, aside)
+    state = watch.now()
+    if not state.unfinished:
+        if aside.faults:
+            raise TunaError(f"No session could be served: {next(iter(aside.faults.values()))}.")
+        return state
+    ensure_services(settings)
+    celery = make_celery(settings)
+    specs = workers([work.library for work in works])
+    coordinator = Coordinator(
+        engine,
+        connect(settings),
+        celery,
+        settings,
+        works,
+        watch.refresh,
+        aside,
+        on_stored,
+        fixed_workers=bool(specs),
+    )
+    with contextlib.ExitStack() as stack:
+        if specs:
+            stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
+            watch.workers = stack.enter_context(
+                local_workers(settings.home / "logs", specs, settings.shutdown_s, on_wait)
+            )
+        with _outage_in_a_sentence():
+            coordinator.run(lambda: watch.tick(coordinator.ahead, on_behind), watch.finished)
+    return watch.now()
+
+
+@contextlib.contextmanager
+def _outage_in_a_sentence() -> Iterator[None]:
+    """Raise ServiceError in place of the error of a server that was unreachable for longer than the
+    coordinator waits."""
+    try:
+        yield
+    except TunaError:
+        raise
+    except Exception as error:
+        if not server_errors.is_passing(error):
+            raise
+        sentence = (
+            f"Redis or the broker could not be used for ten minutes: {server_errors.words(error)}"
+        )
+        raise ServiceError(
+            sentence, hint="the same command goes on from there; see `tuna doctor`"
+        ) from error
+
+
+def _keep_what_is_done(coordinator: Coordinator) -> None:
+    """Drain what interrupted workers finished or returned; the next run would, but users look at
+    the status before."""
+    with contextlib.suppress(Exception):  # another exception is already being raised to the user
+        while coordinator.drain.once():
+            pass
+
+
+class _Watch:
+    """Periodically counts the sessions' jobs, reports progress, and detects workers that ended."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        works: Sequence[SessionWork],
+        session_ids: Collection[int] | None,
+        steps: Sequence[str],
+        on_progress: Callable[[Progress], None],
+        aside: Aside,
+    ) -> None:
+        self._engine = engine
+        self._aside = aside
+        self._works = {work.session_id: work for work in works}
+        self._session_ids = session_ids
+        self._steps = steps
+        self._on_progress = on_progress
+        self._counted_at = 0.0
+        self._count_s = 0.0
+        self._moved_at = time.monotonic()
+        self._behind: Mapping[int, int] = {}
+        self.counts: dict[int, Progress] = {}
+        self.workers: LocalWorkers | None = None
+
+    def refresh(self) -> Sequence[SessionWork]:
+        """The sessions that are to be served now, with their priorities."""
+        with reading(self._engine) as connection:
+            works = read_works(connection, self._session_ids, self._steps, self._works)
+        self._works |= {work.session_id: work for work in works}
+        return works
+
+    def now(self) -> Progress:
+        started_at = time.monotonic()
+        before = total(self.counts)
+        with reading(self._engine) as connection:
+            for work in self._works.values():
+                with self._aside.guard(work):
+                    served = [step.name for step in work.steps]
+                    if served:
+                        self.counts[work.session_id] = progress(
+                            connection, work.library, work.session_id, served
+                        )
+        state = total(self.counts)
+        self._counted_at = time.monotonic()
+        self._count_s = self._counted_at - started_at
+        if state.unfinished != before.unfinished:
+            self._moved_at = self._counted_at
+        self._on_progress(state)
+        return state
+
+    def tick(
+        self, ahead: Callable[[], Mapping[int, int]], on_behind: Callable[[Mapping[int, int]], None]
+    ) -> None:
+        if self.workers is not None:
+            self.workers.check()
+        if time.monotonic() - self._counted_at >= max(_COUNT_EVERY_S, self._count_s / _COUNT_SHARE):
+            self.now()
+            if self._counted_at - self._moved_at >= _STILL_S:
+                self._moved_at = self._counted_at
+                behind = ahead()
+                if behind and behind.keys() != self._behind.keys():
+                    on_behind(behind)
+                self._behind = behind
+
+    def finished(self) -> bool:
+        if time.monotonic() - self._counted_at < self._count_s / _IDLE_COUNT_SHARE:
+            return False
+        return not self.now().unfinished
+
+
+def default_workers(
+    libraries: Collection[Library], compile_processes: int | None = None
+) -> list[WorkerSpec]:
+    """One worker for the device, and a process for each core that compiles; more where builds
+    borrow those that measure."""
+    known = {LIBRARIES: ",".join(sorted(library.name for library in libraries))}
+    resources = {step.resource for library in libraries for step in library.steps}
+    specs = []
+    if Resource.CPU in resources:
+        borrows = any(library.borrows_cores for library in libraries)
+        processes = compile_processes or len(build_cpus() if borrows else compile_cpus())
+        specs.append(WorkerSpec("compile", processes, env=known))
+    if Resource.DEVICE in resources:
+        specs.append(WorkerSpec("eval", 1, env=known))
+    return specs

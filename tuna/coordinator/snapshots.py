@@ -1,0 +1,184 @@
+"""What a policy decides by, as a coordinator knows it: from SQL, heartbeats and its own leases."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from tuna.coordinator import forecast
+from tuna.coordinator.forecast import Left
+from tuna.db.engine import reading
+from tuna.drain.drain import Ended
+from tuna.jobs.aside import Aside
+from tuna.jobs.serving import SessionWork
+from tuna.policies import (
+    OpenStep,
+    Policy,
+    Progress,
+    Snapshot,
+    StageTimes,
+    deadline,
+    fair,
+    gradient,
+    shortest,
+)
+from tuna.queue.heartbeat import HeartbeatBoard
+from tuna.search import open_searches
+from tuna.search.open_searches import Search
+
+#: How often live workers are counted.
+_COUNT_EVERY_S = 1.0
+#: How often SQL says what is left and how searches get on, and the share of the time that this
+#: takes at most.
+_READ_EVERY_S, _READ_SHARE = 1.0, 0.05
+#: To these the jobs of a session that wait for a step are alike; other policies choose between
+#: rounds of searches.
+_BY_SESSION = (fair, shortest, deadline)
+
+
+class Snapshots:
+    """Takes snapshots of some sessions, with what the policy needs and no more."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        board: HeartbeatBoard,
+        aside: Aside,
+        ended: Ended,
+        bound: int,
+        policy: Policy | None = None,
+    ) -> None:
+        """`ended`: stages that the drain saw end; `bound`: chunks that may wait in a queue;
+        `policy`: None for the default."""
+        self._engine, self._board, self._aside, self._ended, self._bound = (
+            engine,
+            board,
+            aside,
+            ended,
+            bound,
+        )
+        self._given = policy
+        self._processes: Counter[str] = Counter()
+        self._counted_at = self._read_at = -math.inf
+        self._times = StageTimes()
+        self._learned: set[int] = set()  #: sessions whose earlier durations are known
+        self._left: dict[int, Left] = {}
+        self._progress: dict[int, Mapping[Search, Progress]] = {}
+
+    def policy(self, works: Collection[SessionWork]) -> Policy:
+        """The given one; else `gradient` for a single session that searches for layers of models,
+        and `fair` for all others."""
+        if time.monotonic() >= self._read_at:
+            self._read(works)
+        if self._given is not None:
+            return self._given
+        alone = next(iter(works)) if len(works) == 1 else None
+        return (
+            gradient
+            if alone and any(one.weight for one in self._progress_of(alone).values())
+            else fair
+        )
+
+    def take(
+        self,
+        policy: Policy,
+        works: Sequence[SessionWork],
+        waiting: Mapping[str, int],
+        served: Mapping[tuple[int, str], int],
+    ) -> Snapshot:
+        """What is open and what is known of it; `works`: without those that are set aside."""
+        steps: list[OpenStep] = []
+        for work in works:
+            with self._aside.guard(work):
+                steps += self._open_steps(policy, work)
+        kinds = {step.kind for step in steps} if policy is not fair else ()
+        predictions = {kind: one.seconds for kind in kinds if (one := self._times.predict(kind))}
+        return Snapshot(
+            steps,
+            waiting,
+            self._live_processes(),
+            self._bound,
+            now_s=time.time(),
+            served=served,
+            deadline_s={
+                work.session_id: work.deadline.timestamp() for work in works if work.deadline
+            },
+            left_s={
+                (session_id, queue): seconds
+                for session_id, left in self._left.items()
+                for queue, seconds in left.seconds(self._times).items()
+            },
+            predicted_s=predictions,
+        )
+
+    @staticmethod
+    def chooses(policy: Policy, work: SessionWork) -> bool:
+        """Whether the policy sees each round of a search that waits as a separate step, beside the
+        session's other jobs."""
+        return policy not in _BY_SESSION and work.library.search is not None
+
+    def _open_steps(self, policy: Policy, work: SessionWork) -> list[OpenStep]:
+        steps = work.open_steps()
+        if not self.chooses(policy, work):
+            return steps + work.further_rounds()
+        with reading(self._engine) as connection:
+            return steps + open_searches.open_steps(connection, work, self._progress_of(work))
+
+    def _progress_of(self, work: SessionWork) -> Mapping[Search, Progress]:
+        return self._progress.get(work.session_id, {})
+
+    def _read(self, works: Collection[SessionWork]) -> None:
+        """Read what is left of the sessions, and how their searches get on, where the policy needs
+        it."""
+        started_at = time.monotonic()
+        self._left, self._progress = {}, {}
+        known: list[SessionWork] = []
+        for work in self._aside.others(works):
+            with self._aside.guard(work):
+                known += [work] if self._predicts(work) else []
+        if known:
+            self._note_ended(known)
+            with reading(self._engine) as connection:
+                for work in known:
+                    with self._aside.guard(work):
+                        self._read_session(connection, work)
+        ended_at = time.monotonic()
+        self._read_at = ended_at + max(_READ_EVERY_S, (ended_at - started_at) / _READ_SHARE)
+
+    def _predicts(self, work: SessionWork) -> bool:
+        return self._given in (shortest, deadline) or self._follows(work)
+
+    def _follows(self, work: SessionWork) -> bool:
+        return self._given in (None, gradient) and work.library.search is not None
+
+    def _read_session(self, connection: sa.Connection, work: SessionWork) -> None:
+        left = forecast.left(connection, work)
+        if work.session_id not in self._learned:
+            self._learned.add(work.session_id)
+            forecast.learn(connection, work, left.sample, self._times)
+        self._left[work.session_id] = left
+        if self._follows(work):
+            self._progress[work.session_id] = open_searches.progress(connection, work)
+
+    def _note_ended(self, works: Collection[SessionWork]) -> None:
+        """Learn from the stages that ended since the last time, of the sessions whose queues are
+        known here."""
+        by_id = {work.session_id: work for work in works}
+        while self._ended:
+            stage = self._ended.popleft()
+            if work := by_id.get(stage.session_id):
+                with self._aside.guard(work):
+                    kind = forecast.stage_kind(work, stage.solver_id, stage.step)
+                    self._times.note(kind, stage.seconds)
+
+    def _live_processes(self) -> Counter[str]:
+        if time.monotonic() - self._counted_at > _COUNT_EVERY_S:
+            self._counted_at = time.monotonic()
+            self._processes = Counter(
+                queue for one in self._board.live() if not one.aside for queue in one.queues
+            )
+        return self._processes

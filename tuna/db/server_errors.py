@@ -1,0 +1,44 @@
+"""What kind of error Redis, the broker, SQL or the artifact store raised: whether waiting, room or
+another value would help."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from kombu.exceptions import OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from tuna.db import engine
+from tuna.errors import StorageFull, StoreUnavailable
+from tuna.services import redis_client
+
+
+class ErrorKind(str, Enum):
+    """Kinds of errors."""
+
+    #: the server is unreachable or unable for a while: the same may succeed later
+    OUTAGE = "outage"
+    FULL = "full"  #: there is no space left: the same succeeds once there is
+    REFUSED = "refused"  #: a row has a value that the database does not take
+    BUG = "bug"  #: anything else
+
+
+def kind(error: BaseException) -> ErrorKind:
+    """The kind of the error."""
+    if isinstance(error, StorageFull) or redis_client.is_full(error):
+        return ErrorKind.FULL
+    unreachable = isinstance(error, OperationalError | ConnectionError | StoreUnavailable)
+    if unreachable or redis_client.is_outage(error) or engine.is_outage(error):
+        return ErrorKind.OUTAGE
+    return ErrorKind.REFUSED if isinstance(error, DataError | IntegrityError) else ErrorKind.BUG
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a repetition may succeed: an outage passes, a full Redis is drained, a full disk gets
+    room from its owner."""
+    return kind(error) in (ErrorKind.OUTAGE, ErrorKind.FULL)
+
+
+def words(error: BaseException) -> str:
+    """What the server said, in short."""
+    return str(error.orig if isinstance(error, DBAPIError) else error)[:1000]

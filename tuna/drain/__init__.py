@@ -1,0 +1,1 @@
+"""Results from Redis into SQL: checks, trials, winners, moves of jobs."""

@@ -1,0 +1,165 @@
+"""Checks results against their jobs before anything is written: what a worker cannot know is cut,
+or fails the result.
+
+They hold for every worker, own or a member, however its report came here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+import structlog
+
+from tuna.db.batches import parts
+from tuna.db.models import Job
+from tuna.libraries import items
+from tuna.libraries.base import Library
+from tuna.libraries.items import StepResult
+from tuna.libraries.results import is_time
+from tuna.queue.messages import Report
+from tuna.vocabulary import Cause
+
+log = structlog.get_logger(__name__)
+
+#: Clocks of coordinators may differ by so much: one leases a chunk, another drains its results.
+_SKEW_S = 1.0
+#: Characters of a device's name that are left where the name of a member follows.
+_DEVICE_CHARS = 120
+
+
+class Leased(Protocol):
+    """A job with the moment of its lease, UTC in ISO form."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def leased_at(self) -> str | None: ...
+
+
+@dataclass
+class _Lease:
+    """The lease of a chunk."""
+
+    began_s: float  #: since the epoch
+    lasted_s: float
+    left_s: float  #: of it, that no result has used
+
+
+class ResultChecks:
+    """Checks the results of one batch."""
+
+    def __init__(self, now: datetime, most_trials: Mapping[int, int]) -> None:
+        """`most_trials`: how many trials each job asked for, from `trials_asked`."""
+        self._now_s = now.timestamp()
+        self._most_trials = most_trials
+        self._leases: dict[str, _Lease] = {}  # by chunk
+
+    def checked(self, job: Leased, result: StepResult, report: Report) -> StepResult:
+        """Return the result as it may count for its job."""
+        most = self._most_trials.get(job.id)
+        if most is not None and len(result.trials) > most:
+            result = _too_many(result, most)
+        return _of_member(self._within_lease(job, sane(result), report.chunk), report.member)
+
+    def _within_lease(self, job: Leased, result: StepResult, chunk: str) -> StepResult:
+        """The result with times between the chunk's lease and now, of which the items of a report
+        share one."""
+        if chunk not in self._leases:
+            leased_s = _epoch(job.leased_at) if job.leased_at else self._now_s
+            lasted_s = max(0.0, self._now_s - leased_s) + _SKEW_S
+            self._leases[chunk] = _Lease(leased_s, lasted_s, lasted_s)
+        lease = self._leases[chunk]
+        took_s, busy_s = result.ended_at - result.started_at, result.busy_s
+        is_within = lease.began_s - _SKEW_S <= result.started_at <= result.ended_at <= self._now_s
+        if is_within and (busy_s or took_s) <= lease.left_s:
+            lease.left_s -= busy_s or took_s
+            return result
+        took_s = min(max(0.0, took_s), lease.lasted_s if busy_s else lease.left_s)
+        busy_s = min(busy_s, lease.left_s)
+        lease.left_s -= busy_s or took_s
+        if not result.started_at and not result.ended_at:  # not known
+            return result.model_copy(update={"busy_s": busy_s})
+        ended_s = max(min(result.ended_at, self._now_s), lease.began_s - _SKEW_S + took_s)
+        times = {"started_at": ended_s - took_s, "ended_at": ended_s, "busy_s": busy_s}
+        return result.model_copy(update=times)
+
+
+def trials_asked(
+    connection: sa.Connection, libraries: Mapping[int, Library], results: Iterable[StepResult]
+) -> dict[int, int]:
+    """Return how many trials the jobs asked for of which a result has several. `libraries`: by
+    session."""
+    found: dict[int, int] = {}
+    for part in parts(sorted({result.job_id for result in results if len(result.trials) > 1})):
+        query = sa.select(Job.id, Job.session_id, Job.options).where(Job.id.in_(part))
+        for job_id, session_id, options in connection.execute(query):
+            if session_id in libraries:
+                found[job_id] = _asked(libraries[session_id], options)
+    return found
+
+
+def _asked(library: Library, options: Mapping[str, Any]) -> int:
+    try:
+        return library.most_trials(options)
+    except Exception as error:  # a plug-in's own code
+        log.error(
+            "library failed to say how many trials a job asks for",
+            fault=f"{type(error).__name__}: {error}",
+        )
+        return Library.most_trials(library, options)
+
+
+def _too_many(result: StepResult, most: int) -> StepResult:
+    text = f"the result has {len(result.trials)} trials, and its job asked for {most} at most"
+    facts = {
+        "ok": False,
+        "cause": Cause.INFRA,
+        "output_tail": text,
+        "trials": (),
+        "kernels": None,
+        "workload": None,
+    }
+    return result.model_copy(update=facts)
+
+
+def _of_member(result: StepResult, member: str) -> StepResult:
+    """The result with a device of the member's own: what it says of that changes no device that
+    others have."""
+    if not member or result.device is None:
+        return result
+    name = f"{result.device.name[:_DEVICE_CHARS]} of {member}"[:255]
+    return result.model_copy(update={"device": result.device.model_copy(update={"name": name})})
+
+
+def _epoch(moment: str) -> float:
+    return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
+
+
+def sane(result: StepResult) -> StepResult:
+    """The result with every impossible time turned into a failed trial."""
+    if all(trial.time_ms is None or _possible(trial) for trial in result.trials):
+        return result
+    trials = tuple(
+        trial if trial.time_ms is None or _possible(trial) else _failed(trial)
+        for trial in result.trials
+    )
+    good = any(trial.cause is None for trial in trials)
+    update: dict[str, Any] = {"trials": trials, "ok": result.ok and good}
+    if result.ok and not good:
+        update |= {"cause": Cause.RUN_ERROR, "output_tail": "no candidate has a possible time"}
+    return result.model_copy(update=update)
+
+
+def _possible(trial: items.Trial) -> bool:
+    bounds = (time for time in (trial.low_ms, trial.high_ms) if time is not None)
+    return all(map(is_time, (trial.time_ms, *trial.times_ms, *bounds)))
+
+
+def _failed(trial: items.Trial) -> items.Trial:
+    facts = {"time_ms": None, "times_ms": (), "low_ms": None, "high_ms": None}
+    text = f"impossible time: {trial.time_ms} ms"
+    return trial.model_copy(update={**facts, "cause": Cause.RUN_ERROR, "output_tail": text})

@@ -1,0 +1,75 @@
+"""Sessions that a coordinator leaves out for a while, since their library's own code failed in it;
+it serves the others."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator
+
+import sqlalchemy as sa
+import structlog
+
+from tuna.db import server_errors, sessions
+from tuna.db.engine import retrying, writing
+from tuna.db.server_errors import ErrorKind
+from tuna.jobs.serving import SessionWork
+
+log = structlog.get_logger(__name__)
+
+#: Seconds after which such a session is tried again.
+_PAUSE_S = 30.0
+
+
+class Aside:
+    """Knows these sessions, and why; `session.fault` says it to others."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._until: dict[int, float] = {}
+        self._served: set[int] = set()  # whose `session.fault` was deleted by this coordinator
+        self.faults: dict[int, str] = {}  #: by session, of those that have not been served since
+
+    def others(self, works: Collection[SessionWork]) -> list[SessionWork]:
+        """Those of `works` that are served now."""
+        now = time.monotonic()
+        return [work for work in works if self._until.get(work.session_id, now) <= now]
+
+    @contextlib.contextmanager
+    def guard(self, work: SessionWork) -> Iterator[None]:
+        """Set the session aside if a bug is raised; what is raised by servers passes."""
+        try:
+            yield
+        except Exception as error:  # a plug-in's own code
+            if server_errors.kind(error) is not ErrorKind.BUG:
+                raise
+            fault = (
+                f"the code of the library {work.library.name} failed: {type(error).__name__}:"
+                f" {error}"
+            )
+            if not self.others([work]):
+                return
+            log.error(
+                "session set aside",
+                session=work.session_id,
+                fault=fault,
+                pause_s=_PAUSE_S,
+                exc_info=error,
+            )
+            self._until[work.session_id] = time.monotonic() + _PAUSE_S
+            self._served.discard(work.session_id)
+            if self.faults.get(work.session_id) != fault:
+                self.faults[work.session_id] = fault
+                self._write(work.session_id, fault)
+
+    def served(self, work: SessionWork) -> None:
+        """Note that the session was served without an error."""
+        self.faults.pop(work.session_id, None)
+        if work.session_id not in self._served:
+            self._served.add(work.session_id)
+            self._write(work.session_id, None)
+
+    def _write(self, session_id: int, fault: str | None) -> None:
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                sessions.set_fault(connection, session_id, fault)

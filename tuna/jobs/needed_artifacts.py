@@ -1,0 +1,140 @@
+"""Which artifacts the jobs that have not ended need, and so how long their bytes live: decided here
+alone.
+
+Artifacts are shared by content: one compiled by a job may be what another waits for. Table
+`job_artifact` has a row for each artifact that a job needs, from the result that named it until the
+job ends. A store that expires entries keeps what has a row, and the files of imported models; the
+rest expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+
+from tuna.artifacts.store import Artifacts
+from tuna.db import networks
+from tuna.db.batches import parts
+from tuna.db.engine import reading, retrying, writing
+from tuna.db.models import Job, JobArtifact
+from tuna.db.upsert import upsert
+from tuna.libraries.items import StepResult
+from tuna.vocabulary import State
+
+#: Seconds between two calls of `keep`; less than what a released artifact may still live.
+KEEP_EVERY_S = 300.0
+_PAGE = 1000
+#: The drain settles a job whose last step ran on a CPU, so that `compiled` is not among them.
+_ENDED = (State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value)
+
+
+def note(connection: sa.Connection, results: Iterable[StepResult]) -> None:
+    """Record what the jobs of these results need later: code of trials, what that refers to, the
+    problem's text."""
+    need(connection, ((result.job_id, digest) for result in results for digest in _named(result)))
+
+
+def need(connection: sa.Connection, pairs: Iterable[tuple[int, str]]) -> None:
+    """Record that jobs need artifacts, as (job, digest); a job that was deleted meanwhile needs
+    none."""
+    wanted = sorted(set(pairs))
+    there: set[int] = set()
+    for part in parts(sorted({job_id for job_id, _ in wanted})):
+        there |= set(
+            connection.execute(
+                sa.select(Job.id).where(Job.id.in_(part)).with_for_update()
+            ).scalars()
+        )
+    rows = [{"digest": digest, "job_id": job_id} for job_id, digest in wanted if job_id in there]
+    upsert(connection, JobArtifact, rows, key=("digest", "job_id"))
+
+
+def settle(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
+    """Forget the needs of jobs that end in this transaction; returns the artifacts that no job
+    needs any more."""
+    unneeded: set[str] = set()
+    for part in parts(job_ids):
+        mine = JobArtifact.job_id.in_(part)
+        digests = set(connection.execute(sa.select(JobArtifact.digest).where(mine)).scalars())
+        if digests:
+            connection.execute(sa.delete(JobArtifact).where(mine))
+            unneeded |= digests
+    return unneeded - needed(connection, unneeded)
+
+
+def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
+    """Those of `digests` that a job needs."""
+    found: set[str] = set()
+    for part in parts(sorted(digests)):
+        query = sa.select(JobArtifact.digest).where(JobArtifact.digest.in_(part)).distinct()
+        found |= set(connection.execute(query).scalars())
+    return found
+
+
+def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
+    """The artifacts that these jobs need."""
+    found: set[str] = set()
+    for part in parts(sorted(job_ids)):
+        found |= set(
+            connection.execute(
+                sa.select(JobArtifact.digest).where(JobArtifact.job_id.in_(part))
+            ).scalars()
+        )
+    return found
+
+
+def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
+    """Renew what jobs and models need, and release what canceled jobs, and those whose workers were
+    lost, needed.
+
+    It may run in several coordinators at once. Memory is that of a page, whatever the number of
+    jobs.
+    """
+    with reading(engine) as connection:
+        files = networks.files(connection)
+    artifacts.renew(files)
+    last = ""
+    while True:
+        ended = sa.func.min(sa.case((Job.state.in_(_ENDED), 1), else_=0))  # 1: all of its jobs have
+        query = (  # primary key (digest, job_id): a range in order
+            sa.select(
+                JobArtifact.digest,
+                ended.label("unneeded"),
+                sa.func.max(Job.state.in_(_ENDED)).label("some"),
+            )
+            .join(Job, Job.id == JobArtifact.job_id)
+            .where(JobArtifact.digest > last)
+            .group_by(JobArtifact.digest)
+            .order_by(JobArtifact.digest)
+            .limit(_PAGE)
+        )
+        with reading(engine) as connection:
+            page = connection.execute(query).all()
+        if not page:
+            return
+        last = page[-1].digest
+        some = [row.digest for row in page if row.some]
+        if some:
+            gone = (
+                sa.select(Job.id)
+                .where(Job.id == JobArtifact.job_id, Job.state.in_(_ENDED))
+                .exists()
+            )
+            for attempt in retrying():
+                with attempt, writing(engine) as connection:
+                    connection.execute(
+                        sa.delete(JobArtifact).where(JobArtifact.digest.in_(some), gone)
+                    )
+        artifacts.renew(row.digest for row in page if not row.unneeded)
+        artifacts.release(row.digest for row in page if row.unneeded)
+
+
+def _named(result: StepResult) -> set[str]:
+    found: set[str | None] = {
+        result.workload,
+        *(trial.artifact for trial in result.trials if trial.cause is None),
+    }
+    return {
+        digest for digest in (*found, *(code.artifact for code in result.kernels or ())) if digest
+    }

@@ -1,0 +1,203 @@
+"""The sessions that a coordinator serves, as it finds them in SQL."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import MappingProxyType
+
+import sqlalchemy as sa
+
+from tuna.db import sessions
+from tuna.db.batches import parts
+from tuna.db.models import Environment as EnvironmentRow
+from tuna.db.models import Job, Session
+from tuna.jobs.scope import Scope
+from tuna.jobs.states import CLAIMABLE
+from tuna.libraries.base import Environment, Library, Step
+from tuna.libraries.registry import find_library
+from tuna.policies import OpenStep
+from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
+
+
+@dataclass(frozen=True)
+class SessionWork:
+    """The facts about a session that a coordinator needs."""
+
+    session_id: int
+    namespace: str
+    environment: Environment
+    library: Library
+    priority: int = 0
+    #: names of the steps to serve, of those that the library has; all when empty
+    only: Sequence[str] = ()
+    deadline: datetime | None = None  #: when it should have ended
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps that are served, in order."""
+        mine = {step.name for step in self.library.every_step}
+        names = [name for name in self.only if name in mine]
+        return self.library.served_with(names) if names or not self.only else []
+
+    @property
+    def scope(self) -> Scope:
+        """What a claim works for."""
+        return Scope(
+            self.session_id, self.library, self.environment.target, self.environment.conditions
+        )
+
+    def queue(self, step: Step) -> str:
+        """The queue of the step."""
+        return queue_name(
+            step.resource is Resource.DEVICE, self.environment.toolchain, self._machine_key
+        )
+
+    @functools.cached_property
+    def _machine_key(self) -> str:
+        return self.environment.machine_key
+
+    def open_steps(self) -> list[OpenStep]:
+        """The steps, as a policy sees them, the last one first."""
+        return [
+            OpenStep(
+                self.session_id,
+                step.name,
+                self.queue(step),
+                self.priority,
+                remaining,
+                continues=self._continues(step),
+            )
+            for remaining, step in enumerate(reversed(self.steps))
+        ]
+
+    @property
+    def rounds_go_on(self) -> bool:
+        """Whether a search's next round begins in the queue in which the last one ended, without
+        keeping a process for all."""
+        search, resources = self.library.search, {step.resource for step in self.library.steps}
+        return (
+            search is not None
+            and search.resource is self.library.steps[-1].resource
+            and len(resources) > 1
+        )
+
+    def further_rounds(self) -> list[OpenStep]:
+        """The rounds after their searches' first that wait to be proposed, as a policy sees them,
+        where they go on."""
+        search = self.library.search
+        if search is None or search not in self.steps or not self.rounds_go_on:
+            return []
+        return [
+            replace(step, continues=True) for step in self.open_steps() if step.step == search.name
+        ]
+
+    def _continues(self, step: Step) -> bool:
+        """Whether jobs come to the step from another one in the same queue; finals and searches are
+        first steps."""
+        names = [one.name for one in self.library.steps]
+        place = names.index(step.name) if step.name in names else 0
+        before = self.library.steps[place - 1] if place else self.library.search
+        return step.name in names and before is not None and before.resource is step.resource
+
+
+def read_works(
+    connection: sa.Connection,
+    session_ids: Collection[int] | None,
+    steps: Sequence[str] = (),
+    known: Mapping[int, SessionWork] = MappingProxyType({}),
+) -> list[SessionWork]:
+    """These sessions, or with None all that have open jobs; without those whose library is not
+    installed here.
+
+    `known`: those that were read before, of which only priority and deadline may have changed, or
+    which were deleted. Raises NotFound for another unknown session.
+    """
+    ids = _open(connection) if session_ids is None else list(session_ids)
+    query = sa.select(Session.id, Session.priority, Session.deadline).where(Session.id.in_(ids))
+    now = {
+        row.id: {"priority": row.priority, "deadline": row.deadline}
+        for row in connection.execute(query)
+    }
+    found = [replace(known[key], **now[key]) for key in ids if key in known and key in now]
+    namespace = sessions.namespace(connection)
+    for session_id in (key for key in ids if key not in known):
+        info = sessions.get(connection, session_id)
+        library = find_library(info.environment.library)
+        if library is not None:
+            work = SessionWork(
+                session_id,
+                namespace,
+                info.environment,
+                library,
+                info.priority,
+                tuple(steps),
+                info.deadline,
+            )
+            found.append(work)
+    return found
+
+
+def ahead(
+    connection: sa.Connection,
+    chunks: Collection[str],
+    untaken: Collection[str],
+    works: Collection[SessionWork],
+) -> dict[int, int]:
+    """By session that is none of `works`: how many of `chunks` are of a queue which `works` wait
+    for.
+
+    Empty if a worker does a chunk of `works`; `untaken`: those of `chunks` that no worker took.
+    """
+    queues = {work.queue(step) for work in works for step in work.steps}
+    mine = {work.session_id for work in works}
+    found: Counter[int] = Counter()
+    for part in parts(sorted(chunks)):
+        query = sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()
+        for row in connection.execute(query):
+            if row.session_id not in mine:
+                found[row.session_id] += 1
+            elif row.chunk not in untaken:
+                return {}
+    others = read_works(connection, sorted(found))
+    return {
+        work.session_id: found[work.session_id]
+        for work in others
+        if not queues.isdisjoint(work.queue(step) for step in work.steps)
+    }
+
+
+def _open(connection: sa.Connection) -> list[int]:
+    """Sessions with jobs that are not at their end, of libraries that are installed here."""
+    found: list[int] = []
+    for name in connection.execute(sa.select(EnvironmentRow.library).distinct()).scalars().all():
+        library = find_library(name)
+        if library is None:
+            continue
+        unfinished = [
+            sa.and_(
+                Job.step.in_(
+                    [step.name for step in library.every_step if step.resource is resource]
+                ),
+                Job.state.in_(sorted(state.value for state in {*CLAIMABLE[resource], *IN_FLIGHT})),
+            )
+            for resource in Resource
+        ]
+        # Index ix_job_claim (session_id, step, state, id), once for each session: a scalar subquery
+        # is not made a join.
+        job = (
+            sa.select(Job.id)
+            .where(Job.session_id == Session.id, sa.or_(*unfinished))
+            .limit(1)
+            .scalar_subquery()
+        )
+        query = (
+            sa.select(Session.id, job.label("job"))
+            .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+            .where(EnvironmentRow.library == name)
+        )
+        found += [row.id for row in connection.execute(query) if row.job is not None]
+    return sorted(found)

@@ -1,0 +1,1 @@
+"""What crosses Redis: claimed work items, messages, leases, results, heartbeats, names of keys."""

@@ -1,0 +1,93 @@
+"""What coordinators tell workers in Redis: namespaces, keys of artifacts, artifact store, orders.
+
+Keys, under `tuna:{<namespace>}:` but for the first:
+
+    tuna:namespaces  set     the namespaces of all coordinators: a worker that has had no chunk yet
+    does not know which
+                             database it serves, so it sends heartbeats to all of them
+    signer           string  `Keys` of artifacts as JSON, the secret included, for workers that did
+    not join with a token;
+                             those that did read the public ones at `public` (see `keys`)
+    store            string  the artifact store URL, for the same workers; empty if Redis holds the
+    artifacts
+    m:<worker>:order string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that
+    worker
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import redis
+
+from tuna.artifacts.signatures import Keys
+from tuna.errors import StoreUnavailable
+from tuna.queue import keys
+from tuna.settings import Settings
+
+NAMESPACES_KEY = "tuna:namespaces"
+
+
+def signer_key(namespace: str) -> str:
+    """Redis key of the keys that sign artifacts; for workers that did not join with a token, which
+    may read all of Redis."""
+    return f"tuna:{{{namespace}}}:signer"
+
+
+def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Keys | None:
+    """The keys of artifacts of this worker: one that joined with a token only verifies; None before
+    they are published.
+
+    Raises StoreUnavailable if Redis does not answer, or what is published is not of this version.
+    """
+    if settings.artifacts_key:
+        return Keys.of_secret(settings.artifacts_key.get_secret_value())
+    try:
+        found = client.get(
+            keys.of(settings, "public") if settings.is_member else signer_key(namespace)
+        )
+        return Keys.from_json(found) if isinstance(found, bytes) else None
+    except redis.RedisError as error:
+        raise StoreUnavailable(
+            f"Redis, which has the keys of artifacts, does not answer: {error}."
+        ) from error
+    except ValueError as error:
+        hint = "run the same version of Tuna on all machines"
+        raise StoreUnavailable(
+            f"The published keys of artifacts cannot be read: {error}.", hint=hint
+        ) from None
+
+
+def control_key(namespace: str, worker: str) -> str:
+    """Redis key of a worker's wanted state."""
+    return keys.prefix(namespace, worker) + "order"
+
+
+def store_name(namespace: str) -> str:
+    """Redis key of the artifact store URL, for the same workers."""
+    return f"tuna:{{{namespace}}}:store"
+
+
+def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Settings:
+    """The settings with the coordinators' artifact store, unless they name one, or it is that of a
+    member.
+
+    Raises StoreUnavailable if no coordinator has published its store yet.
+    """
+    if settings.artifacts_url or settings.artifacts_key or settings.is_member:
+        return settings
+    found = client.get(store_name(namespace))
+    if not isinstance(found, bytes):
+        raise StoreUnavailable(
+            "No coordinator has published its artifact store.",
+            hint="start a coordinator of this version of Tuna",
+        )
+    return settings.model_copy(update={"artifacts_url": found.decode() or None})
+
+
+def namespaces(client: redis.Redis, settings: Settings) -> list[str]:
+    """Namespaces of the databases that this process works for: the configured one, else all
+    published in Redis."""
+    if settings.namespace:
+        return [settings.namespace]
+    return sorted(name.decode() for name in cast(set[bytes], client.smembers(NAMESPACES_KEY)))

@@ -1,0 +1,181 @@
+"""Claiming jobs for work: the short SQL transaction before a chunk is published."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tuna.db.models import Job
+from tuna.db.packed import packed, unpacked
+from tuna.db.types import utc_now
+from tuna.jobs.scope import Scope
+from tuna.jobs.states import CLAIMABLE, queued
+from tuna.libraries.base import Step
+from tuna.libraries.items import WorkItem
+from tuna.queue.leases import new_id
+from tuna.queue.work_items import json_object, work_items
+from tuna.search import siblings
+from tuna.vocabulary import Cause
+
+
+@dataclass(frozen=True)
+class ClaimedChunk:
+    """Work items that were claimed together and share a message and a lease."""
+
+    id: str
+    items: tuple[WorkItem, ...]
+
+
+#: Into so many chunks a chunk is divided whose worker was lost. Less would cost more lost workers
+#: until the job is found that kills them, more would cost more chunks where none does: a worker
+#: that was killed once makes about five chunks of one.
+_DIVIDE = 4
+#: One statement per chunk, by primary key; built once, because building costs more than running it.
+_LEASE = (
+    sa.update(Job)
+    .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
+    .values(
+        state=sa.bindparam("to"),
+        attempt=Job.attempt + 1,
+        chunk=sa.bindparam("by"),
+        leased_at=sa.bindparam("now"),
+        updated_at=sa.bindparam("now"),
+    )
+)
+
+
+class _Waiting(NamedTuple):
+    """A job that waits for a worker."""
+
+    options: dict[str, Any]
+    id: int
+    config_id: int
+    solver_id: int
+    steps: str
+    round: int
+    attempt: int
+    isolate: bool
+    avoid: str | None
+    uncharged: int
+    cause: str | None
+
+    @property
+    def company(self) -> _Company:
+        """Which other jobs may be in its chunk."""
+        losses = self.uncharged if self.cause == Cause.WORKER_LOST.value else 0
+        return _Company(self.id if self.isolate else 0, self.avoid or "", losses)
+
+
+class _Company(NamedTuple):
+    """Jobs that may share a chunk: those that are equal in this."""
+
+    alone: int = 0  #: the job's own number if it has to be alone
+    avoid: str = ""  #: where all of them failed, and whose workers decline the chunk
+    losses: int = (
+        #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE
+        #: each time
+        0
+    )
+
+    def size(self, size: int) -> int:
+        """How many there are in a chunk at most, where others have `size`."""
+        return 1 if self.alone else max(1, size // _DIVIDE**self.losses)
+
+
+#: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort.
+#: SQLite ignores FOR UPDATE.
+_WAITING = (
+    sa.select(packed(getattr(Job, name) for name in _Waiting._fields))
+    .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"))
+    .where(
+        Job.state == sa.bindparam("in_state"),
+        sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")),
+    )
+    .order_by(Job.id)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_for_update(skip_locked=True)
+)
+
+
+def claim(
+    connection: sa.Connection,
+    scope: Scope,
+    step: Step,
+    limit: int,
+    size: int = 0,
+    most: int | None = None,
+    only: sa.ColumnElement[bool] | None = None,
+) -> list[ClaimedChunk]:
+    """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks
+    of `size` (0: the step's own). The caller commits, then publishes."""
+    rows = _waiting(connection, scope.session_id, step, limit, only)
+    if not rows:
+        return []
+    if scope.library.search is not None and step.name == scope.library.search.name:
+        siblings.choose(connection, scope, rows)
+    now = utc_now()
+    items = work_items(connection, scope, step.name, rows)
+    chunks: list[ClaimedChunk] = []
+    companies: dict[_Company, list[tuple[int, WorkItem]]] = {}
+    for row, item in zip(rows, items, strict=True):
+        companies.setdefault(row.company, []).append((row.config_id, item))
+    # Last the jobs that may be with any other: where those came first, the others were left in the
+    # window of the next claims, which they filled more and more, so that chunks shrank and the
+    # oldest jobs were done last. No group is larger than `size`, so that the rows that are left are
+    # enough for full chunks.
+    ordinary = companies.pop(_Company(), [])
+    groups = [
+        group
+        for one, pairs in companies.items()
+        for group in _groups(pairs, one.size(size or step.chunk))
+    ]
+    for group in [*groups, *_groups(ordinary, size or step.chunk)][:most]:
+        chunk = ClaimedChunk(new_id(), tuple(group))
+        ids = [item.job_id for item in group]
+        connection.execute(
+            _LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now}
+        )
+        chunks.append(chunk)
+    return chunks
+
+
+def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[WorkItem]]:
+    """Items, with their config, in lists of at most `size`; a config's items stay together where
+    they fit, for a library may do them at once."""
+    group: list[WorkItem] = []
+    for _, pairs in itertools.groupby(items, key=lambda pair: pair[0]):
+        same = [item for _, item in pairs]
+        if group and len(group) + len(same) > size:
+            yield group
+            group = []
+        group += same
+        while len(group) > size:
+            yield group[:size]
+            group = group[size:]
+    if group:
+        yield group
+
+
+def _waiting(
+    connection: sa.Connection,
+    session_id: int,
+    step: Step,
+    limit: int,
+    only: sa.ColumnElement[bool] | None,
+) -> list[_Waiting]:
+    """Jobs that wait for `step` and are due, oldest first, locked."""
+    rows: list[_Waiting] = []
+    query = _WAITING if only is None else _WAITING.where(only)
+    values = {"of_session": session_id, "for_step": step.name, "now": utc_now()}
+    for state in CLAIMABLE[step.resource]:
+        if len(rows) >= limit:
+            break
+        found = unpacked(
+            connection, query, {**values, "in_state": state.value, "most": limit - len(rows)}
+        )
+        rows += [_Waiting(json_object(options), *rest) for options, *rest in found]
+    return rows

@@ -1,0 +1,187 @@
+"""The command lines that repeat attempts: made of the jobs in SQL when they are printed, never of
+what a worker says."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import sqlalchemy as sa
+import structlog
+
+from tuna.db.batches import parts
+from tuna.db.engine import reading
+from tuna.db.models import Job, Trial
+from tuna.db.overview import Failure, Overview
+from tuna.errors import BadInput, NotFound
+from tuna.jobs.rows import AttemptedRow, ClaimRow
+from tuna.jobs.scope import Scope, scopes_of
+from tuna.libraries.base import FINALS, Library
+from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.items import Candidate, WorkItem
+from tuna.queue.work_items import work_items
+from tuna.search import finals
+from tuna.search.rounds import searches
+
+log = structlog.get_logger(__name__)
+
+_COLUMNS = (
+    *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.options),
+    *(Job.steps, Job.round, Job.attempt, Job.avoid),
+)
+
+
+class Repeated(NamedTuple):
+    """What is to be repeated."""
+
+    job_id: int
+    step: str
+    candidate: int | None = None  #: its index; None: all
+
+
+def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repeated, str]:
+    """The commands, without those for jobs whose library is not installed here."""
+    by_job: dict[int, list[Repeated]] = defaultdict(list)
+    for one in wanted:
+        by_job[one.job_id].append(one)
+    rows: list[Any] = []
+    for part in parts(sorted(by_job)):
+        rows += connection.execute(sa.select(*_COLUMNS).where(Job.id.in_(part)))
+    scopes = scopes_of(connection, {row.session_id for row in rows})
+    groups: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    for row in rows:
+        for step in {one.step for one in by_job[row.id]} if row.session_id in scopes else ():
+            groups[row.session_id, step].append(row)
+    rounds_of = [
+        row.id
+        for row in rows
+        if row.session_id in scopes and searches(row, scopes[row.session_id].library)
+    ]
+    found = _of_rounds(
+        connection, [one for key in rounds_of for one in by_job[key] if one.step != FINALS]
+    )
+    for (session_id, step), whole in groups.items():
+        scope = scopes[session_id]
+        if step == FINALS:
+            found |= {Repeated(row.id, step): _of_finals(connection, scope, row) for row in whole}
+            continue
+        mine = [row for row in whole if row.id not in rounds_of]
+        for item in work_items(connection, scope, step, mine, bare=True):
+            same = [one for one in by_job[item.job_id] if one.step == step]
+            found |= {one: _command(scope.library, item, one.candidate) for one in same}
+    return found
+
+
+def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkItem]:
+    """The library, and the item that repeats this trial alone from its params, up to the step that
+    the trial is from.
+
+    Raises NotFound if there is no such trial, BadInput if its library does not build candidates
+    from their params.
+    """
+    query = sa.select(Trial.number, Trial.params, Trial.step.label("of_step"), *_COLUMNS)
+    row = connection.execute(
+        query.join(Job, Job.id == Trial.job_id).where(Trial.id == trial_id)
+    ).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"There is no trial {trial_id}.",
+            hint="take the command that a failure or a result is shown with",
+        )
+    scope = scopes_of(connection, [row.session_id]).get(row.session_id)
+    if scope is None:
+        raise NotFound(
+            f"The library of session {row.session_id} is not installed here.",
+            hint="install it: `tuna doctor`",
+        )
+    library = scope.library
+    if row.params is None or not (library.search or isinstance(library, CandidateLibrary)):
+        raise BadInput(
+            f"Trial {trial_id} cannot be built from its params.",
+            hint="repeat its job: `tuna reproduce --solver ...`",
+        )
+    names = [step.name for step in library.steps]
+    step = row.of_step if row.of_step in names else names[-1]
+    (item,) = work_items(connection, scope, step, [cast(ClaimRow, row)], bare=True)
+    return library, item.model_copy(
+        update={"candidates": (Candidate(index=row.number, params=row.params),)}
+    )
+
+
+def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repeated, str]:
+    """The commands for rounds of searches, whose candidates cannot be proposed again; of a whole
+    job, that for a failed one."""
+    by_job: dict[int, list[Repeated]] = defaultdict(list)
+    for one in wanted:
+        by_job[one.job_id].append(one)
+    found: dict[Repeated, str] = {}
+    for part in parts(sorted(by_job)):
+        query = sa.select(Trial.id, Trial.job_id, Trial.number, Trial.cause).where(
+            Trial.job_id.in_(part)
+        )
+        for row in connection.execute(query.order_by(Trial.cause.is_(None), Trial.number)):
+            for one in by_job[row.job_id]:
+                if one.candidate in (None, row.number):
+                    found.setdefault(one, _of_trial(row.id))
+    return found
+
+
+def _of_finals(connection: sa.Connection, scope: Scope, row: ClaimRow) -> str:
+    """The commands for its rivals, one after the other; one that a search found cannot be proposed
+    again."""
+    (item,) = work_items(connection, scope, FINALS, [row], bare=True)
+    rows = finals.rivals(connection, scope.session_id, scope.library, [row.config_id]).get(
+        row.config_id, ()
+    )
+    trials = {
+        rival.id: rival.trial_id
+        for rival in rows
+        if searches(cast(AttemptedRow, rival), scope.library)
+    }
+    return " && ".join(
+        _of_trial(trials[rival.index])
+        if rival.index in trials
+        else _command(scope.library, scope.library.of_rival(item, rival), rival.number)
+        for rival in item.rivals
+    )
+
+
+def _of_trial(trial_id: int) -> str:
+    return shlex.join(["tuna", "reproduce", "--trial", str(trial_id)])
+
+
+def with_commands(engine: sa.Engine, sessions: Iterable[Overview]) -> list[Overview]:
+    """The same with the commands that repeat their failures."""
+    found = list(sessions)
+    with reading(engine) as connection:
+        made = commands(
+            connection, [_latest(failure) for session in found for failure in session.failures]
+        )
+    return [
+        replace(
+            session,
+            failures=tuple(
+                replace(one, reproduce=made.get(_latest(one), "")) for one in session.failures
+            ),
+        )
+        for session in found
+    ]
+
+
+def _latest(failure: Failure) -> Repeated:
+    return Repeated(failure.job_id, failure.step)
+
+
+def _command(library: Library, item: WorkItem, index: int | None) -> str:
+    try:
+        return library.reproduce(item, index)
+    except (
+        Exception
+    ) as error:  # a plug-in's own code, or a kind of config that is not installed here
+        log.warning(
+            "no command repeats the job", job=item.job_id, fault=f"{type(error).__name__}: {error}"
+        )
+        return ""

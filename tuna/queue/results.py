@@ -1,0 +1,189 @@
+"""The result stream as the drain reads it: a Redis stream with the consumer group `drain`.
+
+Entries are written by `leases` (field `r`: a `messages.Report` as JSON) and deleted once their
+content is in SQL, so the length of the stream is what is not yet drained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+import structlog
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from tuna.libraries.items import StepResult
+from tuna.queue.messages import Report
+from tuna.services import redis_client
+from tuna.vocabulary import Cause
+
+log = structlog.get_logger(__name__)
+
+GROUP = "drain"
+#: Idle time after which a pending entry of another drain is claimed.
+_ABANDONED_MS = 5000
+#: Redis was wiped: there is no group, or the stream was deleted during a blocking read (Redis 7).
+_WIPED = ("NOGROUP", "UNBLOCKED")
+#: A longer report is not even parsed; those of whole chunks have some hundred kilobytes.
+MAX_REPORT_BYTES = 64 << 20
+
+#: Nothing is published while Redis uses a larger share of its `maxmemory`.
+_MEMORY_SHARE = 0.75
+
+
+def is_nearly_full(client: redis.Redis) -> bool:
+    """Whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
+    memory = client.info("memory")
+    return (
+        bool(memory.get("maxmemory"))
+        and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry; `report` is None, or without some results, when it cannot be understood. `fault`
+    then says why, and `body` has its bytes."""
+
+    id: str
+    report: Report | None
+    fault: str = ""
+    body: bytes = b""
+
+
+class ResultStream:
+    """The results of one database's work, read by one drain."""
+
+    def __init__(self, client: redis.Redis, key: str, consumer: str) -> None:
+        self._client = client
+        self._key = key
+        self._consumer = consumer
+        self._is_open = False
+
+    def open(self) -> None:
+        """Make the consumer group; it is gone after Redis was wiped."""
+        try:
+            with redis_client.skip_if_full():  # then the group is there, or there are no results
+                self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._is_open = True
+
+    def _open_once(self) -> None:
+        """Make the group before the first read, which is retried in an outage, and not in the
+        constructor."""
+        if not self._is_open:
+            self.open()
+
+    def read(self, count: int, block_ms: int | None) -> list[Entry]:
+        """New entries, waiting up to `block_ms` for the first (None: not at all)."""
+        self._open_once()
+        try:
+            answer = self._client.xreadgroup(
+                GROUP,
+                self._consumer,
+                {self._key: ">"},
+                count=count,
+                block=block_ms if block_ms else None,
+            )
+        except redis.ResponseError as error:
+            if not str(error).startswith(_WIPED):
+                raise
+            self.open()
+            return []
+        return _entries(cast(list[Any], answer)[0][1]) if answer else []
+
+    def take_over(self, count: int) -> list[Entry]:
+        """Entries that are pending in a drain that died."""
+        self._open_once()
+        try:
+            answer = cast(
+                Any,
+                self._client.xautoclaim(
+                    self._key, GROUP, self._consumer, _ABANDONED_MS, count=count
+                ),
+            )
+        except redis.ResponseError as error:
+            if not str(error).startswith(_WIPED):
+                raise
+            self.open()
+            return []
+        return _entries([pair for pair in answer[1] if pair[1] is not None])
+
+    def acknowledge(self, entries: list[Entry]) -> None:
+        """Delete entries whose content is in SQL."""
+        if entries:
+            ids = [entry.id for entry in entries]
+            # a full Redis refuses every command within MULTI
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.xdel(self._key, *ids)
+                pipe.xack(self._key, GROUP, *ids)
+                pipe.execute()
+
+    def last_id(self) -> str:
+        """Id of the newest entry there has ever been; `0-0` when there was none."""
+        try:
+            return redis_client.text(
+                cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"]
+            )
+        except redis.ResponseError as error:
+            if redis_client.is_outage(error):  # not that there is no stream
+                raise
+            return "0-0"
+
+    def drained_up_to(self, entry_id: str) -> bool:
+        """Whether every entry up to and including `entry_id` is in SQL."""
+        return not self._client.xrange(self._key, max=entry_id, count=1)
+
+    def backlog(self) -> int:
+        """Entries that are not yet in SQL."""
+        return int(self._client.xlen(self._key))
+
+
+def _entries(pairs: list[Any]) -> list[Entry]:
+    return [_entry(redis_client.text(entry_id), fields) for entry_id, fields in pairs]
+
+
+def _entry(entry_id: str, fields: Any) -> Entry:
+    text = fields.get(b"r")
+    if text is None:
+        return Entry(entry_id, None, "it has no field r", repr(fields).encode())
+    if len(text) > MAX_REPORT_BYTES:
+        return Entry(entry_id, None, f"it is longer than {MAX_REPORT_BYTES} bytes", text)
+    try:
+        return Entry(entry_id, Report.model_validate_json(text))
+    except ValidationError as error:
+        return Entry(entry_id, _mended(text), _words(error), text)
+
+
+def _mended(text: Any) -> Report | None:
+    """The report with failures instead of unreadable results; None if the fault is elsewhere."""
+    try:
+        found = from_json(text)
+        results = filter(None, map(_result, found["results"]))
+        return Report.model_validate(found | {"results": tuple(results)})
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
+def _result(found: Any) -> StepResult | None:
+    """A result, a failure instead of an unreadable one, or None if not even its job can be read."""
+    try:
+        return StepResult.model_validate(found)
+    except ValidationError as error:
+        fault = f"the worker's result cannot be read: {_words(error)}"
+    log.error(fault)
+    try:
+        names = {name: found[name] for name in ("job_id", "attempt", "step")}
+        return StepResult(**names, ok=False, cause=Cause.INFRA, output_tail=fault)
+    except (ValidationError, TypeError, LookupError):
+        return None
+
+
+def _words(error: ValidationError) -> str:
+    """Location and message of the first error, without the faulty input."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]

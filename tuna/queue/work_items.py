@@ -1,0 +1,213 @@
+"""From rows of `job` to work items: configs, solvers, candidates and known params, each read in
+bulk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tuna.db.batches import parts
+from tuna.db.jobs import step_names
+from tuna.db.models import Config, FindDb, Solver, Trial
+from tuna.db.types import timed
+from tuna.jobs.rows import ClaimRow
+from tuna.jobs.scope import Scope
+from tuna.libraries.base import FINALS
+from tuna.libraries.items import Candidate, Rival, WorkItem
+from tuna.search import finals, history, siblings
+from tuna.vocabulary import Resource
+
+
+def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
+    return column.in_(sa.bindparam("some", expanding=True))
+
+
+#: Built once: building a statement costs more than running it.
+_SOLVERS = sa.select(Solver.id, Solver.name).where(_among(Solver.id))
+_CONFIGS = sa.select(Config.id, Config.key, Config.json, Config.body).where(_among(Config.id))
+_BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
+    FindDb.session_id == sa.bindparam("of_session"),
+    _among(FindDb.config_id),
+    FindDb.job_id.is_not(None),
+    timed(FindDb.time_ms),
+)
+
+
+def _trials(needed: sa.orm.InstrumentedAttribute[str | None]) -> sa.Select[int, int, str | None]:
+    """Trials that have what is `needed`. Unique key (job_id, number): one range per job."""
+    good = sa.and_(Trial.cause.is_(None), Trial.step.not_in(sa.bindparam("done", expanding=True)))
+    failed = sa.and_(Trial.cause.is_not(None), Trial.step == sa.bindparam("at"))
+    wanted = (_among(Trial.job_id), needed.is_not(None), sa.or_(good, failed))
+    return (
+        sa.select(Trial.job_id, Trial.number, needed)
+        .where(*wanted)
+        .order_by(Trial.job_id, Trial.number)
+    )
+
+
+_TO_BUILD, _TO_MEASURE = _trials(Trial.params), _trials(Trial.artifact)
+
+
+def work_items(
+    connection: sa.Connection,
+    scope: Scope,
+    step: str,
+    rows: Sequence[ClaimRow],
+    *,
+    bare: bool = False,
+) -> list[WorkItem]:
+    """The items of the next attempts at `step` of jobs; `bare`: without what earlier steps and jobs
+    found."""
+    configs = _configs(connection, {row.config_id for row in rows})
+    named = connection.execute(_SOLVERS, {"some": sorted({row.solver_id for row in rows})})
+    solvers: dict[int, str] = {row.id: row.name for row in named}
+    later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
+    builds = scope.library.step(step).resource is Resource.CPU
+    measures = [one.name for one in scope.library.every_step if one.resource is Resource.DEVICE]
+    candidates = _candidates(connection, step, later, measures, builds=builds)
+    searches = [row for row in rows if row.round and not bare]
+    proposes = scope.library.search is not None and step == scope.library.search.name
+    past = history.blocks(connection, scope.session_id, searches) if proposes else {}
+    known_searches = siblings.of(connection, rows) if proposes and not bare else {}
+    bests = _best_times(connection, scope.session_id, searches)
+    rivals = _rivals(connection, scope, configs) if step == FINALS else {}
+    uses_known = scope.library.uses_known_params and not bare
+    known = _known_params(connection, scope.session_id, rows) if uses_known else {}
+    return [
+        WorkItem(
+            job_id=row.id,
+            attempt=row.attempt + 1,
+            session_id=scope.session_id,
+            library=scope.library.name,
+            step=step,
+            solver=solvers[row.solver_id],
+            config=configs[row.config_id].json,
+            body=configs[row.config_id].body,
+            target=scope.target,
+            conditions=dict(scope.conditions),
+            seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
+            options=row.options,
+            candidates=tuple(candidates.get(row.id, ())),
+            round=row.round,
+            history=tuple(map(history.digest, past.get(row.id, ()))),
+            siblings=known_searches.get(row.id, ()),
+            best_ms=bests.get((row.config_id, row.solver_id)),
+            rivals=rivals.get(row.config_id, ()),
+            avoid=row.avoid or "",
+            known_params=known.get((row.config_id, row.solver_id)),
+        )
+        for row in rows
+    ]
+
+
+def seed(config_key: str, solver: str) -> int:
+    """The seed of a job's proposals, 31 bits: the same layer and solver get the same candidates in
+    every session."""
+    return (
+        int.from_bytes(hashlib.sha256(f"{config_key}/{solver}".encode()).digest()[:4], "big") >> 1
+    )
+
+
+class _StoredConfig(NamedTuple):
+    key: str
+    json: dict[str, Any]
+    body: str | None
+
+
+def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _StoredConfig]:
+    found: dict[int, _StoredConfig] = {}
+    for part in parts(sorted(ids)):
+        for config_id, key, text, body in connection.execute(_CONFIGS, {"some": part}):
+            found[config_id] = _StoredConfig(key, json_object(text), body)
+    return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def json_object(text: str) -> dict[str, Any]:
+    """The object in the JSON of a config or of options, shared by all jobs that have it: do not
+    change it."""
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _candidates(
+    connection: sa.Connection,
+    step: str,
+    job_ids: Sequence[int],
+    measures: Sequence[str],
+    *,
+    builds: bool,
+) -> dict[int, list[Candidate]]:
+    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without
+    what `measures` well.
+
+    A candidate that failed at `step` is among them: an attempt that repeats the step tries it
+    again. What was built and is lost is built again.
+    """
+    query, done = (_TO_BUILD, measures) if builds else (_TO_MEASURE, [step])
+    found: dict[int, list[Candidate]] = defaultdict(list)
+    for part in parts(job_ids):
+        for row in connection.execute(query, {"some": part, "done": done, "at": step}):
+            candidate = (
+                Candidate(index=row[1], params=row[2])
+                if builds
+                else Candidate(index=row[1], artifact=row[2])
+            )
+            found[row.job_id].append(candidate)
+    return found
+
+
+def _rivals(
+    connection: sa.Connection, scope: Scope, configs: Mapping[int, _StoredConfig]
+) -> dict[int, tuple[Rival, ...]]:
+    """Whom the finals of these configs measure."""
+    return {
+        config_id: tuple(
+            Rival(
+                index=row.id,
+                solver=row.name,
+                seed=seed(configs[config_id].key, row.name),
+                options=row.options,
+                number=row.number,
+                params=row.params,
+                artifact=row.artifact,
+                time_ms=row.time_ms,
+            )
+            for row in rows
+        )
+        for config_id, rows in finals.rivals(
+            connection, scope.session_id, scope.library, configs
+        ).items()
+    }
+
+
+def _best_times(
+    connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
+) -> dict[tuple[int, int], float | None]:
+    """The best time (ms) that the session measured, by config and solver."""
+    found: dict[tuple[int, int], float | None] = {}
+    for part in parts(sorted({row.config_id for row in rows})):
+        some = connection.execute(_BEST, {"of_session": session_id, "some": part})
+        found |= {(row.config_id, row.solver_id): row.time_ms for row in some}
+    return found
+
+
+def _known_params(
+    connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
+) -> dict[tuple[int, int], str]:
+    """The best known params of the session, by config and solver."""
+    found: dict[tuple[int, int], str] = {}
+    for part in parts(sorted({row.config_id for row in rows})):
+        statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
+            FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.params != ""
+        )
+        found |= {
+            (row.config_id, row.solver_id): row.params for row in connection.execute(statement)
+        }
+    return found

@@ -1,0 +1,1 @@
+"""Rounds of a search: proposals, parts, history, warm starts, stopping, finals."""

@@ -1,0 +1,237 @@
+"""The finals of a config: a job that measures the winners of its solvers again, in turn, and what
+the drain does with its result.
+
+Each solver's own job measures at another time, on a machine that may be faster or slower then: a
+few percent between two solvers would be decided by that. So when the last job of a config has
+ended, the winners that are close to the best are measured again in one job (its step is `FINALS`,
+its solver the fastest that had no finals yet), and their times replace the earlier ones. Then all
+results close to the best are from the same finals; where they are not, such as after a solver was
+added later, there are finals again. Each solver has them once at most, so that this comes to an
+end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.batches import parts
+from tuna.db.models import FindDb, Job, Solver, Trial
+from tuna.db.models import StepResult as Attempt
+from tuna.db.types import from_epoch, timed, utc_now
+from tuna.db.upsert import upsert
+from tuna.jobs.rows import JobRow
+from tuna.libraries.base import FINALS, Library
+from tuna.libraries.items import StepResult
+from tuna.search import rounds
+from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
+
+#: Rivals have a time within this factor of the config's best, and there are this many at most: the
+#: fastest.
+CLOSE = 1.3
+MOST = 6
+
+
+#: The process whose time a row of find_db has: that of the latest good attempt of the job. By the
+#: unique index of step_result.
+_MEASURED_BY = (
+    sa.select(Attempt.worker)
+    .where(Attempt.job_id == FindDb.measured_by(), Attempt.ok)
+    .order_by(Attempt.id.desc())
+    .limit(1)
+    .correlate(FindDb)
+    .scalar_subquery()
+    .label("worker")
+)
+
+
+def load(
+    connection: sa.Connection,
+    session_id: int,
+    library: Library,
+    configs: Collection[int] | None = None,
+) -> int:
+    """Make the jobs for the finals that are due, among `configs` if given; returns how many. It may
+    be repeated at will."""
+    if library.finals is None:
+        return 0
+    due: list[tuple[int, int]] = []
+    for part in [None] if configs is None else parts(sorted(configs)):
+        waiting = _not_ready(connection, session_id, library, part)
+        had = _had(connection, session_id, part)
+        for config_id, results in _close(connection, session_id, library, part).items():
+            solver_id = None if config_id in waiting else _next(results, had.get(config_id, set()))
+            if solver_id is not None:
+                due.append((config_id, solver_id))
+    rows = [
+        {
+            "session_id": session_id,
+            "config_id": config_id,
+            "solver_id": solver_id,
+            "steps": FINALS,
+            "round": 0,
+            "part": 0,
+            "step": FINALS,
+            "state": State.NEW.value,
+            "reason": FINALS,
+            "options": {},
+            "updated_at": utc_now(),
+        }
+        for config_id, solver_id in due
+    ]
+    # Another coordinator may have made one of them just now.
+    upsert(
+        connection,
+        Job,
+        rows,
+        key=("session_id", "config_id", "solver_id", "steps", "round", "part"),
+    )
+    return len(rows)
+
+
+def rivals(
+    connection: sa.Connection, session_id: int, library: Library, configs: Iterable[int]
+) -> dict[int, Sequence[sa.Row[Any]]]:
+    """By config: find-db id, solver and params, options and steps of its job, trial and time of
+    each, fastest first."""
+    found: dict[int, Sequence[sa.Row[Any]]] = {}
+    for part in parts(sorted(configs)):
+        found |= _close(connection, session_id, library, part)
+    return found
+
+
+def write(
+    connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[tuple[StepResult, str]]
+) -> None:
+    """Store the times of finals, each with the member that measured them (empty: an own worker), in
+    the results of the solvers and in their trials.
+
+    What a result names of another config than its job's, or is another candidate by now, is left as
+    it is; by a member, what others measured too.
+    """
+    for result, member in results:
+        job = jobs[result.job_id]
+        measured = {trial.index: trial for trial in result.trials}
+        columns = (FindDb.id, FindDb.job_id, FindDb.trial_number, FindDb.params, _MEASURED_BY)
+        query = sa.select(*columns).where(
+            FindDb.session_id == job.session_id, FindDb.config_id == job.config_id
+        )
+        for row in connection.execute(query).all():
+            # not by what the worker names, which may be any number of ids
+            trial = measured.get(row.id)
+            if trial is None or trial.params != row.params:
+                continue
+            if member and (row.worker or "").rpartition(":")[0] != member:
+                continue
+            values: dict[str, Any] = {"final_job_id": job.id, "updated_at": utc_now()}
+            if trial.cause is not None or trial.time_ms is None:
+                # it ran before, and now it did not: see the output of the finals
+                values |= {"noisy": True}
+            else:
+                values |= {"noisy": result.noisy, "clock": trial.clock, "time_ms": trial.time_ms}
+                timing = {
+                    "times_ms": json.dumps(trial.times_ms),
+                    "time_ms": trial.time_ms,
+                    "low_ms": trial.low_ms,
+                    "high_ms": trial.high_ms,
+                    "clock": trial.clock,
+                    "measured_at": from_epoch(result.ended_at),
+                }
+                same = (Trial.job_id == row.job_id, Trial.number == row.trial_number)
+                connection.execute(sa.update(Trial).where(*same).values(timing))
+            connection.execute(sa.update(FindDb).where(FindDb.id == row.id).values(values))
+
+
+def _next(results: Sequence[sa.Row[Any]], had: Collection[int]) -> int | None:
+    """The solver for whose sake there should be finals: None when all results are from the same
+    ones."""
+    latest = max((row.final_job_id or 0 for row in results), default=0)
+    new = (row for row in results if row.final_job_id is None or row.final_job_id != latest)
+    first = next((row for row in new if row.solver_id not in had), None)
+    return first.solver_id if first is not None and len(results) > 1 else None
+
+
+def _close(
+    connection: sa.Connection, session_id: int, library: Library, configs: Sequence[int] | None
+) -> dict[int, list[sa.Row[Any]]]:
+    """By config, the results that finals would measure, fastest first; also where that is one
+    alone."""
+    query = (
+        sa.select(
+            *(
+                FindDb.id,
+                FindDb.config_id,
+                FindDb.solver_id,
+                FindDb.time_ms,
+                FindDb.params,
+                FindDb.final_job_id,
+            ),
+            *(
+                Solver.name,
+                Job.options,
+                Job.steps,
+                Trial.number,
+                Trial.artifact,
+                Trial.id.label("trial_id"),
+            ),
+        )
+        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(Job, Job.id == FindDb.job_id)
+        .join(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+        .where(FindDb.session_id == session_id, timed(FindDb.time_ms), Solver.algorithm != BASELINE)
+        .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
+    )
+    if configs is not None:
+        query = query.where(FindDb.config_id.in_(configs))
+    found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+    for row in connection.execute(query):
+        if not library.takes_part_in_finals(row.options):
+            continue
+        fastest = found[row.config_id]
+        if not fastest or (row.time_ms <= CLOSE * fastest[0].time_ms and len(fastest) < MOST):
+            fastest.append(row)
+    return dict(found)
+
+
+def _not_ready(
+    connection: sa.Connection, session_id: int, library: Library, configs: Sequence[int] | None
+) -> set[int]:
+    """Configs with jobs that are not at their end yet, and those whose finals failed or were
+    canceled."""
+    on_device = [step.name for step in library.every_step if step.resource is Resource.DEVICE]
+    unfinished = [state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))]
+    ended = [State.ERRORED.value, State.CANCELED.value]
+    query = sa.select(Job.config_id).where(
+        Job.session_id == session_id,
+        Job.step.in_([step.name for step in library.every_step]),  # for index ix_job_claim
+        sa.or_(
+            Job.state.in_(unfinished),
+            sa.and_(Job.state == State.COMPILED.value, Job.step.in_(on_device)),
+            sa.and_(Job.state.in_(ended), Job.step == FINALS),
+        ),
+    )
+    searching = [] if library.search is None else [rounds.unended(session_id)]
+    found: set[int] = set()
+    for one in (query, *(sa.select(Job.config_id).where(*which) for which in searching)):
+        mine = one if configs is None else one.where(Job.config_id.in_(configs))
+        found |= set(connection.execute(mine.distinct()).scalars())
+    return found
+
+
+def _had(
+    connection: sa.Connection, session_id: int, configs: Sequence[int] | None
+) -> dict[int, set[int]]:
+    """By config, the solvers for whose sake there were finals."""
+    query = sa.select(Job.config_id, Job.solver_id).where(
+        Job.session_id == session_id, Job.step == FINALS
+    )
+    if configs is not None:
+        query = query.where(Job.config_id.in_(configs))
+    found: dict[int, set[int]] = defaultdict(set)
+    for config_id, solver_id in connection.execute(query):
+        found[config_id].add(solver_id)
+    return found

@@ -1,0 +1,291 @@
+"""The earlier searches that a search learns from: its warm start.
+
+They are chosen once, in the transaction that first claims the search's first round, and stored with
+their trials (table `search_sibling`; the block of trials in `kernel`). So all rounds learn from the
+same, whatever ends or is deleted meanwhile, and a block that the artifact store loses is written
+again. Only searches that have ended are chosen, of the same solver; simulated ones are not:
+
+1. of the same config in other sessions of this environment,
+2. of other configs in this environment that differ in sizes alone, the nearest first,
+3. of either in other environments of the same version of the library, such as those of other
+   devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tuna.configs import Config, TaskConfig, from_json_text
+from tuna.configs.likeness import likeness
+from tuna.db import models
+from tuna.db.batches import parts
+from tuna.db.models import Environment, FindDb, Job, Kernel, SearchSibling, Session, Trial
+from tuna.db.types import timed
+from tuna.db.upsert import upsert
+from tuna.jobs.rows import ClaimRow
+from tuna.jobs.scope import Scope
+from tuna.libraries.items import Sibling
+from tuna.search import history
+
+#: Searches of a warm start, and trials that have a time which one needs.
+MOST, _FEWEST = 8, 8
+#: Of each: the fastest trials, of the slower ones some from all over, and failed ones. With the
+#: fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead of 0.94.
+_FASTEST, _SPREAD, _FAILED = 32, 32, 16
+#: A block that is larger is left out: its candidates' params are no short texts.
+_LARGEST_BYTES = 1 << 20
+#: Searches that are looked at, the latest ones: of this environment, and of others.
+_LATEST = 1000
+_LABEL_CHARS = 255
+
+
+class Origin(str, Enum):
+    """How a sibling is related to the search, the nearest first."""
+
+    SESSION = "session"  #: the same config, in another session of this environment
+    CONFIG = "config"  #: another config, in this environment
+    DEVICE = "device"  #: in another environment
+
+
+class WarmStart(NamedTuple):
+    """A search of a session, and what it learns from."""
+
+    layer: str
+    solver: str
+    siblings: tuple[SiblingFacts, ...]
+
+
+class SiblingFacts(NamedTuple):
+    """One search that another learns from."""
+
+    origin: str
+    noisy: bool  #: its device was not quiet
+    trials: int  #: of it that are learned from
+    label: str
+
+
+class _Search(NamedTuple):
+    """A search that has ended: its first round, and what it is of."""
+
+    id: int
+    session_id: int
+    config_id: int
+    solver_id: int
+    steps: str
+    json: str
+    label: str
+    noisy: bool
+    environment_id: int
+    arch: str
+    device: str
+
+    def origin(self, row: ClaimRow, environment_id: int) -> Origin:
+        if self.environment_id != environment_id:
+            return Origin.DEVICE
+        return Origin.SESSION if self.config_id == row.config_id else Origin.CONFIG
+
+    def named(self, origin: Origin) -> str:
+        """For people."""
+        place = f" on {self.device or self.arch}" if origin is Origin.DEVICE else ""
+        return f"{self.label} in session {self.session_id}{place}"[:_LABEL_CHARS]
+
+
+def choose(connection: sa.Connection, scope: Scope, rows: Iterable[ClaimRow]) -> None:
+    """Choose and store the siblings of those of `rows` that are the first rounds of searches which
+    were never claimed."""
+    for row in rows:
+        if row.round == 0 and row.attempt == 0 and scope.library.warm_starts(row.options):
+            _store(connection, row.id, _chosen(connection, scope.session_id, row))
+
+
+def _of_rounds() -> sa.Select[int, str, str, bool, str]:
+    mine, first = sa.orm.aliased(Job), sa.orm.aliased(Job)
+    same = [
+        getattr(mine, name) == getattr(first, name)
+        for name in ("session_id", "config_id", "solver_id", "steps")
+    ]
+    columns = (SearchSibling.digest, SearchSibling.origin, SearchSibling.noisy, SearchSibling.label)
+    return (
+        sa.select(mine.id, *columns)
+        .join(first, sa.and_(*same, first.round == 0, first.part == 0))
+        .join(SearchSibling, SearchSibling.job_id == first.id)
+        .where(mine.id.in_(sa.bindparam("ids", expanding=True)))
+        .order_by(mine.id, SearchSibling.number)
+    )
+
+
+#: Built once: building a statement costs more than running it.
+_OF_ROUNDS = _of_rounds()
+
+
+def of(connection: sa.Connection, rows: Iterable[ClaimRow]) -> dict[int, tuple[Sibling, ...]]:
+    """By job: the siblings of the search that it is a round of, the nearest first."""
+    found: dict[int, list[Sibling]] = defaultdict(list)
+    for part in parts(sorted(row.id for row in rows)):
+        for row in connection.execute(_OF_ROUNDS, {"ids": part}):
+            comparable = row.origin == Origin.SESSION.value and not row.noisy
+            found[row.id].append(Sibling(artifact=row.digest, same=comparable, label=row.label))
+    return {job_id: tuple(siblings) for job_id, siblings in found.items()}
+
+
+def of_session(connection: sa.Connection, session_id: int) -> list[WarmStart]:
+    """The session's searches that learn from others, in the order of their jobs."""
+    columns = (SearchSibling.origin, SearchSibling.noisy, SearchSibling.trials, SearchSibling.label)
+    query = (
+        sa.select(
+            Job.id, models.Config.label.label("layer"), models.Solver.name.label("solver"), *columns
+        )
+        .select_from(Job)
+        .join(SearchSibling, SearchSibling.job_id == Job.id)
+        .join(models.Config, models.Config.id == Job.config_id)
+        .join(models.Solver, models.Solver.id == Job.solver_id)
+        .where(Job.session_id == session_id)
+        .order_by(Job.id, SearchSibling.number)
+    )
+    names: dict[int, tuple[str, str]] = {}
+    found: dict[int, list[SiblingFacts]] = defaultdict(list)
+    for row in connection.execute(query):
+        names[row.id] = (row.layer, row.solver)
+        found[row.id].append(SiblingFacts(row.origin, bool(row.noisy), row.trials, row.label))
+    return [WarmStart(*names[job_id], tuple(siblings)) for job_id, siblings in found.items()]
+
+
+def _chosen(
+    connection: sa.Connection, session_id: int, row: ClaimRow
+) -> list[tuple[_Search, Origin, list[Any]]]:
+    """The nearest searches, with their trials."""
+    mine = connection.execute(
+        sa.select(Environment.id, Environment.library, Environment.library_version)
+        .join(Session, Session.environment_id == Environment.id)
+        .where(Session.id == session_id)
+    ).one()
+    text = connection.execute(
+        sa.select(models.Config.json).where(models.Config.id == row.config_id)
+    ).scalar_one()
+    config = from_json_text(text)
+    here = Environment.id == mine.id
+    like = (
+        Environment.library == mine.library,
+        Environment.library_version == mine.library_version,
+    )
+    ranked: list[tuple[tuple[Any, ...], _Search, Origin]] = []
+    for which in ((here,), (~here, *like)):
+        for search in _ended(connection, row, which):
+            same = search.config_id == row.config_id
+            distance = 0.0 if same else _distance(config, from_json_text(search.json))
+            if distance is not None and (search.session_id != session_id or not same):
+                origin = search.origin(row, mine.id)
+                rank = (list(Origin).index(origin), not same, search.noisy, distance, -search.id)
+                ranked.append((rank, search, origin))
+    found: list[tuple[_Search, Origin, list[Any]]] = []
+    for _, search, origin in sorted(ranked, key=lambda one: one[0]):
+        if len(found) == MOST:
+            break
+        if trials := _trials(connection, search):
+            found.append((search, origin, trials))
+    return found
+
+
+def _ended(
+    connection: sa.Connection, row: ClaimRow, which: Sequence[sa.ColumnElement[bool]]
+) -> Iterator[_Search]:
+    """The latest searches of the row's solver that have ended, in the environments that `which`
+    says."""
+    result = (FindDb.config_id == Job.config_id, FindDb.solver_id == Job.solver_id)
+    config = (models.Config.json, models.Config.label)
+    device = (Environment.id, Environment.arch, Environment.device)
+    query = (
+        sa.select(
+            *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.steps),
+            *config,
+            FindDb.noisy,
+            *device,
+        )
+        .select_from(Job)
+        .join(Session, Session.id == Job.session_id)
+        .join(Environment, Environment.id == Session.environment_id)
+        .join(models.Config, models.Config.id == Job.config_id)
+        .join(FindDb, sa.and_(FindDb.session_id == Job.session_id, *result))
+        # Index ix_job_solver_id, backwards.
+        .where(
+            Job.solver_id == row.solver_id, Job.steps == row.steps, Job.round == 0, Job.part == 0
+        )
+        .where(Job.stopped.is_not(None))
+        .where(timed(FindDb.time_ms), FindDb.simulated.is_(False), *which)
+        .order_by(Job.id.desc())
+        .limit(_LATEST)
+    )
+    return map(_Search._make, connection.execute(query))
+
+
+def _distance(config: Config, other: Config) -> float | None:
+    """How far apart two layers are in size; of functions without a core that is not known. None:
+    they are of different kinds."""
+    if (
+        isinstance(config, TaskConfig)
+        and isinstance(other, TaskConfig)
+        and config.name
+        and config.name == other.name
+    ):
+        return math.inf
+    return likeness(config, other)
+
+
+def _trials(connection: sa.Connection, search: _Search) -> list[Any]:
+    """What is learned from a search, as `history.block` takes it; empty if that is too little."""
+    same = (
+        Job.session_id == search.session_id,
+        Job.config_id == search.config_id,
+        Job.solver_id == search.solver_id,
+    )
+    query = (
+        sa.select(Trial.id)
+        .join(Job, Job.id == Trial.job_id)
+        .where(*same, Job.steps == search.steps)
+    )
+    known = query.where(Trial.params.is_not(None))
+    good = known.where(Trial.cause.is_(None), timed(Trial.time_ms)).order_by(
+        Trial.time_ms, Trial.id
+    )
+    fastest = list(connection.execute(good).scalars())
+    if len(fastest) < _FEWEST:
+        return []
+    slower = fastest[_FASTEST:]
+    spread = slower[:: max(1, math.ceil(len(slower) / _SPREAD))]
+    failed = known.where(Trial.cause.is_not(None)).order_by(Trial.id).limit(_FAILED)
+    ids = [*fastest[:_FASTEST], *spread, *connection.execute(failed).scalars()]
+    columns = (Trial.params, Trial.time_ms, Trial.cause)
+    return list(connection.execute(sa.select(*columns).where(Trial.id.in_(ids)).order_by(Trial.id)))
+
+
+def _store(
+    connection: sa.Connection, job_id: int, chosen: Sequence[tuple[_Search, Origin, list[Any]]]
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for search, origin, trials in chosen:
+        block = history.block(trials, measured=True)
+        if len(block) > _LARGEST_BYTES:
+            continue
+        name = history.digest(block)
+        # The row is locked until there is one that refers to it.
+        upsert(
+            connection,
+            Kernel,
+            [{"digest": name, "blob": block, "size_bytes": len(block)}],
+            key=("digest",),
+        )
+        facts = {
+            "digest": name,
+            "origin": origin.value,
+            "noisy": search.noisy,
+            "trials": len(trials),
+        }
+        rows.append({"job_id": job_id, "number": len(rows), **facts, "label": search.named(origin)})
+    if rows:
+        connection.execute(sa.insert(SearchSibling), rows)

@@ -1,0 +1,1 @@
+"""Servers that Tuna uses: the embedded Redis, Redis clients and versions, TLS."""

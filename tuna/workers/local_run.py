@@ -1,0 +1,60 @@
+"""Runs one item's steps in this process, without queue or SQL: for `tuna reproduce` and for a
+debugger."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tuna.artifacts.files import folder_url
+from tuna.artifacts.store import Artifacts
+from tuna.libraries.base import Library
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import Candidate, StepResult, WorkItem
+from tuna.sandbox.core_lending import BuildCores
+from tuna.sandbox.cores import compile_cpus
+from tuna.settings import get_settings
+from tuna.vocabulary import Resource
+from tuna.workers.devices import device_for, measuring_on
+
+
+def run_steps(
+    library: Library, item: WorkItem, last: str, index: int | None = None, body: bytes | None = None
+) -> list[StepResult]:
+    """The results of the library's steps up to `last`; of candidate `index` alone when it is given.
+
+    The first of them builds the candidates of the item; if it has none, those that the library
+    proposes. `body`: what `item.body` names, for a config that has one.
+    """
+    results: list[StepResult] = []
+    with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
+        artifacts = Artifacts(folder_url(Path(folder, "artifacts")), Path(folder, "cache"))
+        if body is not None:
+            artifacts.put(body)
+        for name in library.path_to(library.step(last).name):
+            step = library.step(name)
+            device = (
+                device_for(library, get_settings()) if step.resource is Resource.DEVICE else None
+            )
+            builds = None if device else BuildCores(compile_cpus())
+            cpus = device.cpus if device else compile_cpus()
+            context = RunContext(artifacts, Path(folder), cpus, device, builds=builds)
+            update: dict[str, Any] = {"step": name}
+            if results:
+                good = [trial for trial in results[-1].trials if trial.cause is None]
+                update["candidates"] = tuple(
+                    Candidate(index=trial.index, artifact=trial.artifact) for trial in good
+                )
+            with measuring_on(device) if device else contextlib.nullcontext():
+                result = next(iter(library.run(step, [item.model_copy(update=update)], context)))
+            if index is not None:
+                result = result.model_copy(
+                    update={"trials": tuple(t for t in result.trials if t.index == index)}
+                )
+            results.append(result)
+            if not result.ok:
+                break
+        library.close()
+    return results

@@ -1,0 +1,245 @@
+"""State of one worker process: its connection, artifact stores, scratch folder, and one runner for
+each kind of work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import redis
+import structlog
+from pydantic import ValidationError
+
+from tuna.artifacts.files import folder_url
+from tuna.artifacts.store import Artifacts
+from tuna.errors import StoreUnavailable, TunaError
+from tuna.libraries.base import Library
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.registry import get_library, names
+from tuna.membership.member import Member
+from tuna.queue.announcements import artifact_keys, namespaces, with_store
+from tuna.queue.connection import connect
+from tuna.queue.heartbeat import Board, HeartbeatBoard, HeartbeatSender, WorkerStatus
+from tuna.queue.messages import Chunk
+from tuna.queue.served_queues import ServedQueues, Unavailable
+from tuna.sandbox.core_lending import BuildCores, offer
+from tuna.sandbox.cores import compile_cpus
+from tuna.settings import Settings
+from tuna.vocabulary import queue_name
+from tuna.workers.devices import device_for, place_of
+from tuna.workers.health import Health
+from tuna.workers.runner import Runner
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerProcess:
+    """The state of one process that runs chunks; everything is created lazily."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        served: ServedQueues | None = None,
+        mend: Callable[[], None] = lambda: None,
+        ending: Callable[[], bool] = lambda: False,
+        node_pid: int | None = None,
+    ) -> None:
+        """`served`: what this machine can serve, as far as it was found before the fork; `mend`,
+        `ending`: see `Health`; `node_pid`: process of the Celery node, by default this one."""
+        self._settings = settings
+        self._served = served or ServedQueues()
+        self._mend = mend
+        self._ending = ending
+        self._node_pid = node_pid
+        self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
+        self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
+        self._devices: dict[str, DeviceHandle] = {}  # by library
+        self._sender: HeartbeatSender | None = None
+        self._offers = contextlib.ExitStack()
+
+    def run_chunk(self, chunk: str) -> str:
+        """Run one chunk (JSON of `messages.Chunk`); never raises for what is in it."""
+        try:
+            parsed = Chunk.model_validate_json(chunk)
+            library = get_library(parsed.library)
+            library.step(parsed.step)
+        except ValidationError as error:
+            return _unreadable(error.errors()[0]["msg"])
+        except TunaError as error:
+            return _unreadable(str(error))
+        settings, refusal = self._settings, ""
+        try:
+            settings = with_store(self._client, settings, parsed.namespace)
+            refusal = self._refusal(parsed, settings.artifacts_url)
+        except StoreUnavailable as error:
+            refusal = f"{error} {error.hint}"
+        return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
+
+    def offer_cores(self, queues: Sequence[str]) -> None:
+        """Lend the cores that this process measures with, if it does, to builds between its chunks,
+        until it ends."""
+        device = self._served_device(queues)
+        offer(self._offers, device.cpus if device else ())
+
+    def announce(self, queues: Sequence[str], device: str) -> None:
+        """Start publishing the heartbeat of this process, which serves `queues`."""
+        settings, client = self._settings, self._client
+        kinds = [queue.partition(".") for queue in queues]
+        environments = [name for kind, _, name in kinds if kind == "eval"]
+        status = WorkerStatus(
+            name=f"{settings.worker_name or socket.gethostname()}:{os.getpid()}",
+            role="eval" if environments else "compile",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=device,
+            environment=", ".join(environments),
+            toolchains=tuple(name for kind, _, name in kinds if kind == "compile"),
+            job_ids=(),
+            started_at=time.time(),
+            seen_at=time.time(),
+            place=place_of(settings.worker_name, self._served_device(queues), self._node),
+        )
+
+        def boards() -> Sequence[Board]:
+            if self._member:
+                return [self._member.board]
+            return [
+                HeartbeatBoard(client, name, settings.lease_s)
+                for name in namespaces(client, settings)
+            ]
+
+        self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
+
+    def warm_up(self, queues: Sequence[str], libraries: Sequence[str]) -> None:
+        """Start what is slow to start for the steps of these libraries that this process serves."""
+        for name in set(libraries).intersection(names()):
+            for on_device in (False, True):
+                if self._served.queue_of(name, on_device=on_device) in queues:
+                    nothing = Artifacts(folder_url(self._scratch), self._scratch)
+                    get_library(name).warm_up(self._context(get_library(name), on_device, nothing))
+
+    def leave(self) -> None:
+        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it
+        expires; lend no more."""
+        self._offers.close()
+        if self._sender:
+            self._sender.stop()
+
+    @property
+    def _node(self) -> str:
+        """The Celery node among those of all machines."""
+        return f"{socket.gethostname()}:{self._node_pid or os.getpid()}"
+
+    @functools.cached_property
+    def _client(self) -> redis.Redis:
+        return connect(self._settings)
+
+    @functools.cached_property
+    def _member(self) -> Member | None:
+        return Member(self._client, self._settings) if self._settings.is_member else None
+
+    @functools.cached_property
+    def _scratch(self) -> Path:
+        return scratch_folder(self._settings.run_dir / "scratch")
+
+    def _refusal(self, chunk: Chunk, artifacts_url: str | None) -> str:
+        """Why this machine may not run the chunk; empty when it may. Raises StoreUnavailable."""
+        queue = queue_name(bool(chunk.environment), chunk.toolchain, chunk.environment)
+        served = self._served.queue_of(chunk.library, on_device=bool(chunk.environment))
+        if isinstance(served, Unavailable):
+            return served.reason
+        if served != queue:
+            return f"this machine serves {served}, the session needs {queue}"
+        store = self._store(chunk.namespace, artifacts_url)
+        store.refresh()  # the keys may have been rotated since the last chunk
+        # Redis was wiped: other workers refuse artifacts without a signature
+        if store.keys is None:
+            raise StoreUnavailable(
+                "No coordinator has published the keys of artifacts.", hint="it does so each second"
+            )
+        store.check()
+        return ""
+
+    def _store(self, namespace: str, url: str | None) -> Artifacts:
+        if self._member:
+            return self._member.store
+        if (namespace, url) not in self._artifacts:
+            settings = self._settings.model_copy(update={"artifacts_url": url})
+            newest = functools.partial(artifact_keys, self._client, self._settings, namespace)
+            self._artifacts[namespace, url] = Artifacts.from_settings(
+                settings, namespace, newest=newest, cached=True
+            )
+        return self._artifacts[namespace, url]
+
+    def _device_of(self, library: Library) -> DeviceHandle:
+        if library.name not in self._devices:
+            self._devices[library.name] = device_for(library, self._settings)
+        return self._devices[library.name]
+
+    def _served_device(self, queues: Sequence[str]) -> DeviceHandle | None:
+        """The device that chunks of `queues` will measure on; None for those of steps on a CPU."""
+        served = (name for name in names() if self._served.queue_of(name, on_device=True) in queues)
+        return next((self._device_of(get_library(name)) for name in served), None)
+
+    def _runner(self, chunk: Chunk, library: Library, artifacts_url: str | None) -> Runner:
+        on_device = bool(chunk.environment)
+        key = (chunk.namespace, artifacts_url, library.name, on_device)
+        if key not in self._runners:
+            settings = self._settings
+            context = self._context(library, on_device, self._store(chunk.namespace, artifacts_url))
+            health = Health(
+                [settings.home, self._scratch], context.device, self._mend, self._ending
+            )
+            self._runners[key] = Runner(
+                self._client,
+                settings.lease_s,
+                context,
+                settings.worker_name,
+                self._sender,
+                health,
+                self._member,
+                self._node,
+            )
+        return self._runners[key]
+
+    def _context(self, library: Library, on_device: bool, artifacts: Artifacts) -> RunContext:
+        device = self._device_of(library) if on_device else None
+        cpus = compile_cpus(self._settings)
+        return RunContext(
+            artifacts=artifacts,
+            scratch=self._scratch,
+            cpus=device.cpus if device else cpus,
+            device=device,
+            ending=self._ending,
+            builds=None if device else BuildCores(cpus),
+        )
+
+
+def _unreadable(fault: str) -> str:
+    log.error("invalid message dropped", fault=fault)
+    return f"unreadable: {fault}"
+
+
+def scratch_folder(parent: Path) -> Path:
+    """A folder for this process, empty; those of this machine's processes that are gone are
+    removed, for a killed one cannot tidy up, and so is what one with this process' number left.
+    Other machines may share the parent, and their processes cannot be looked up here."""
+    prefix = f"{socket.gethostname()}-"
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+        process = folder.name.removeprefix(prefix)
+        if process.isdigit() and (
+            int(process) == os.getpid() or not Path(f"/proc/{process}").exists()
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+    mine = parent / f"{prefix}{os.getpid()}"
+    # of a full disk, say: a worker that cannot write there is put aside
+    with contextlib.suppress(OSError):
+        mine.mkdir(parents=True, exist_ok=True)
+    return mine
