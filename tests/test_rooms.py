@@ -1,34 +1,14 @@
-"""The rooms of the code: no circle of files, no long module, no name of a module that is no
-more."""
+"""The rooms of the code: no circle of files, no long module."""
 
 from __future__ import annotations
 
 import ast
-import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-from shared_data import need, needed_program
-
 ROOT = Path(__file__).parent.parent
-LIMIT = 400
-#: Modules of the first release that have another name or place, as `room/module`.
-OLD_MODULES = (
-    *("cli/actions", "cli/seeds", "db/members"),
-    *(
-        f"pipeline/{name}"
-        for name in ("ending", "enqueue", "everywhere", "fitness", "intervene", "members")
-    ),
-    *(f"pipeline/{name}" for name in ("once", "orders", "pace", "presence", "run", "wire")),
-    *(f"reports/{name}" for name in ("exporter", "figures", "health", "reading")),
-    *(
-        f"workers/{name}"
-        for name in ("child", "cores", "devices", "discovery", "membership", "sandbox")
-    ),
-)
+LIMIT = 500
 
 
 def _modules() -> dict[str, Path]:
@@ -96,46 +76,3 @@ def test_no_module_is_long() -> None:
         str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT
     }
     assert long == set()
-
-
-def _tracked() -> list[Path]:
-    """The files that git has or would take."""
-    need((ROOT / ".git").exists(), "a checkout")
-    command = [
-        needed_program("git"),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    names = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
-
-
-def test_nothing_names_a_module_that_is_no_more() -> None:
-    either = "|".join(name.replace("/", "[./]") for name in OLD_MODULES)
-    old = re.compile(rf"\b(?:{either})(?:\.py)?\b")
-    found = []
-    for path in _tracked():
-        if path == Path(__file__):
-            continue
-        try:
-            text = path.read_text()
-        except UnicodeDecodeError:
-            continue
-        lines = enumerate(text.splitlines(), 1)
-        found += [
-            f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-            for number, line in lines
-            if old.search(line)
-        ]
-    assert found == []
-
-
-@pytest.mark.parametrize("name", OLD_MODULES)
-def test_the_old_modules_are_gone(name: str) -> None:
-    assert not (ROOT / "tuna" / f"{name}.py").exists()
-    assert not (ROOT / "tuna" / name).is_dir()
