@@ -1,11 +1,14 @@
-"""What people read when a database cannot go on."""
+"""Transactions: retries after deadlocks, and the sentences for a database that cannot go on."""
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
-from tuna.db.engine import is_outage, make_engine, reading, writing
+from tuna.db.engine import is_outage, make_engine, reading, transaction, writing
 from tuna.errors import DatabaseError, StorageFull
 
 
@@ -45,3 +48,60 @@ def test_a_server_that_has_no_connection_left_is_waited_for(mariadb_url: str) ->
     assert is_outage(caught.value)
     for engine in (admin, first, second):
         engine.dispose()
+
+
+def test_a_transaction_returns_and_commits_what_its_work_did(empty_engine: sa.Engine) -> None:
+    def insert(connection: sa.Connection, first: int, *, second: int) -> int:
+        connection.execute(sa.text("CREATE TABLE one (id INTEGER PRIMARY KEY)"))
+        statement = sa.text("INSERT INTO one VALUES (:id)")
+        return connection.execute(statement, [{"id": first}, {"id": second}]).rowcount
+
+    assert transaction(empty_engine, insert, 1, second=2) == 2
+    with reading(empty_engine) as connection:
+        assert connection.execute(sa.text("SELECT id FROM one ORDER BY id")).scalars().all() == [
+            1,
+            2,
+        ]
+
+
+def test_a_transaction_is_rolled_back_and_not_repeated_for_an_error_of_its_work(
+    empty_engine: sa.Engine,
+) -> None:
+    with writing(empty_engine) as connection:
+        connection.execute(sa.text("CREATE TABLE one (id INTEGER PRIMARY KEY)"))
+    runs = []
+
+    def fail(connection: sa.Connection) -> None:
+        runs.append(connection.execute(sa.text("INSERT INTO one VALUES (1)")).rowcount)
+        raise KeyError("of the work")
+
+    with pytest.raises(KeyError, match="of the work"):
+        transaction(empty_engine, fail)
+    assert runs == [1]
+    with reading(empty_engine) as connection:
+        assert connection.execute(sa.text("SELECT COUNT(*) FROM one")).scalar_one() == 0
+
+
+def test_the_victim_of_a_deadlock_runs_its_transaction_again(mariadb_url: str) -> None:
+    engine = make_engine(mariadb_url)
+    with writing(engine) as connection:
+        connection.execute(sa.text("CREATE TABLE pair (id INTEGER PRIMARY KEY, n INTEGER)"))
+        connection.execute(sa.text("INSERT INTO pair VALUES (1, 0), (2, 0)"))
+    both = threading.Barrier(2)
+    runs: list[int] = []
+
+    def add(connection: sa.Connection, ids: tuple[int, int]) -> None:
+        runs.append(ids[0])
+        statement = sa.text("UPDATE pair SET n = n + 1 WHERE id = :id")
+        connection.execute(statement, {"id": ids[0]})
+        if runs.count(ids[0]) == 1:
+            both.wait(60)  # each holds its first row: one of the two is chosen as the victim
+        connection.execute(statement, {"id": ids[1]})
+
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(transaction, engine, add, ids) for ids in ((1, 2), (2, 1))]:
+            one.result()
+    assert len(runs) == 3
+    with reading(engine) as connection:
+        assert connection.execute(sa.text("SELECT n FROM pair")).scalars().all() == [2, 2]
+    engine.dispose()

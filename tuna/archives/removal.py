@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tuna.db import sessions
 from tuna.db.batches import parts
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.models import (
     Config,
     FindDb,
@@ -52,6 +52,14 @@ class Deleted:
     kernels: int = 0  #: artifacts in SQL
     chunks: set[str] = field(default_factory=set)  #: that its jobs were in
     golden: tuple[str, ...] = ()  #: versions that refer to it, for which its row stays
+    unneeded: set[str] = field(default_factory=set)  #: artifacts, of the latest jobs
+
+    def add(self, other: Deleted) -> None:
+        """Count what one transaction deleted."""
+        self.jobs += other.jobs
+        self.results += other.results
+        self.kernels += other.kernels
+        self.chunks |= other.chunks
 
 
 def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) -> None:
@@ -92,43 +100,40 @@ def delete(
         jobs = connection.execute(
             sa.select(sa.func.count()).where(Job.session_id == session_id)
         ).scalar_one()
-    while _delete_results(engine, session_id, done):
-        pass
-    while _delete_jobs(engine, session_id, remove, done):
+    while (found := transaction(engine, _delete_results, session_id)).results:
+        done.add(found)
+    while (found := transaction(engine, _delete_jobs, session_id)).jobs:
+        remove(found.unneeded)
+        done.add(found)
         if on_jobs:
             on_jobs(done.jobs, max(jobs, done.jobs))
-    while _delete_applicability(engine, session_id):
+    while transaction(engine, _delete_applicability, session_id):
         pass
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            done.golden = tuple(
-                f"{one.version} of {one.library}" for one in of_session(connection, session_id)
-            )
-            if not done.golden:
-                connection.execute(sa.delete(Session).where(Session.id == session_id))
+    done.golden = transaction(engine, _delete_session, session_id)
     return done
 
 
-def _delete_results(engine: sa.Engine, session_id: int, done: Deleted) -> bool:
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            query = (
-                sa.select(FindDb.id, FindDb.workload)
-                .where(FindDb.session_id == session_id)
-                .limit(_RESULTS)
-            )
-            found = connection.execute(query).all()
-            ids = [row.id for row in found]
-            code = sa.select(FindDbKernel.kernel).where(FindDbKernel.find_db_id.in_(ids)).distinct()
-            digests = {
-                *connection.execute(code).scalars(),
-                *(row.workload for row in found if row.workload),
-            }
-            connection.execute(sa.delete(FindDb).where(FindDb.id.in_(ids)))
-            kernels = _delete_kernels(connection, digests)
-    done.results += len(found)
-    done.kernels += kernels
-    return bool(found)
+def _delete_session(connection: sa.Connection, session_id: int) -> tuple[str, ...]:
+    """Delete the session's row, unless golden versions have results of it: then return those."""
+    golden = tuple(f"{one.version} of {one.library}" for one in of_session(connection, session_id))
+    if not golden:
+        connection.execute(sa.delete(Session).where(Session.id == session_id))
+    return golden
+
+
+def _delete_results(connection: sa.Connection, session_id: int) -> Deleted:
+    query = (
+        sa.select(FindDb.id, FindDb.workload).where(FindDb.session_id == session_id).limit(_RESULTS)
+    )
+    found = connection.execute(query).all()
+    ids = [row.id for row in found]
+    code = sa.select(FindDbKernel.kernel).where(FindDbKernel.find_db_id.in_(ids)).distinct()
+    digests = {
+        *connection.execute(code).scalars(),
+        *(row.workload for row in found if row.workload),
+    }
+    connection.execute(sa.delete(FindDb).where(FindDb.id.in_(ids)))
+    return Deleted(results=len(found), kernels=_delete_kernels(connection, digests))
 
 
 def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
@@ -148,52 +153,39 @@ def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
     return count
 
 
-def _delete_jobs(
-    engine: sa.Engine, session_id: int, remove: Callable[[set[str]], None], done: Deleted
-) -> bool:
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            query = (
-                sa.select(Job.id, Job.chunk, Job.workload)
-                .where(Job.session_id == session_id)
-                .limit(_JOBS)
-            )
-            found = connection.execute(query.with_for_update()).all()
-            ids = [row.id for row in found]
-            built = (
-                sa.select(Trial.artifact)
-                .where(Trial.job_id.in_(ids), Trial.artifact.is_not(None))
-                .distinct()
-            )
-            digests = {digest for digest in connection.execute(built).scalars() if digest}
-            digests |= {row.workload for row in found if row.workload}
-            digests |= needed_artifacts.settle(connection, ids)
-            blocks = sa.select(SearchSibling.digest).where(SearchSibling.job_id.in_(ids)).distinct()
-            learned = set(connection.execute(blocks).scalars())
-            connection.execute(sa.delete(Job).where(Job.id.in_(ids)))
-            kernels = _delete_kernels(connection, learned)
-            unneeded = digests - needed_artifacts.needed(connection, digests)
-    remove(unneeded)
-    done.jobs += len(found)
-    done.kernels += kernels
-    done.chunks |= {row.chunk for row in found if row.chunk}
-    return bool(found)
+def _delete_jobs(connection: sa.Connection, session_id: int) -> Deleted:
+    query = (
+        sa.select(Job.id, Job.chunk, Job.workload).where(Job.session_id == session_id).limit(_JOBS)
+    )
+    found = connection.execute(query.with_for_update()).all()
+    ids = [row.id for row in found]
+    built = (
+        sa.select(Trial.artifact)
+        .where(Trial.job_id.in_(ids), Trial.artifact.is_not(None))
+        .distinct()
+    )
+    digests = {digest for digest in connection.execute(built).scalars() if digest}
+    digests |= {row.workload for row in found if row.workload}
+    digests |= needed_artifacts.settle(connection, ids)
+    blocks = sa.select(SearchSibling.digest).where(SearchSibling.job_id.in_(ids)).distinct()
+    learned = set(connection.execute(blocks).scalars())
+    connection.execute(sa.delete(Job).where(Job.id.in_(ids)))
+    return Deleted(
+        jobs=len(found),
+        kernels=_delete_kernels(connection, learned),
+        chunks={row.chunk for row in found if row.chunk},
+        unneeded=digests - needed_artifacts.needed(connection, digests),
+    )
 
 
-def _delete_applicability(engine: sa.Engine, session_id: int) -> bool:
+def _delete_applicability(connection: sa.Connection, session_id: int) -> bool:
     pair = SolverApplicability
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            mine = pair.session_id == session_id
-            query = (
-                sa.select(pair.config_id)
-                .where(mine)
-                .distinct()
-                .order_by(pair.config_id)
-                .limit(_CONFIGS)
-            )
-            configs: Sequence[int] = connection.execute(query).scalars().all()
-            connection.execute(sa.delete(pair).where(mine, pair.config_id.in_(configs)))
-            if not configs:
-                connection.execute(sa.delete(NoSolver).where(NoSolver.session_id == session_id))
+    mine = pair.session_id == session_id
+    query = (
+        sa.select(pair.config_id).where(mine).distinct().order_by(pair.config_id).limit(_CONFIGS)
+    )
+    configs: Sequence[int] = connection.execute(query).scalars().all()
+    connection.execute(sa.delete(pair).where(mine, pair.config_id.in_(configs)))
+    if not configs:
+        connection.execute(sa.delete(NoSolver).where(NoSolver.session_id == session_id))
     return bool(configs)

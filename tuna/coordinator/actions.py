@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tuna.db import configs, jobs
 from tuna.db.batches import parts
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.models import ConfigTag, Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
@@ -83,23 +83,23 @@ def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
     """Send canceled jobs that are named back to their first step; returns how many by step."""
     moved: Counter[str] = Counter()
     to = check(State.CANCELED, State.NEW).value
+
+    def begin(connection: sa.Connection, part: Sequence[int]) -> dict[int, str]:
+        where = (
+            Job.id.in_(part),
+            Job.session_id == selection.session_id,
+            Job.state == State.CANCELED.value,
+        )
+        found = connection.execute(sa.select(Job.id, Job.steps).where(*where).with_for_update())
+        first = {job_id: jobs.step_names(steps)[0] for job_id, steps in found}
+        for job_id, step in first.items():
+            values = {**_FORGIVEN, "state": to, "step": step, "updated_at": utc_now()}
+            connection.execute(sa.update(Job).where(Job.id == job_id).values(**values))
+        rounds.resume(connection, first)
+        return first
+
     for part in parts(selection.jobs):
-        for attempt in retrying():
-            with attempt, writing(engine) as connection:
-                where = (
-                    Job.id.in_(part),
-                    Job.session_id == selection.session_id,
-                    Job.state == State.CANCELED.value,
-                )
-                found = connection.execute(
-                    sa.select(Job.id, Job.steps).where(*where).with_for_update()
-                )
-                first = {job_id: jobs.step_names(steps)[0] for job_id, steps in found}
-                for job_id, step in first.items():
-                    values = {**_FORGIVEN, "state": to, "step": step, "updated_at": utc_now()}
-                    connection.execute(sa.update(Job).where(Job.id == job_id).values(**values))
-                rounds.resume(connection, first)
-        moved.update(first.values())
+        moved.update(transaction(engine, begin, part).values())
     return dict(moved)
 
 
@@ -109,10 +109,7 @@ def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Cancele
     done = Canceled()
     while _cancel_once(engine, library, selection, done):
         pass  # a job that a worker returned meanwhile is found by the next round
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            # says of searches that they ended
-            rounds.load(connection, selection.session_id, library)
+    transaction(engine, rounds.load, selection.session_id, library)  # ends searches
     return done
 
 
@@ -186,9 +183,7 @@ def _move(
         narrowed = [*where, Job.id.in_(part)] if part else where
         last: int | None = 0
         while last is not None:
-            for attempt in retrying():
-                with attempt, writing(engine) as connection:
-                    count, high, found = _move_batch(connection, narrowed, last, values)
+            count, high, found = transaction(engine, _move_batch, narrowed, last, values)
             moved, last = moved + count, high
             if chunks is not None:
                 chunks |= found

@@ -30,7 +30,7 @@ from tuna.coordinator import key_rotation
 from tuna.coordinator.publisher import Publisher
 from tuna.coordinator.snapshots import Snapshots
 from tuna.db import server_errors, sessions
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts, reaper
@@ -303,12 +303,15 @@ class Coordinator:
         if not expired and not gone and not unsent:
             return
         self._drain_all()  # reports sent before a worker was lost count
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                most = self._settings.max_attempts
-                lost = release(connection, expired, max_attempts=most, worker_lost=True)
-                again = release(connection, sorted(gone), max_attempts=most)
-                again += release(connection, sorted(unsent), max_attempts=most, message_lost=True)
+        most = self._settings.max_attempts
+
+        def reclaim(connection: sa.Connection) -> tuple[int, int]:
+            lost = release(connection, expired, max_attempts=most, worker_lost=True)
+            again = release(connection, sorted(gone), max_attempts=most)
+            again += release(connection, sorted(unsent), max_attempts=most, message_lost=True)
+            return lost, again
+
+        lost, again = transaction(self._engine, reclaim)
         # SQL first: after a crash here the next reaper finds the chunks again, without jobs in
         # flight.
         self._leases.drop([*expired, *sorted(gone), *sorted(unsent)])

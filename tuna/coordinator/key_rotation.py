@@ -21,7 +21,7 @@ import structlog
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.models import FormerKey, Installation, JobArtifact
 from tuna.db.types import utc_now
 from tuna.membership.members import members
@@ -50,18 +50,18 @@ class Page(NamedTuple):
 def replace(engine: sa.Engine, settings: Settings, *, leaked: bool) -> None:
     """Make a new secret; the former key, and those before it, are accepted for a while, or no more
     at all if `leaked`."""
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            row = sa.select(Installation.id).with_for_update()  # one rotation after the other
-            connection.execute(row)
-            former = sessions.artifact_keys(connection, settings).public[0]
-            if leaked:
-                connection.execute(sa.delete(FormerKey))
-            else:
-                connection.execute(
-                    sa.insert(FormerKey).values(public=former, superseded_at=utc_now())
-                )
-            connection.execute(sa.update(Installation).values(secret=secrets.token_hex(32)))
+
+    def rotate(connection: sa.Connection) -> None:
+        row = sa.select(Installation.id).with_for_update()  # one rotation after the other
+        connection.execute(row)
+        former = sessions.artifact_keys(connection, settings).public[0]
+        if leaked:
+            connection.execute(sa.delete(FormerKey))
+        else:
+            connection.execute(sa.insert(FormerKey).values(public=former, superseded_at=utc_now()))
+        connection.execute(sa.update(Installation).values(secret=secrets.token_hex(32)))
+
+    transaction(engine, rotate)
 
 
 def announce(engine: sa.Engine, client: redis.Redis, settings: Settings, namespace: str) -> Keys:
@@ -135,7 +135,6 @@ class Retirement:
         self._after = sign_page(self._engine, self._artifacts, self._after).last
         if self._after:
             return
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                connection.execute(sa.delete(FormerKey).where(FormerKey.public.in_(former)))
+        forget = sa.delete(FormerKey).where(FormerKey.public.in_(former))
+        transaction(self._engine, sa.Connection.execute, forget)
         log.info("former keys of artifacts forgotten", count=len(former))

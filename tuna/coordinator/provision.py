@@ -13,7 +13,7 @@ import structlog
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import configs
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.jobs import needed_artifacts
 from tuna.libraries.items import WorkItem
@@ -40,9 +40,7 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
         pairs |= {(item.job_id, name) for name in names if name}
     if not pairs:
         return put
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            needed_artifacts.need(connection, pairs)
+    transaction(engine, needed_artifacts.need, pairs)
     digests = sorted({digest for _, digest in pairs})
     artifacts.renew(digests)
     for digest in digests:

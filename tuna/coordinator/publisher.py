@@ -18,7 +18,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.coordinator import provision
 from tuna.coordinator.empty_steps import EmptySteps
 from tuna.coordinator.snapshots import Snapshots
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.db.models import Job
 from tuna.jobs.aside import Aside
 from tuna.jobs.serving import SessionWork
@@ -182,18 +182,19 @@ class Publisher:
         batch = self._settings.claim_batch
         wanted = min(share.chunks, max(1, batch // size))
         only = _jobs_of(work, share.step, chooses=chooses)
-        chunks: list[ClaimedChunk] = []
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                if work.library.search is not None and round_parts.divide(
-                    connection, work.session_id, step, devices
-                ):
-                    size = 1  # a chunk is for one device
-                chunks = claim(
-                    connection, work.scope, step, min(batch, wanted * size), size, wanted, only
-                )
-                # The library's code, before the commit: if it fails, nothing was claimed.
-                limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
+
+        def claim_chunks(connection: sa.Connection) -> tuple[list[ClaimedChunk], list[int]]:
+            divided = work.library.search is not None and round_parts.divide(
+                connection, work.session_id, step, devices
+            )
+            each = 1 if divided else size  # a chunk of a divided round is for one device
+            chunks = claim(
+                connection, work.scope, step, min(batch, wanted * each), each, wanted, only
+            )
+            # The library's code, before the commit: if it fails, nothing was claimed.
+            return chunks, [_time_limit_s(work, step, chunk) for chunk in chunks]
+
+        chunks, limits_s = transaction(self._engine, claim_chunks)
         all_claimed = len(chunks) < wanted
         if all_claimed and not share.step.jobs:
             self._empty.note(share.step, step.resource, only)

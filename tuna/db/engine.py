@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from tuna.errors import BadInput, DatabaseError, StorageFull
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _WRITE = "tuna_write"
 _MIN_FREE_BYTES = 1 << 17
@@ -114,16 +117,23 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """Retry after a MySQL deadlock: `for attempt in retrying(): with attempt, writing(engine) as
-    connection: ...`."""
+def transaction(
+    engine: sa.Engine,
+    work: Callable[Concatenate[sa.Connection, P], T],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Return `work(connection, *args, **kwargs)`, run in a transaction, and again after a MySQL
+    deadlock: `work` must bear to be repeated. Raises what `writing` raises."""
     import stamina  # half as long to import as SQLAlchemy, and commands that only read need it not
 
-    return iter(
-        stamina.retry_context(
-            on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0
-        )
-    )
+    def once() -> T:
+        with writing(engine) as connection:
+            return work(connection, *args, **kwargs)
+
+    caller = stamina.RetryingCaller(attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0)
+    return caller(_is_deadlock, once)
 
 
 def is_outage(error: BaseException | None) -> bool:

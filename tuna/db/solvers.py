@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.db import models, sessions
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.models import Config, ConfigTag, NoSolver, SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
@@ -198,22 +198,22 @@ def _replace(
         {"session_id": session_id, "config_id": key, "reason": text, "loaded": False}
         for key, text in without.items()
     ]
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            connection.execute(
-                sa.delete(SolverApplicability).where(
-                    SolverApplicability.session_id == session_id,
-                    SolverApplicability.config_id.in_(config_ids),
-                )
+
+    def write(connection: sa.Connection) -> None:
+        connection.execute(
+            sa.delete(SolverApplicability).where(
+                SolverApplicability.session_id == session_id,
+                SolverApplicability.config_id.in_(config_ids),
             )
-            if rows:
-                connection.execute(sa.insert(SolverApplicability), list(rows))
-            connection.execute(
-                sa.delete(NoSolver).where(*mine, NoSolver.config_id.not_in(list(without)))
-            )
-            upsert(
-                connection, NoSolver, lacking, key=("session_id", "config_id"), update=("reason",)
-            )
+        )
+        if rows:
+            connection.execute(sa.insert(SolverApplicability), list(rows))
+        connection.execute(
+            sa.delete(NoSolver).where(*mine, NoSolver.config_id.not_in(list(without)))
+        )
+        upsert(connection, NoSolver, lacking, key=("session_id", "config_id"), update=("reason",))
+
+    transaction(engine, write)
     return len(rows)
 
 

@@ -18,7 +18,7 @@ import structlog
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import models, server_errors
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job
 from tuna.db.packed import insert, packed, unpacked
@@ -239,10 +239,7 @@ class Drain:
         fetched = self._winners.fetch(
             self._engine, (result for report in reports for result in report.results)
         )
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                counts = self._write_reports(connection, reports, fetched)
-                dead_letters.keep(connection, letters)
+        counts = transaction(self._engine, self._write_reports, reports, fetched, letters)
         self.counts.accepted += counts.accepted
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
@@ -252,7 +249,11 @@ class Drain:
         self._on_stored(counts.jobs)
 
     def _write_reports(
-        self, connection: sa.Connection, reports: Sequence[Report], fetched: Fetched
+        self,
+        connection: sa.Connection,
+        reports: Sequence[Report],
+        fetched: Fetched,
+        letters: Sequence[Letter],
     ) -> DrainCounts:
         ended = {
             report.chunk
@@ -275,6 +276,7 @@ class Drain:
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
+        dead_letters.keep(connection, letters)
         return counts
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config
 from tuna.db import configs
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.db.models import FindDb
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
@@ -66,13 +66,16 @@ class Task:
 
     def run(self, store: Callable[[Batch, Sequence[Any]], None], problems: Iterable[Any]) -> None:
         """`store` the problems, batch by batch, one transaction for each."""
+
+        def write(connection: sa.Connection, part: Sequence[Any]) -> Batch:
+            batch = Batch(self, connection)
+            store(batch, part)
+            batch.write()
+            return batch
+
         iterator = iter(problems)
         while part := list(islice(iterator, _BATCH)):
-            for attempt in retrying():
-                with attempt, writing(self.engine) as connection:
-                    batch = Batch(self, connection)
-                    store(batch, part)
-                    batch.write()
+            batch = transaction(self.engine, write, part)
             self.counts.update(batch.counts)
             self.skipped.update(batch.skipped)
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
@@ -102,13 +102,14 @@ def build(
         if session_id is None
         else ResultSelection(session_id, kind, allow_imported, allow_noisy)
     )
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
-            if wanted is not None:
-                results.check(connection, wanted)
-            report = _carry_out(connection, plan)
-    return report
+
+    def write(connection: sa.Connection) -> BuildReport:
+        plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
+        if wanted is not None:
+            results.check(connection, wanted)
+        return _carry_out(connection, plan)
+
+    return transaction(engine, write)
 
 
 def _plan(

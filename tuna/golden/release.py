@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.db.models import FindDb, Golden, GoldenEntry
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
@@ -31,27 +31,29 @@ def promote(
     Raises NotFound, GoldenFrozen for a version that was promoted before, NotReleasable for results
     that were simulated, or noisy unless `allow_noisy`, GateViolated with the violations.
     """
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            library = find(connection, version, library).library
-            there = {one.version: one for one in of_library(connection, library, lock=True)}
-            draft = there[version]
-            if draft.state is not GoldenState.DRAFT:
-                raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
-            _check_entries(connection, draft, allow_noisy=allow_noisy)
-            other = current(there.values()) or (
-                there[draft.base_version] if draft.base_version is not None else None
+
+    def release(connection: sa.Connection) -> PromotionReport:
+        name = find(connection, version, library).library
+        there = {one.version: one for one in of_library(connection, name, lock=True)}
+        draft = there[version]
+        if draft.state is not GoldenState.DRAFT:
+            raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
+        _check_entries(connection, draft, allow_noisy=allow_noisy)
+        other = current(there.values()) or (
+            there[draft.base_version] if draft.base_version is not None else None
+        )
+        report = compare.compare(connection, draft, other)
+        violations = compare.check_gate(report, max_regression, min_gain)
+        if violations:
+            against = f" --against {other.version}" if other else ""
+            raise GateViolated(
+                f"The {draft} is not promoted: {'; '.join(violations)}.",
+                hint=f"look at: `tuna golden report {version}{against}`",
             )
-            report = compare.compare(connection, draft, other)
-            violations = compare.check_gate(report, max_regression, min_gain)
-            if violations:
-                against = f" --against {other.version}" if other else ""
-                raise GateViolated(
-                    f"The {draft} is not promoted: {'; '.join(violations)}.",
-                    hint=f"look at: `tuna golden report {version}{against}`",
-                )
-            _move(connection, draft, GoldenState.PROMOTED)
-    return report
+        _move(connection, draft, GoldenState.PROMOTED)
+        return report
+
+    return transaction(engine, release)
 
 
 def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bool) -> None:
@@ -89,24 +91,25 @@ def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bo
 def rollback(engine: sa.Engine, library: str) -> tuple[Version, Version | None]:
     """Withdraw the library's newest release; returns it and the one before it, which is current
     again, if any."""
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            there = of_library(connection, library, lock=True)
-            if not there:
-                names = connection.execute(
-                    sa.select(Golden.library).distinct().order_by(Golden.library)
-                ).scalars()
-                raise NotFound(
-                    f"{library} has no golden versions.", hint=choices(library, names, "libraries")
-                )
-            newest = current(there)
-            if newest is None:
-                raise BadInput(
-                    f"No golden version of {library} is promoted.", hint="see: `tuna golden list`"
-                )
-            _move(connection, newest, GoldenState.WITHDRAWN)
-            answer = newest, current(one for one in there if one is not newest)
-    return answer
+    return transaction(engine, _withdraw_newest, library)
+
+
+def _withdraw_newest(connection: sa.Connection, library: str) -> tuple[Version, Version | None]:
+    there = of_library(connection, library, lock=True)
+    if not there:
+        names = connection.execute(
+            sa.select(Golden.library).distinct().order_by(Golden.library)
+        ).scalars()
+        raise NotFound(
+            f"{library} has no golden versions.", hint=choices(library, names, "libraries")
+        )
+    newest = current(there)
+    if newest is None:
+        raise BadInput(
+            f"No golden version of {library} is promoted.", hint="see: `tuna golden list`"
+        )
+    _move(connection, newest, GoldenState.WITHDRAWN)
+    return newest, current(one for one in there if one is not newest)
 
 
 def _move(connection: sa.Connection, version: Version, state: GoldenState) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import structlog
 
 from tuna.db import server_errors, sessions
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.db.server_errors import ErrorKind
 from tuna.jobs.serving import SessionWork
 
@@ -70,6 +70,4 @@ class Aside:
             self._write(work.session_id, None)
 
     def _write(self, session_id: int, fault: str | None) -> None:
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                sessions.set_fault(connection, session_id, fault)
+        transaction(self._engine, sessions.set_fault, session_id, fault)

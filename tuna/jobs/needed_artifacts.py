@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tuna.artifacts.store import Artifacts
 from tuna.db import networks
 from tuna.db.batches import parts
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.models import Job, JobArtifact
 from tuna.db.upsert import upsert
 from tuna.libraries.items import StepResult
@@ -121,11 +121,8 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
                 .where(Job.id == JobArtifact.job_id, Job.state.in_(_ENDED))
                 .exists()
             )
-            for attempt in retrying():
-                with attempt, writing(engine) as connection:
-                    connection.execute(
-                        sa.delete(JobArtifact).where(JobArtifact.digest.in_(some), gone)
-                    )
+            forget = sa.delete(JobArtifact).where(JobArtifact.digest.in_(some), gone)
+            transaction(engine, sa.Connection.execute, forget)
         artifacts.renew(row.digest for row in page if not row.unneeded)
         artifacts.release(row.digest for row in page if row.unneeded)
 

@@ -13,7 +13,7 @@ import redis
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.membership import members as store
 from tuna.services import redis_client
 
@@ -53,10 +53,7 @@ class Conduct:
         self._logged = {pair for pair in self._logged if pair[0] in but}
 
     def _set(self, worker: str, state: str, change: Callable[[sa.Connection, str], bool]) -> None:
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                changed = change(connection, worker)
-        if changed:
+        if transaction(self._engine, change, worker):
             self.changes += 1
             log.warning(f"member {state} for what it wrote", worker=worker)
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 import structlog
 from pydantic import ValidationError
 
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction, writing
 from tuna.db.types import utc_now
 from tuna.membership import members as store
 from tuna.membership.access import Access
@@ -206,10 +206,7 @@ class Gate:
             processes=request.facts.processes,
         )
         self.access.check()  # before the token is used up
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                admitted = store.admit(connection, token.id, worker)
-        if not admitted:
+        if not transaction(self._engine, store.admit, token.id, worker):
             return None
         self._grant(worker)
         log.info("worker joined", worker=worker.name, role=worker.role)
@@ -287,12 +284,14 @@ class Gate:
         gone = [
             member.name for member in members if member.name not in names and member.seen_at < limit
         ]
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                if seen:
-                    store.seen(connection, seen)
-                for name in gone:
-                    store.set_state(connection, name, "gone")
+
+        def note(connection: sa.Connection) -> None:
+            if seen:
+                store.seen(connection, seen)
+            for name in gone:
+                store.set_state(connection, name, "gone")
+
+        transaction(self._engine, note)
 
     def _grant(self, worker: store.NewWorker) -> None:
         """Make a member's Redis user, or give it this version's rights; if it was revoked
@@ -310,9 +309,7 @@ class Gate:
             return
         self._granted.add(worker.name)
         if worker.rights != rights:
-            for attempt in retrying():
-                with attempt, writing(self._engine) as connection:
-                    store.set_rights(connection, worker.name, rights)
+            transaction(self._engine, store.set_rights, worker.name, rights)
 
 
 def settings_of_members(settings: Settings) -> dict[str, str]:

@@ -17,7 +17,7 @@ import redis
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
 from tuna.membership import members as store
 from tuna.membership.access import Access
@@ -87,9 +87,7 @@ class Revocation:
             if not self._is_awaited(one) and self._is_clear(self.clear_token(one.id))
         ]
         if workers or tokens:
-            for attempt in retrying():
-                with attempt, writing(self._engine) as connection:
-                    store.set_cleared(connection, workers, tokens)
+            transaction(self._engine, store.set_cleared, workers, tokens)
 
     def clear(self, worker: str) -> list[Failure]:
         """Take all that a former member has; returns what failed."""

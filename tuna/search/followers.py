@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import transaction
 from tuna.jobs.serving import SessionWork
 from tuna.search import finals, rounds, served_time
 
@@ -26,36 +26,24 @@ def open_rounds(
     those of a CPU."""
     if work.library.search is None:
         return 0
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            return rounds.load(connection, work.session_id, work.library, configs)
-    raise AssertionError("retrying() ends with a result or an error")
+    return transaction(engine, rounds.load, work.session_id, work.library, configs)
 
 
 def note_served(engine: sa.Engine, works: Collection[SessionWork]) -> None:
     """These sessions are being served now, which is the time of their searches."""
     searching = [work.session_id for work in works if work.library.search is not None]
-    if not searching:
-        return
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            served_time.note(connection, searching)
+    if searching:
+        transaction(engine, served_time.note, searching)
 
 
 def give_up_rounds(engine: sa.Engine, work: SessionWork) -> set[str]:
     """End searches whose time is over; returns the chunks whose leases are to be dropped."""
     if work.library.search is None:
         return set()
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            return rounds.give_up(connection, work.session_id, work.library)
-    raise AssertionError("retrying() ends with a result or an error")
+    return transaction(engine, rounds.give_up, work.session_id, work.library)
 
 
 def _load_finals(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None) -> int:
     if work.library.finals not in work.steps:
         return 0
-    for attempt in retrying():
-        with attempt, writing(engine) as connection:
-            return finals.load(connection, work.session_id, work.library, configs)
-    raise AssertionError("retrying() ends with a result or an error")
+    return transaction(engine, finals.load, work.session_id, work.library, configs)
