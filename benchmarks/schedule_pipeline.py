@@ -25,6 +25,7 @@ from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
 from tuna import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, StepResult
@@ -113,11 +114,10 @@ def _coordinate(
     with reading(engine) as connection:
         works = read_works(connection, ids)
     if late:
-        policy = _Late(engine, works[0], policy)
+        policy = replace(policy, decide=_Late(engine, works[0], policy))
     client, celery = connect(settings), make_celery(settings)
-    coordinator = Coordinator(
-        engine, client, celery, settings, works, policy=policy, fixed_workers=True
-    )
+    backends = Backends(engine, client, celery, settings)
+    coordinator = Coordinator(backends, works, policy=policy, fixed_workers=True)
     # Workers report to the databases named there; the coordinator names its own when it first
     # publishes, which is after them.
     client.sadd(NAMESPACES_KEY, works[0].namespace)
@@ -135,14 +135,13 @@ def _coordinate(
 
 
 class _Late:
-    """A policy that sees no room where a chunk is in flight, and sees what is: as the thesis'
+    """Decides as a policy that sees no room where a chunk is in flight, and sees what is: as the thesis'
     scheduler decides."""
 
     def __init__(self, engine: sa.Engine, work: SessionWork, policy: Policy) -> None:
         self._engine, self._policy = engine, policy
         # the same of all sessions
         self._queues = {step.name: work.queue(step) for step in work.library.every_step}
-        self.__name__ = policy.__name__
 
     def __call__(self, snapshot: Snapshot, /) -> list[Share]:
         flying = Job.state.in_([state.value for state in IN_FLIGHT])

@@ -45,6 +45,7 @@ from state_machine_parts import (
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
@@ -107,7 +108,7 @@ class Machine(RuleBasedStateMachine):
 
     def _start(self) -> ObservedCoordinator:
         coordinator = ObservedCoordinator(
-            self.engine, self.scene.client, self.broker, self.scene.settings, [self.work]
+            Backends(self.engine, self.scene.client, self.broker, self.scene.settings), [self.work]
         )
         coordinator.moments = self.moments
         leases = ObservedLeases(self.scene.client, self.work.namespace, self.scene.settings.lease_s)
@@ -115,7 +116,7 @@ class Machine(RuleBasedStateMachine):
             self.moments,
             lambda chunks: self.held.update(dict.fromkeys(chunks)),
         )
-        coordinator._leases = coordinator.publisher.leases = leases
+        coordinator._leases = coordinator.publisher.leases = coordinator.reaper._leases = leases
         send = coordinator.publisher.send
 
         def observed(*args: Any) -> None:
@@ -448,7 +449,9 @@ class Machine(RuleBasedStateMachine):
             if job.chunk in unsent:
                 (self.failures if self.free[job.id] == MAX_FREE else self.free)[job.id] += 1
         try:
-            coordinator.reap()
+            coordinator.drain.take_over()
+            coordinator.reaper.sweep()
+            coordinator.reaper.reclaim(coordinator._works)
         except Died:
             return
         finally:

@@ -16,6 +16,7 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
@@ -207,17 +208,17 @@ def test_a_coordinator_makes_them_and_is_done_after_them(
     celery = InProcess(Runner(redis_client, settings.lease_s, one.context))
     work = SessionWork(one.session_id, namespace, info.environment, one.library)
 
+    backends = Backends(one.engine, redis_client, celery, settings)
+
     def unfinished(*steps: str) -> int:
         with reading(one.engine) as connection:
             return progress(connection, one.library, one.session_id, steps).unfinished
 
-    Coordinator(one.engine, redis_client, celery, settings, [replace(work, only=["build"])]).run(
+    Coordinator(backends, [replace(work, only=["build"])]).run(
         lambda: None, lambda: not unfinished("build")
     )
     assert (unfinished("build"), unfinished()) == (0, 10)
-    Coordinator(one.engine, redis_client, celery, settings, [work]).run(
-        lambda: None, lambda: not unfinished()
-    )
+    Coordinator(backends, [work]).run(lambda: None, lambda: not unfinished())
     assert (one.machine.measured, next(iter(one.times_ms()))) == (
         [("Noop0", "Noop1", "Noop2")],
         "Noop1",

@@ -288,17 +288,12 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
-    for name in (
-        "coordinator._REAP_EVERY_S",
-        "coordinator._SWEEP_EVERY_S",
-        "empty_steps._LOOK_EVERY_S",
-    ):
-        monkeypatch.setattr("tuna.pipeline." + name, 0)
-    monkeypatch.setattr("tuna.coordinator.empty_steps._LOOK_SHARE", math.inf)
+    monkeypatch.setattr("tuna.coordinator.no_work_cache._LOOK_EVERY_S", 0)
+    monkeypatch.setattr("tuna.coordinator.no_work_cache._LOOK_SHARE", math.inf)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.jobs.failures.MAX_UNCHARGED", MAX_FREE)
     # time passes when the model says so
-    monkeypatch.setattr("tuna.coordinator.coordinator.GRACE_S", AN_HOUR_S)
+    monkeypatch.setattr("tuna.coordinator.reaper.GRACE_S", AN_HOUR_S)
     database = tmp_path / "template.sqlite"
     engine = sqlite_template.engine(database)
     session_id = make_jobs(

@@ -20,12 +20,12 @@ from million_jobs import fill
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import reaper
 from tuna.db import jobs, overview, searches, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.jobs import reaper
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import reaper
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResult
 from tuna.drain import dead_letters
 from tuna.drain.drain import Drain
-from tuna.jobs import reaper
 from tuna.jobs.release import release
 from tuna.jobs.scope import Scope
 from tuna.libraries import registry
@@ -158,7 +158,7 @@ def test_lost_workers_of_a_library_that_is_missing_are_left_to_a_coordinator_tha
     chunks = [chunk.id for chunk in (*theirs, *mine)]
     _without(monkeypatch, "example")
     with writing(engine) as connection:
-        assert reaper.of_missing_libraries(connection, chunks) == {chunk.id for chunk in theirs}
+        assert reaper.of_known_libraries(connection, chunks) == [chunk.id for chunk in mine]
         assert release(connection, chunks, max_attempts=3, worker_lost=True) == 10
     assert states(engine) == {"compile_queued": 10, "new": 10}
     with writing(engine) as connection:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuna.errors import TunaError
-from tuna.policies import POLICIES, Share, Snapshot
+from tuna.policies import POLICIES, Policy
 from tuna.simulation.engine import simulate
 from tuna.simulation.outcome import near_best_s, work_bound_s
 from tuna.simulation.scenario import Pool, Scenario
@@ -145,11 +145,8 @@ def test_a_process_that_dies_is_noticed_when_its_lease_expires() -> None:
 
 
 def test_a_policy_that_publishes_nothing_is_reported() -> None:
-    def idle(snapshot: Snapshot) -> list[Share]:
-        return []
-
     with pytest.raises(TunaError, match="idle"):
-        simulate(scenario({}), idle)
+        simulate(scenario({}), Policy("idle", lambda _: []))
 
 
 def test_decisions_are_as_seldom_as_the_coordinator_makes_them() -> None:

@@ -15,6 +15,7 @@ from tuna.policies.gradient import gradient
 from tuna.policies.predicted import deadline, shortest
 from tuna.policies.snapshot import (
     PER_PROCESS,
+    Need,
     OpenStep,
     Policy,
     Progress,
@@ -27,7 +28,7 @@ from tuna.policies.stage_times import Prediction, StageTimes
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        policy.__name__: policy
+        policy.name: policy
         for policy in (
             fair,
             gradient,
@@ -46,6 +47,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 __all__ = [
     "PER_PROCESS",
     "POLICIES",
+    "Need",
     "OpenStep",
     "Policy",
     "Prediction",

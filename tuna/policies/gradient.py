@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from tuna.policies.snapshot import OpenStep, Progress, Share, Snapshot, in_order
+from tuna.policies.snapshot import Need, OpenStep, Progress, Share, Snapshot, in_order, policy
 
 #: Share of the recent slope in the expected gain, and rounds that it is taken over: as in TVM
 #: MetaSchedule's `GradientBased` task scheduler, which has them from Ansor (OSDI 2020, section 6).
 _SLOPE_SHARE, _WINDOW = 0.2, 3
 
 
+@policy(Need.PROGRESS | Need.ROUNDS)
 def gradient(snapshot: Snapshot) -> list[Share]:
     """A session's priority first, then what goes on in its queue, then searches without any result,
     then by expected gain.

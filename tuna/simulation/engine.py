@@ -68,7 +68,7 @@ class _Simulation:
         while self._open_jobs:
             if not self._events:
                 raise TunaError(
-                    f"The policy {self._policy.__name__} publishes nothing of what is open."
+                    f"The policy {self._policy.name} publishes nothing of what is open."
                 )
             self._now_s, moment_s = self._events[0][0], self._events[0][0]
             for counted in self._queues.values():
@@ -329,7 +329,7 @@ class _Simulation:
         makespan_s = max(session.ended_s for session in sessions) - first_s
         lower_bound_s = bound_s - first_s
         return Simulated(
-            policy=self._policy.__name__,
+            policy=self._policy.name,
             seed=self._seed,
             makespan_s=makespan_s,
             lower_bound_s=lower_bound_s,

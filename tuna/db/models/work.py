@@ -67,7 +67,7 @@ class Session(Base):
     priority: Mapped[int] = mapped_column(default=0, server_default="0")
     deadline: Mapped[datetime | None]  #: when it should have ended: see the policy `deadline`
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    #: why it is set aside: see `pipeline.aside`
+    #: why it is set aside: see `coordinator.quarantine`
     fault: Mapped[str | None] = mapped_column(LongText)
     #: in every database
     uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)

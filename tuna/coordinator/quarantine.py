@@ -4,12 +4,13 @@ it serves the others."""
 from __future__ import annotations
 
 import contextlib
-import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 import sqlalchemy as sa
 import structlog
 
+from tuna.coordinator.chores import Throttle
 from tuna.db import server_errors, sessions
 from tuna.db.engine import transaction
 from tuna.db.server_errors import ErrorKind
@@ -21,19 +22,18 @@ log = structlog.get_logger(__name__)
 _PAUSE_S = 30.0
 
 
-class Aside:
+class Quarantine:
     """Knows these sessions, and why; `session.fault` says it to others."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._until: dict[int, float] = {}
+        self._pauses: defaultdict[int, Throttle] = defaultdict(Throttle)
         self._served: set[int] = set()  # whose `session.fault` was deleted by this coordinator
         self.faults: dict[int, str] = {}  #: by session, of those that have not been served since
 
     def others(self, works: Collection[SessionWork]) -> list[SessionWork]:
-        """Those of `works` that are served now."""
-        now = time.monotonic()
-        return [work for work in works if self._until.get(work.session_id, now) <= now]
+        """Return the works that are served now."""
+        return [work for work in works if self._pauses[work.session_id].is_due]
 
     @contextlib.contextmanager
     def guard(self, work: SessionWork) -> Iterator[None]:
@@ -56,18 +56,15 @@ class Aside:
                 pause_s=_PAUSE_S,
                 exc_info=error,
             )
-            self._until[work.session_id] = time.monotonic() + _PAUSE_S
+            self._pauses[work.session_id].wait(_PAUSE_S)
             self._served.discard(work.session_id)
             if self.faults.get(work.session_id) != fault:
                 self.faults[work.session_id] = fault
-                self._write(work.session_id, fault)
+                transaction(self._engine, sessions.set_fault, work.session_id, fault)
 
     def served(self, work: SessionWork) -> None:
         """Note that the session was served without an error."""
         self.faults.pop(work.session_id, None)
         if work.session_id not in self._served:
             self._served.add(work.session_id)
-            self._write(work.session_id, None)
-
-    def _write(self, session_id: int, fault: str | None) -> None:
-        transaction(self._engine, sessions.set_fault, session_id, fault)
+            transaction(self._engine, sessions.set_fault, work.session_id, None)

@@ -1,12 +1,12 @@
-"""Steps for which no job waited, so that a claim would be for nothing."""
+"""A cache of the steps for which no job waited, so that a claim would be for nothing."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
+from tuna.coordinator.chores import Throttle
 from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.db.types import utc_now
@@ -26,16 +26,16 @@ def _key(step: OpenStep) -> _Key:
     return step.session_id, step.step, step.continues
 
 
-class EmptySteps:
-    """The steps that are known to be empty, by what was claimed last and by a look at all of them
-    in one query."""
+class NoWorkCache:
+    """Steps that are known to be empty, by what was claimed last and by a look at all of them in
+    one query."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._waits: dict[_Key, sa.ColumnElement[bool]] = {}  #: whether a job waits for the step
         self._some: set[_Key] = set()  #: those of which only some jobs are meant
         self._expected: set[_Key] = set()  #: those of them for which jobs wait that may be others
-        self._look_at = 0.0
+        self._looks = Throttle(_LOOK_EVERY_S, _LOOK_SHARE)
 
     def __contains__(self, step: OpenStep) -> bool:
         return _key(step) in self._waits
@@ -43,7 +43,7 @@ class EmptySteps:
     def note(self, step: OpenStep, resource: Resource, only: sa.ColumnElement[bool] | None) -> None:
         """No job, of those that are `only`, waits for the step any more."""
         if not self._waits:
-            self._look_at = time.monotonic() + _LOOK_EVERY_S
+            self._looks.wait(_LOOK_EVERY_S)
         states = [state.value for state in CLAIMABLE[resource]]
         due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now"))
         # Index ix_job_claim (session_id, step, state, id).
@@ -81,18 +81,13 @@ class EmptySteps:
     def look(self, steps: Iterable[OpenStep]) -> bool:
         """Ask SQL, four times a second at most, for which of `steps` jobs wait after all; returns
         whether any do."""
-        started_at = time.monotonic()
-        keys = (
-            [key for key in map(_key, steps) if key in self._waits]
-            if started_at >= self._look_at
-            else []
-        )
+        if not self._looks.is_due:
+            return False
+        keys = [key for key in map(_key, steps) if key in self._waits]
         if not keys:
             return False
-        found = self._look(keys)
-        ended_at = time.monotonic()
-        self._look_at = ended_at + max(_LOOK_EVERY_S, (ended_at - started_at) / _LOOK_SHARE)
-        return found
+        with self._looks.running():
+            return self._look(keys)
 
     def _look(self, keys: Sequence[_Key]) -> bool:
         if not keys:

@@ -15,9 +15,10 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 
-from tuna.coordinator import empty_steps, publisher
+from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
-from tuna.coordinator.empty_steps import EmptySteps
+from tuna.coordinator.no_work_cache import NoWorkCache
+from tuna.coordinator.publisher import Backends
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.jobs.serving import SessionWork, read_works
@@ -62,7 +63,8 @@ def make(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path
 ) -> Callable[..., Coordinator]:
     def coordinator(work: SessionWork) -> Coordinator:
-        return Coordinator(engine, redis_client, Silent(), get_settings(), [work])  # type: ignore[arg-type]
+        backends = Backends(engine, redis_client, Silent(), get_settings())  # type: ignore[arg-type]
+        return Coordinator(backends, [work])
 
     return coordinator
 
@@ -85,13 +87,13 @@ def test_one_query_says_for_which_of_all_steps_jobs_wait(
     engine: sa.Engine, statements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session_id = make_jobs(engine, 1)
-    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 0.0)
     build, measure, other = (
         step("build", session_id),
         step("measure", session_id),
         step("build", session_id + 1),
     )
-    empty = EmptySteps(engine)
+    empty = NoWorkCache(engine)
     for one in (build, measure, other):
         empty.note(one, Resource.CPU, None)
         assert one in empty
@@ -107,9 +109,9 @@ def test_only_the_jobs_that_are_meant_count(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session_id = make_jobs(engine, 1)
-    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 0.0)
     later, first = step("build", session_id, continues=True), step("build", session_id)
-    empty = EmptySteps(engine)
+    empty = NoWorkCache(engine)
     empty.note(later, Resource.CPU, Job.round > 0)
     empty.note(first, Resource.CPU, Job.round == 0)
     empty.look([later, first])
@@ -127,11 +129,11 @@ def test_it_is_asked_at_once_whether_the_jobs_that_are_expected_are_those_that_a
         step(name, session_id, continues=c)
         for name, c in (("build", True), ("build", False), ("measure", False))
     )
-    empty = EmptySteps(engine)
+    empty = NoWorkCache(engine)
     empty.note(later, Resource.CPU, Job.round > 0)
     empty.note(first, Resource.CPU, Job.round == 0)
     empty.note(every, Resource.DEVICE, None)
-    empty._look_at = math.inf
+    empty._looks.wait(math.inf)
     empty.expect([(session_id, "measure")])
     assert every not in empty
     empty.look_for_expected([later, first])
@@ -189,7 +191,7 @@ def test_an_empty_step_is_claimed_once_until_jobs_wait(
     session_id = make_jobs(engine, 1)
     with reading(engine) as connection:
         (work,) = read_works(connection, [session_id])
-    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", NEVER_S)
+    monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", NEVER_S)
     coordinator = make(work)
     for _ in range(3):
         coordinator.publish()
@@ -198,7 +200,7 @@ def test_an_empty_step_is_claimed_once_until_jobs_wait(
         connection.execute(sa.update(Job).values(state="compiled", step="measure", chunk=None))
     coordinator.publish()
     assert len(claimed) == 2
-    coordinator.publisher._empty._look_at = 0.0
+    coordinator.publisher._no_work._looks.wait(0.0)
     assert coordinator.publish() == 1
     assert claimed[2:] == ["measure"]
 
@@ -222,9 +224,9 @@ def test_what_is_known_to_wait_is_published_before_the_others_are_looked_at(
             .values(state="compiled", step="measure", chunk=None)
         )
     claimed.clear()
-    look = EmptySteps.look
-    monkeypatch.setattr(EmptySteps, "look", lambda *args: claimed.append("look") or look(*args))
-    coordinator.publisher._empty._look_at = 0.0
+    look = NoWorkCache.look
+    monkeypatch.setattr(NoWorkCache, "look", lambda *args: claimed.append("look") or look(*args))
+    coordinator.publisher._no_work._looks.wait(0.0)
     coordinator.publisher.expect([(session_id, "build")])
     assert coordinator.publish() == 2
     assert claimed == ["build", "look", "measure"]
@@ -240,7 +242,7 @@ def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
             sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluating")
         )
         (work,) = read_works(connection, [session_id])
-    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", NEVER_S)
+    monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", NEVER_S)
     coordinator = make(replace(work, library=SearchLibrary()))
     monkeypatch.setattr(coordinator.publisher._snapshots, "_given", gradient)
     assert coordinator.publish() == 0

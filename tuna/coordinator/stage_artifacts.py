@@ -1,4 +1,5 @@
-"""Copies what work items need and SQL keeps to the artifact store, which may lose it.
+"""Stage artifacts: copy what work items need and SQL keeps to the artifact store, which may lose
+it.
 
 That is config bodies, the code of rivals, and the history of searches and of those that they learn
 from.
@@ -22,7 +23,7 @@ from tuna.search import history
 log = structlog.get_logger(__name__)
 
 
-def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
+def stage(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
     """Put what `items` need, SQL has and the store lacks into the store; returns how many
     artifacts.
 
