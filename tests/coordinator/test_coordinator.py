@@ -31,7 +31,7 @@ from tuna.db.models import Job
 from tuna.db.models import StepResult as StepResultRow
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.drain.winners import Winners
+from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
 from tuna.jobs import scope
 from tuna.jobs.scope import Scope
@@ -353,14 +353,14 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
 def test_while_the_artifact_store_is_away_an_coordinator_waits(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, aways = Winners.write, [StoreUnavailable("away")]
+    write, aways = FindDbWriter.write, [StoreUnavailable("away")]
 
     def away_once(*words: Any) -> dict[int, StepResult]:
         if aways:
             raise aways.pop()
         return write(*words)
 
-    monkeypatch.setattr(Winners, "write", away_once)
+    monkeypatch.setattr(FindDbWriter, "write", away_once)
     coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
     assert not aways
     assert {count for *_, count in accepted(engine)} == {1}

@@ -19,7 +19,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, FindDbKernel, Kernel, StepResult
 from tuna.drain import drain as draining
-from tuna.drain import winners
+from tuna.drain import find_db_writer
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import StepResult as Result
@@ -159,7 +159,7 @@ def test_more_than_memory_should_hold_is_read_one_by_one(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = scene(10)
-    monkeypatch.setattr(winners, "_FETCHED_BYTES", 8)
+    monkeypatch.setattr(find_db_writer, "_FETCHED_BYTES", 8)
     one.measure()
     assert states(one.engine) == {"evaluated": 10}
     assert (len(one.read), len(one.within)) == (8, 3)

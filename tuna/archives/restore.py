@@ -24,7 +24,7 @@ from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
 from tuna.db.upsert import upsert
-from tuna.drain.winners import fits
+from tuna.drain.find_db_writer import fits
 from tuna.errors import BadInput, StorageFull
 from tuna.vocabulary import State
 

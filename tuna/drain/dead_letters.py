@@ -16,7 +16,7 @@ import structlog
 
 from tuna.db.models import DeadLetter
 from tuna.db.types import utc_now
-from tuna.drain.winners import fits
+from tuna.drain.find_db_writer import fits
 from tuna.libraries.registry import find_library
 from tuna.queue.messages import Report
 

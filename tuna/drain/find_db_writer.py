@@ -1,5 +1,5 @@
-"""What the drain stores for successful measurements: find-db rows, the code objects they need, the
-devices they ran on."""
+"""Writes good measurements: rows of the find db, the code objects they need, the devices they ran
+on."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Fetched:
         )
 
 
-class Winners:
+class FindDbWriter:
     """Writes the best trials of results; the drain handles what it returns and raises."""
 
     def __init__(self, artifacts: Artifacts) -> None:
