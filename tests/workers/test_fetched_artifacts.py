@@ -18,7 +18,6 @@ from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, FindDbKernel, Kernel, StepResult
-from tuna.drain import drain as draining
 from tuna.drain import find_db_writer
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
@@ -66,7 +65,7 @@ class Scene:
                     self.open -= 1
 
         monkeypatch.setattr(files, "read", read)
-        monkeypatch.setattr(draining, "writing", noted)
+        monkeypatch.setattr("tuna.db.engine.writing", noted)  # of `transaction`
         self.store = Artifacts(files, folder / "c")
         self.drain = Drain(engine, ResultStream(client, "results", "me"), self.store, 3)
         self.session_id = make_jobs(
