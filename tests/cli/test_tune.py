@@ -281,8 +281,8 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
 ) -> None:
     """It was silent for as long as workers finished their work."""
 
-    def interrupted(*_: object, on_wait: Callable[[float], None], **__: object) -> None:
-        on_wait(30)
+    def interrupted(*_: object, on_wait: Callable[[float, str], None], **__: object) -> None:
+        on_wait(30, "")
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")

@@ -3,6 +3,7 @@ ones."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tuna.jobs.release import release
 from tuna.jobs.scope import Scope
 from tuna.libraries import registry
 from tuna.libraries.base import Library
-from tuna.libraries.items import DeviceReport
+from tuna.libraries.items import WIRE_VERSION, DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import ClaimedChunk, claim
@@ -113,6 +114,31 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
     assert _letters(engine) == []
     assert {count for *_, count in accepted(engine)} == {1}
     assert second.take_letters() == 0
+
+
+def test_a_letter_of_another_version_of_tuna_is_kept_for_a_person(
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Drain],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended every coordinator that had the library."""
+    (theirs,) = _claim(engine, _other_session(engine))
+    _report(redis_client, theirs)
+    with pytest.MonkeyPatch.context() as patch:
+        _without(patch, "example")
+        make().once()
+    with writing(engine) as connection:
+        body = connection.execute(sa.select(DeadLetter.body)).scalar_one()
+        other = json.dumps(json.loads(body) | {"version": WIRE_VERSION + 1}).encode()
+        connection.execute(sa.update(DeadLetter).values(body=other))
+    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    drain = make()
+    assert [drain.take_letters() for _ in range(2)] == [0, 0]
+    with reading(engine) as connection:
+        row = connection.execute(sa.select(DeadLetter.library, DeadLetter.fault)).one()
+    assert row.library == ""
+    assert f"it has version {WIRE_VERSION + 1}" in row.fault
 
 
 def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_in_parts(

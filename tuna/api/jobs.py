@@ -162,7 +162,7 @@ def run(
     processes: int | None = None,
     policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_wait: Callable[[float], None] | None = None,
+    on_wait: Callable[[float, str], None] | None = None,
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
     on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
@@ -172,8 +172,9 @@ def run(
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
-    `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the
-    seconds that workers have to finish what they do, and `on_behind` when workers are busy with
+    `on_progress` is called a few times a second at most, `on_wait` when it ends before
+    the jobs, with the seconds that workers have to finish what they do and the reason (empty: an
+    interruption or an error), and `on_behind` when workers are busy with
     other sessions first, with the number of chunks of each. With `on_log` the log goes to a file in
     `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
     the end with the file, if there was anything to log. A second call resumes.
@@ -213,7 +214,7 @@ def _work_through(
     steps: Sequence[str],
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]],
     on_progress: Callable[[Progress], None] | None,
-    on_wait: Callable[[float], None] | None,
+    on_wait: Callable[[float, str], None] | None,
     on_behind: Callable[[Mapping[int, int]], None] | None,
     on_stored: Callable[[Collection[int]], None] | None = None,
     policy: str | None = None,
@@ -246,7 +247,7 @@ def _work_through(
             steps=steps,
             workers=workers,
             on_progress=on_progress or (lambda _: None),
-            on_wait=on_wait or (lambda _: None),
+            on_wait=on_wait or (lambda *_: None),
             on_behind=on_behind or (lambda _: None),
             on_stored=on_stored or (lambda _: None),
         )

@@ -43,7 +43,7 @@ def tune_model(
     minutes: float | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_wait: Callable[[float], None] | None = None,
+    on_wait: Callable[[float, str], None] | None = None,
     on_log: Callable[[Path], None] | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
@@ -60,6 +60,7 @@ def tune_model(
     from tuna.db.engine import reading
     from tuna.libraries.registry import get_library
     from tuna.models import choice, store, tuning
+    from tuna.workers.launch import RunStopped
 
     started = time.monotonic()
     with reading(open_database()) as connection:
@@ -89,30 +90,23 @@ def tune_model(
         elapsed_s = time.monotonic() - started
         if budget is not None and mine.unfinished:
             if elapsed_s > budget.seconds:
-                raise _Done
+                raise RunStopped("The time is over")
             _load(
                 session.id,
                 waiting,
                 budget.more(elapsed_s, mine.finished - seen[0].finished, mine.unfinished),
             )
         elif whole.unfinished and not mine.unfinished:
-            raise _Done
+            raise RunStopped("All jobs of the model are done")
 
     if budget is not None:
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
-        with contextlib.suppress(_Done):
+        with contextlib.suppress(RunStopped):
             jobs.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
     return replace(
         tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0
     )
-
-
-class _Done(Exception):
-    """Ends the run of a session, whose time is up or whose other jobs are another model's.
-
-    Workers may finish what they have begun (`shutdown_s`), the rest is for the next run.
-    """
 
 
 def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:

@@ -167,7 +167,7 @@ def run_sessions(
     steps: Sequence[str] = (),
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
     on_progress: Callable[[Progress], None] = lambda _: None,
-    on_wait: Callable[[float], None] = lambda _: None,
+    on_wait: Callable[[float, str], None] = lambda *_: None,
     on_behind: Callable[[Mapping[int, int]], None] = lambda _: None,
     on_stored: Callable[[Collection[int]], None] = lambda _: None,
 ) -> Progress:
@@ -175,7 +175,7 @@ def run_sessions(
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
     meanwhile. `workers` says which ones to start here for the libraries of the sessions. `on_wait`
-    is called with the seconds that interrupted workers have to finish what they do, `on_behind`
+    is called as by `local_workers` when they end before their work, `on_behind`
     with the number of chunks of each other session that workers do before those of these sessions,
     `on_stored` with the jobs of which results were stored (`Drain`).
     """

@@ -18,7 +18,7 @@ import structlog
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import server_errors
-from tuna.db.engine import reading, transaction, writing
+from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
 from tuna.db.packed import packed, unpacked
 from tuna.db.server_errors import ErrorKind
@@ -199,13 +199,13 @@ class Drain:
         """Drain reports that waited in SQL for a library which is installed here; returns their
         number."""
         with reading(self._engine) as connection:
-            found = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
+            found, faults = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
         if found:
             self._store(list(found.values()))
+        if found or faults:
             # Like entries of the stream: after a crash before this they are drained again, and
             # refused.
-            with writing(self._engine) as connection:
-                dead_letters.delete(connection, found)
+            transaction(self._engine, dead_letters.settle, found, faults)
         return len(found)
 
     def _store(self, reports: Sequence[Report], letters: Sequence[Letter] = ()) -> None:

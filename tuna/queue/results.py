@@ -156,7 +156,7 @@ def _entry(entry_id: str, fields: Any) -> Entry:
     try:
         return Entry(entry_id, Report.model_validate_json(text))
     except ValidationError as error:
-        return Entry(entry_id, _mended(text), _words(error), text)
+        return Entry(entry_id, _mended(text), validation_words(error), text)
 
 
 def _mended(text: Any) -> Report | None:
@@ -174,7 +174,7 @@ def _result(found: Any) -> StepResult | None:
     try:
         return StepResult.model_validate(found)
     except ValidationError as error:
-        fault = f"the worker's result cannot be read: {_words(error)}"
+        fault = f"the worker's result cannot be read: {validation_words(error)}"
     log.error(fault)
     try:
         names = {name: found[name] for name in ("job_id", "attempt", "step")}
@@ -183,7 +183,7 @@ def _result(found: Any) -> StepResult | None:
         return None
 
 
-def _words(error: ValidationError) -> str:
-    """Location and message of the first error, without the faulty input."""
+def validation_words(error: ValidationError) -> str:
+    """Return location and message of the first error, without the faulty input."""
     first = error.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]
