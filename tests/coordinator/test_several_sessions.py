@@ -26,7 +26,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound, ServiceError, TunaError
-from tuna.jobs.serving import SessionWork, read_works
+from tuna.jobs.serving import SessionWork, open_queues, read_works
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
@@ -331,6 +331,29 @@ def test_it_knows_whose_work_is_done_first(
         )
     assert leases.take(chunk, "w:1/x", "{}")
     assert mine.ahead() == {}, "its own work is being done"
+
+
+def test_a_queue_is_open_while_jobs_have_still_to_go_through_it(
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
+) -> None:
+    session_id = make_jobs(engine, 1)
+    (work,) = works_of(engine, [session_id])
+    build, measure = (work.queue(LIBRARY.step(name)) for name in ("build", "measure"))
+
+    def open_now(**values: str) -> set[str]:
+        with writing(engine) as connection:
+            connection.execute(sa.update(Job).values(**values))
+            return open_queues(connection, work)
+
+    assert open_now(state="new") == {build, measure}
+    assert open_now(step="measure", state="compiled") == {measure}
+    assert open_now(state="evaluating") == {measure}
+    make(Silent(), [work])._announce_open()
+    assert [key.decode().partition(":open:")[2] for key in redis_client.keys("*:open:*")] == [
+        measure
+    ]
+    assert open_now(state="evaluated") == set()
+    assert open_now(state="errored", step="build") == set()
 
 
 def _fails(*_: object, **__: object) -> Any:

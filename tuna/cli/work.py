@@ -133,7 +133,7 @@ def _title(session_ids: Sequence[int] | None) -> str:
 @click.option(
     "--session-id", type=options.ID, help="Work only for this session; needs the database."
 )
-@click.option("--once", is_flag=True, help="Leave when the queues are empty.")
+@click.option("--once", is_flag=True, help="Leave when the queues are empty and no job is to come.")
 @options.boards
 @click.option("--target", help="The boards' target, where the session has another than their own.")
 @click.option(

@@ -31,11 +31,11 @@ from tuna.db import server_errors, sessions
 from tuna.db.engine import reading
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
-from tuna.jobs.serving import SessionWork, ahead
+from tuna.jobs.serving import SessionWork, ahead, open_queues
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.member_work import MemberWork
 from tuna.policies import POLICIES, Policy
-from tuna.queue.announcements import NAMESPACES_KEY, store_name
+from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, store_name
 from tuna.queue.connection import connect_admin
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
@@ -157,6 +157,7 @@ class Coordinator:
                 Chore("keep needed artifacts", needed_artifacts.KEEP_EVERY_S, self._keep_artifacts),
                 Chore("take over reports of dead drains", 1.0, self.drain.take_over),
                 Chore("drain dead letters", 1.0, self.drain.take_letters),
+                Chore("announce open queues", OPEN_S / 4, self._announce_open, share=0.02),
                 # Untaken chunks only use memory of Redis, and looking each up in SQL costs.
                 Chore("sweep unwanted leases", 30.0, self.reaper.sweep),
                 Chore("reclaim lost jobs", 1.0, self._reclaim),
@@ -266,6 +267,16 @@ class Coordinator:
         if late:
             self._leases.drop(sorted(late))
         return opened
+
+    def _announce_open(self) -> None:
+        """Tell workers that leave when there is nothing to do what is still to come."""
+        queues: set[str] = set()
+        with reading(self._engine) as connection:
+            for work in self.quarantine.others(self._works):
+                with self.quarantine.guard(work):
+                    queues |= open_queues(connection, work)
+        with redis_client.skip_if_full():
+            announce_open(self._client, self._namespace, sorted(queues))
 
     def _keep_artifacts(self) -> None:
         needed_artifacts.keep(self._engine, self._artifacts)

@@ -162,9 +162,7 @@ class Worker:
             self._control.start()
         if os.environ.pop(ONCE, ""):
             shutdown.leave_when_empty(
-                self._app,
-                celery_internals.consumed_queues(self._app),
-                dealt=self._settings.is_member,
+                self._app, self._settings, celery_internals.consumed_queues(self._app)
             )
 
     def _start_process(self, **_: Any) -> None:
