@@ -26,7 +26,7 @@ from benchmarks.harness import Outcome, command_line
 from benchmarks.schedule_pipeline import Durations
 from tuna.api import read_scenario, simulate
 from tuna.policies import POLICIES
-from tuna.simulation.jobs import Line
+from tuna.simulation.jobs import JobLine
 from tuna.simulation.outcome import Simulated
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession
 
@@ -161,7 +161,7 @@ def drawn(jobs: int, batches: int, scale: float, seed: int) -> Durations:
     given = session.jobs[0].model_copy(update={"rounds": batches})
     found = []
     for number in range(jobs):
-        flat = Line(number, session, given, f"{seed} {number}").seconds
+        flat = JobLine(number, session, given, f"{seed} {number}").seconds
         width = len(given.steps)
         found.append(
             [[s / scale for s in flat[row * width : (row + 1) * width]] for row in range(batches)]

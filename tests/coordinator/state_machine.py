@@ -59,7 +59,7 @@ from tuna.libraries.items import WorkItem
 from tuna.libraries.retries import Again, Retry
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         self.other_stream = ResultStream(scene.client, self.leases.results_key, "other")
         store = Artifacts(scene.folder.as_uri(), scene.folder)
         self.other_drain = Drain(self.engine, self.other_stream, store, MAX)
-        self.in_hand: list[Entry] = []  # of the other drain
+        self.in_hand: list[StreamEntry] = []  # of the other drain
         self.workers: list[Worker] = []
         self.numbers = itertools.count(1)
         # The model.

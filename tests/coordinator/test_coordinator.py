@@ -44,7 +44,7 @@ from tuna.queue.claim import claim
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
-from tuna.queue.results import Entry
+from tuna.queue.results import StreamEntry
 from tuna.search import served_time
 from tuna.settings import get_settings
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
@@ -228,7 +228,7 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
 def test_an_error_of_the_drain_ends_the_run(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Drain, entries: list[Entry]) -> None:
+    def fail(_: Drain, entries: list[StreamEntry]) -> None:
         if entries:
             raise ValueError("a bug")
 

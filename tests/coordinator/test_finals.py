@@ -36,7 +36,7 @@ from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
@@ -108,7 +108,7 @@ class Scene:
         with writing(self.engine) as connection:
             return finals.load(connection, self.session_id, self.library, configs)
 
-    def work(self, step: str) -> list[Entry]:
+    def work(self, step: str) -> list[StreamEntry]:
         """Run what waits for the step; the reports are not drained yet."""
         found = self.library.step(step)
         reports = [
@@ -120,7 +120,7 @@ class Scene:
             )
             for chunk in self.claim(step)
         ]
-        return [Entry(f"{number}-0", report) for number, report in enumerate(reports, 1)]
+        return [StreamEntry(f"{number}-0", report) for number, report in enumerate(reports, 1)]
 
     def tuned(self) -> Scene:
         """After the solvers' own jobs."""
@@ -325,7 +325,7 @@ def test_a_result_that_changed_meanwhile_and_what_is_no_rival_are_left_alone(
         for index in range(50_000, 83_000)
     )
     changed = result.model_copy(update={"trials": (*result.trials, *many)})
-    one.drain.write([Entry("1-0", report.model_copy(update={"results": (changed,)}))])
+    one.drain.write([StreamEntry("1-0", report.model_copy(update={"results": (changed,)}))])
     assert one.drain.counts.accepted == 21, (
         "as the two steps of ten jobs, in spite of what else it names"
     )

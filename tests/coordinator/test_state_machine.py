@@ -39,7 +39,7 @@ from state_machine_parts import (
 )
 
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator.actions import Selection
+from tuna.coordinator.actions import JobSelection
 from tuna.db import jobs
 from tuna.db.engine import writing
 from tuna.libraries.base import Step
@@ -258,7 +258,7 @@ class Pipeline(Machine):
         [job] = choose(self._jobs(), pick)
         together = [other.id for other in self._jobs() if other.chunk == job.chunk]
         ids = together if whole_chunk and job.chunk else [job.id]
-        done = job_actions.cancel(self.engine, LIBRARY, Selection(self.scene.session_id, ids))
+        done = job_actions.cancel(self.engine, LIBRARY, JobSelection(self.scene.session_id, ids))
         self.owed = {words for words in self.owed if self.said[words].job not in ids}
         if not redis_away:
             self.leases.drop(sorted(done.chunks))
@@ -267,14 +267,14 @@ class Pipeline(Machine):
     @rule()
     def retry(self) -> None:
         errored = sum(job.state == "errored" for job in self._jobs())
-        moved = job_actions.retry(self.engine, LIBRARY, Selection(self.scene.session_id))
+        moved = job_actions.retry(self.engine, LIBRARY, JobSelection(self.scene.session_id))
         assert sum(moved.values()) == errored
 
     @rule(pick=PICK)
     def a_canceled_job_begins_anew(self, pick: int) -> None:
         for job in choose([job for job in self._jobs() if job.state == "canceled"], pick):
             moved = job_actions.retry(
-                self.engine, LIBRARY, Selection(self.scene.session_id, [job.id])
+                self.engine, LIBRARY, JobSelection(self.scene.session_id, [job.id])
             )
             assert moved == {job.steps.split(",")[0]: 1}
 

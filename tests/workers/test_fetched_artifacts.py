@@ -26,7 +26,7 @@ from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 
 LIBRARY = get_library("noop")
 
@@ -97,7 +97,7 @@ class Scene:
                 for n, i in enumerate(chunk.items)
             )
             report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-            self.drain.write([Entry("1-0", report)])
+            self.drain.write([StreamEntry("1-0", report)])
 
     def measure(self) -> None:
         self.write("measure", lambda _: {"time_ms": 1.5, "times_ms": (1.5,)})

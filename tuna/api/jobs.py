@@ -220,7 +220,7 @@ def _work_through(
     policy: str | None = None,
     on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
-    from tuna.coordinator.session_run import run_sessions
+    from tuna.coordinator.session_run import RunEvents, run_sessions
     from tuna.db.database import open_database
     from tuna.settings import get_settings
     from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
@@ -246,10 +246,12 @@ def _work_through(
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
             workers=workers,
-            on_progress=on_progress or (lambda _: None),
-            on_wait=on_wait or (lambda *_: None),
-            on_behind=on_behind or (lambda _: None),
-            on_stored=on_stored or (lambda _: None),
+            events=RunEvents(
+                on_progress or (lambda _: None),
+                on_wait or (lambda *_: None),
+                on_behind or (lambda _: None),
+                on_stored or (lambda _: None),
+            ),
         )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:
@@ -286,7 +288,7 @@ def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None
 
     library = get_library(session_library(session_id))
     return job_actions.retry(
-        open_database(), library, job_actions.Selection(session_id, jobs, cause=cause)
+        open_database(), library, job_actions.JobSelection(session_id, jobs, cause=cause)
     )
 
 
@@ -297,7 +299,7 @@ def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None)
     from tuna.libraries.registry import get_library
 
     engine, library = open_database(), get_library(session_library(session_id))
-    done = job_actions.cancel(engine, library, job_actions.Selection(session_id, jobs, tag=tag))
+    done = job_actions.cancel(engine, library, job_actions.JobSelection(session_id, jobs, tag=tag))
     return CanceledJobs(done.states, drop_leases(engine, done.chunks))
 
 

@@ -243,7 +243,7 @@ class Coordinator:
         return loaded
 
     def _expect_followers(self, work: SessionWork, number: int) -> int:
-        """Some number of rounds or finals were made, which wait for their first step."""
+        """Note that rounds or finals were made, which wait for their first step; returns how many."""
         if number:
             first = (work.library.search, work.library.finals)
             self.publisher.expect((work.session_id, step.name) for step in first if step)

@@ -181,7 +181,7 @@ class Publisher:
     def _publish(
         self, work: SessionWork, share: Share, *, chooses: bool, devices: int
     ) -> tuple[int, bool]:
-        """How many chunks were published, and whether no job waits for the step any more.
+        """Return how many chunks were published, and whether no job waits for the step any more.
 
         `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of
         the live processes.

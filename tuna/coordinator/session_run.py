@@ -159,6 +159,19 @@ def total(parts: Mapping[int, Progress]) -> Progress:
     )
 
 
+@dataclass(frozen=True)
+class RunEvents:
+    """Callbacks of a run."""
+
+    on_progress: Callable[[Progress], None] = lambda _: None
+    #: as of `local_workers`, when they end before their work
+    on_wait: Callable[[float, str], None] = lambda *_: None
+    #: with the chunks of each other session that workers do before those of these sessions
+    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
+    #: with the jobs of which results were stored (`Drain`)
+    on_stored: Callable[[Collection[int]], None] = lambda _: None
+
+
 def run_sessions(
     engine: sa.Engine,
     settings: Settings,
@@ -166,19 +179,14 @@ def run_sessions(
     *,
     steps: Sequence[str] = (),
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
-    on_progress: Callable[[Progress], None] = lambda _: None,
-    on_wait: Callable[[float, str], None] = lambda *_: None,
-    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None,
-    on_stored: Callable[[Collection[int]], None] = lambda _: None,
+    events: RunEvents | None = None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
-    meanwhile. `workers` says which ones to start here for the libraries of the sessions. `on_wait`
-    is called as by `local_workers` when they end before their work, `on_behind`
-    with the number of chunks of each other session that workers do before those of these sessions,
-    `on_stored` with the jobs of which results were stored (`Drain`).
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions.
     """
+    events = events or RunEvents()
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
         for session_id in sorted(set(session_ids or ()) - {work.session_id for work in works}):
@@ -193,7 +201,7 @@ def run_sessions(
     for work in works:
         with quarantine.guard(work):
             followers.load(engine, work)  # the last run may have ended before it could
-    watch = _Watch(engine, works, session_ids, steps, on_progress, quarantine)
+    watch = _Watch(engine, works, session_ids, steps, events.on_progress, quarantine)
     state = watch.now()
     if not state.unfinished:
         if quarantine.faults:
@@ -207,17 +215,17 @@ def run_sessions(
         works,
         refresh=watch.refresh,
         quarantine=quarantine,
-        on_stored=on_stored,
+        on_stored=events.on_stored,
         fixed_workers=bool(specs),
     )
     with contextlib.ExitStack() as stack:
         if specs:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
             watch.workers = stack.enter_context(
-                local_workers(settings.home / "logs", specs, settings.shutdown_s, on_wait)
+                local_workers(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
             )
         with _outage_in_a_sentence():
-            coordinator.run(lambda: watch.tick(coordinator.ahead, on_behind), watch.finished)
+            coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
     return watch.now()
 
 

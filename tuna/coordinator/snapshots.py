@@ -20,7 +20,7 @@ from tuna.policies import (
     Need,
     OpenStep,
     Policy,
-    Progress,
+    SearchProgress,
     Snapshot,
     StageTimes,
     fair,
@@ -65,7 +65,7 @@ class Snapshots:
         self._times = StageTimes()
         self._learned: set[int] = set()  #: sessions whose earlier durations are known
         self._left: dict[int, Left] = {}
-        self._progress: dict[int, Mapping[Search, Progress]] = {}
+        self._progress: dict[int, Mapping[Search, SearchProgress]] = {}
 
     def policy(self, works: Collection[SessionWork]) -> Policy:
         """The given one; else `gradient` for a single session that searches for layers of models,
@@ -89,7 +89,8 @@ class Snapshots:
         waiting: Mapping[str, int],
         served: Mapping[tuple[int, str], int],
     ) -> Snapshot:
-        """What is open and what is known of it; `works`: without those that are set aside."""
+        """Return the open steps and the facts that the policy needs; `works`: without those that
+        are set aside."""
         steps: list[OpenStep] = []
         for work in works:
             with self._quarantine.guard(work):
@@ -128,7 +129,7 @@ class Snapshots:
         with reading(self._engine) as connection:
             return steps + open_searches.open_steps(connection, work, self._progress_of(work))
 
-    def _progress_of(self, work: SessionWork) -> Mapping[Search, Progress]:
+    def _progress_of(self, work: SessionWork) -> Mapping[Search, SearchProgress]:
         return self._progress.get(work.session_id, {})
 
     def _read(self, works: Collection[SessionWork]) -> None:

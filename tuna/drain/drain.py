@@ -44,7 +44,7 @@ from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.queue.chunk_size import ChunkSizer
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals, rounds
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
@@ -114,7 +114,7 @@ class DrainCounts:
 
 @dataclass
 class _Written:
-    """What one transaction wrote."""
+    """The outcome of one transaction."""
 
     attempts: list[Attempt] = field(default_factory=list)
     refused: int = 0
@@ -154,7 +154,7 @@ class Drain:
     def once(self, *, block_ms: int | None = None) -> int:
         """Drain the new entries, waiting up to `block_ms` for the first; returns the number of
         entries."""
-        entries: list[Entry] = []
+        entries: list[StreamEntry] = []
         while sum(len(entry.report.results) for entry in entries if entry.report) < _BATCH_RESULTS:
             more = self._stream.read(_READ_ENTRIES, None if entries else block_ms)
             entries += more
@@ -181,7 +181,7 @@ class Drain:
         found, self.counts.due = self.counts.due, set()
         return found
 
-    def write(self, entries: list[Entry]) -> None:
+    def write(self, entries: list[StreamEntry]) -> None:
         """Write the entries in one transaction, then acknowledge them."""
         if not entries:
             return

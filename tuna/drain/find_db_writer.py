@@ -40,7 +40,7 @@ def best(result: StepResult) -> Trial | None:
 
 
 class _Built(NamedTuple):
-    """What the steps before left of a trial."""
+    """Facts of a trial that the steps before left."""
 
     params: str | None
     artifact: str | None
@@ -52,13 +52,13 @@ _NOTHING = _Built(None, None, None)
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was read for results before the transaction that writes them."""
+    """Facts that were read for results before the transaction that writes them."""
 
     trials: Mapping[tuple[int, int], _Built]  #: by job and number
     blobs: Mapping[str, bytes | KeyError]  #: artifacts that were not in SQL, or why there is none
 
     def of(self, result: StepResult, trial: Trial) -> _Built:
-        """What is known of a trial of `result` once that is stored."""
+        """Return the facts of a trial of `result` once that is stored."""
         built = self.trials.get((result.job_id, trial.index), _NOTHING)
         return _Built(
             trial.params if trial.params is not None else built.params,
@@ -236,7 +236,7 @@ class _Known(NamedTuple):
     noisy: bool
 
     def replaces(self, stored: _Known) -> bool:
-        """Whether this result, of the same session and so of the same environment, is the one to
+        """Return whether this result, of the same session and so of the same environment, is the one to
         keep.
 
         The better one is, and one from a quiet device is better than a noisy one. But a
@@ -304,7 +304,7 @@ def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int,
 
 
 def fits(connection: sa.Connection, size_bytes: int) -> bool:
-    """Whether one statement may carry an artifact of this size. On a longer one MySQL closes the
+    """Return whether one statement may carry an artifact of this size. On a longer one MySQL closes the
     connection, as in an outage."""
     if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
         return True
@@ -325,8 +325,8 @@ def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:
 
 
 def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
-    """Those of `digests` that are in SQL, many results share the same few; locked, so that none is
-    deleted meanwhile."""
+    """Return which of `digests` are in SQL, where many results share the same few; locked, so that
+    none is deleted meanwhile."""
     found: set[str] = set()
     for part in parts(sorted(digests)):
         query = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update(read=True)

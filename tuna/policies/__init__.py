@@ -1,4 +1,4 @@
-"""What to publish next: pure functions from a snapshot of the open work to shares of the queues.
+"""Policies say what to publish next: pure functions from a snapshot of the open work to shares of the queues.
 
 The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all
 (docs/scheduling.md).
@@ -18,7 +18,7 @@ from tuna.policies.snapshot import (
     Need,
     OpenStep,
     Policy,
-    Progress,
+    SearchProgress,
     Share,
     Snapshot,
     StageKind,
@@ -51,7 +51,7 @@ __all__ = [
     "OpenStep",
     "Policy",
     "Prediction",
-    "Progress",
+    "SearchProgress",
     "Share",
     "Snapshot",
     "StageKind",

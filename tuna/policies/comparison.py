@@ -24,7 +24,7 @@ def sequential(snapshot: Snapshot) -> list[Share]:
 
 @policy(Need.ROUNDS)
 def greedy(snapshot: Snapshot) -> list[Share]:
-    """What has just run in a queue goes on there; else sessions in a fixed order, beginning after
+    """Go on with what has just run in a queue; else sessions in a fixed order, beginning after
     the one served last."""
     last = {
         queue: session_id
@@ -45,7 +45,7 @@ def greedy(snapshot: Snapshot) -> list[Share]:
 
 @policy(Need.ROUNDS)
 def synchronous(snapshot: Snapshot) -> list[Share]:
-    """The same step of all sessions at once: the next one starts when it has ended everywhere."""
+    """Publish the same step of all sessions at once: the next one starts when it has ended everywhere."""
     running = {step for (_, step), chunks in snapshot.in_flight.items() if chunks}
     if not running and snapshot.open:
         running = {max(snapshot.open, key=lambda step: step.remaining).step}

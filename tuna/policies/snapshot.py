@@ -25,7 +25,7 @@ class StageKind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """The results of a search so far."""
 
     weight: float  #: how often the model runs what is tuned
@@ -50,19 +50,19 @@ class OpenStep:
     #: first step of a round that has all its steps there, so that a job does not keep a process for
     #: all its rounds.
     continues: bool = False
-    progress: Progress | None = None  #: of all its jobs; None: not known
+    progress: SearchProgress | None = None  #: of all its jobs; None: not known
     #: their ids, where jobs are chosen; empty: any that wait for the step
     jobs: tuple[int, ...] = ()
 
     @property
     def kind(self) -> StageKind:
-        """What its duration is predicted by."""
+        """The key that its duration is predicted by."""
         return StageKind(self.queue, self.solver, self.step)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a policy decides by.
+    """The facts that a policy decides by.
 
     All of it is known to a coordinator from SQL, heartbeats and its own leases; nothing is from the
     future. Times are seconds, `now_s`, `since_s` and `deadline_s` since one moment.

@@ -37,7 +37,7 @@ _VISIBILITY_S = 300
 
 
 def uses_embedded(settings: Settings) -> bool:
-    """Whether the broker is the embedded Redis."""
+    """True if the broker is the embedded Redis."""
     return settings.broker_url is None
 
 
@@ -129,7 +129,7 @@ def redis_url(settings: Settings) -> str:
 
 
 def connect_admin(settings: Settings) -> redis.Redis:
-    """The same as the Redis user that admits workers."""
+    """Return such a client as the Redis user that admits workers."""
     return connect(settings, _admin_url(settings))
 
 
