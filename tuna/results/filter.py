@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
 from tuna.results.rows import MAX_LIMIT, ResultFilter
-from tuna.results.selectable import RELEASES, Results
+from tuna.results.selectable import Results
 from tuna.results.tables import (
     config,
     config_tag,
@@ -57,7 +57,7 @@ class Conditions:
 
 
 def _measured_on(results: Results, name: str) -> _Condition:
-    if results is RELEASES:
+    if results.released:
         return cast("_Condition", results["device"] == name)
     attempt = step_result.alias("attempt_here")
     return sa.exists().where(attempt.c.job_id == results["measured_by"], attempt.c.device == name)

@@ -20,7 +20,6 @@ from tuna.results.filter import Conditions, conditions
 from tuna.results.rows import ResultFilter, ResultRow, ResultRows
 from tuna.results.selectable import (
     BOTH,
-    RELEASES,
     SESSIONS,
     TRIALS,
     GoodAttempt,
@@ -129,7 +128,7 @@ def _results(connection: sa.Connection, meant: Conditions, layers: Sequence[int]
     """Results of these configs, one more than the limit of each source."""
     found: list[Any] = []
     for results in BOTH:
-        own = _OF_ENTRY if results is RELEASES else ()
+        own = _OF_ENTRY if results.released else ()
         rows = _from_layers(results.select(*_COPIED, *_READ, *own), results, layers)
         order = (
             results["config_id"],

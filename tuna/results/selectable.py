@@ -8,7 +8,7 @@ are on columns too, so a reader does not know which tables there are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from tuna.db.batches import parts
 from tuna.db.types import timed
 from tuna.results.tables import (
     config,
+    config_tag,
     environment,
     find_db,
     find_db_kernel,
@@ -49,7 +50,7 @@ class _Join:
 class Results:
     """Results of one provenance: a base table, and the joins that give more columns."""
 
-    table: sa.FromClause
+    table: sa.TableClause
     columns: Mapping[str, Any]  #: of the base table
     joins: Mapping[str, _Join]
     #: conditions that leave what a device measured: timed, not simulated, and no baseline's beside
@@ -57,6 +58,19 @@ class Results:
     measured: tuple[sa.ColumnElement[bool], ...] = ()
     #: condition that leaves out baselines alone: they are not exported or released
     no_baseline: sa.ColumnElement[bool] = field(default_factory=sa.true)
+    where: tuple[sa.ColumnElement[bool], ...] = ()  #: conditions of every query
+
+    @property
+    def released(self) -> bool:
+        """True for results of golden versions."""
+        return self.table is golden_entry
+
+    def only(self, *where: sa.ColumnElement[bool], tag: str | None = None) -> Results:
+        """Return the part of these results that meets the conditions, of configs with the tag."""
+        if tag is not None:
+            tagged = sa.select(config_tag.c.config_id).where(config_tag.c.tag == tag)
+            where = (*where, self["config_id"].in_(tagged))
+        return replace(self, where=(*self.where, *where))
 
     def __getitem__(self, name: str) -> Any:
         """The column with this name."""
@@ -69,7 +83,7 @@ class Results:
 
     def over(self, columns: Iterable[Any], by: Iterable[str]) -> sa.Select[Any]:
         """Return a query for expressions over the columns `by`."""
-        query = sa.select(*columns).select_from(self.table)
+        query = sa.select(*columns).select_from(self.table).where(*self.where)
         needed = {name for column in by for name in self._path(self._join_of(column)[0])}
         for name, join in self.joins.items():
             if name in needed:
@@ -86,11 +100,6 @@ class Results:
 
     def _path(self, join: str) -> set[str]:
         return {join} | self._path(self.joins[join].needs) if join else set()
-
-
-def good_trial() -> tuple[sa.ColumnElement[bool], ...]:
-    """Conditions on trials that leave those which may be chosen instead of the best one."""
-    return trial.c.cause.is_(None), timed(trial.c.time_ms), trial.c.ended_early.is_(False)
 
 
 @dataclass(frozen=True)
@@ -306,6 +315,8 @@ RELEASES = Results(
     measured=(timed(golden_entry.c.time_ms),),
 )
 BOTH = (SESSIONS, RELEASES)
+#: Conditions that leave trials which may be chosen instead of the best one.
+GOOD_TRIAL = (trial.c.cause.is_(None), timed(trial.c.time_ms), trial.c.ended_early.is_(False))
 #: Trials of jobs, also those that are no session's best.
 TRIALS = Results(
     job,
@@ -337,5 +348,5 @@ TRIALS = Results(
             outer=True,
         ),
     },
-    measured=(trial.c.cause.is_(None), timed(trial.c.time_ms), trial.c.ended_early.is_(False)),
+    measured=GOOD_TRIAL,
 )

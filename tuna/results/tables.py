@@ -19,7 +19,7 @@ _RESERVED = {"library": True}
 def _table(name: str, columns: str, **typed: Any) -> sa.TableClause:
     """A table with `columns` and those that are `typed`: a type that converts values."""
     names = [sa.quoted_name(column, _RESERVED.get(column)) for column in columns.split()]
-    given = [sa.column(column) for column in names]
+    given: list[sa.ColumnClause[Any]] = [sa.column(column) for column in names]
     return sa.table(name, *given, *(sa.column(*each) for each in typed.items()))
 
 
