@@ -113,12 +113,6 @@ class SqlSource:
             for row in good_trials(self.connection, job_id, at_least_ms, limit)
         ]
 
-    def count(self, mark: str) -> int:
-        """The number of results with a mark: `simulated`, `noisy`."""
-        query = self.selected.over([sa.func.count()], [mark])
-        marked = query.where(self.selected[mark] == sa.true())
-        return int(self.connection.execute(marked).scalar_one())
-
 
 #: Field of `ResultSource.results` -> column, where they differ.
 _NAMES = {"result_id": "id"}

@@ -44,7 +44,11 @@ def export(
             hint="see them with `tuna report`; what is exported is measured on a real board",
         )
     report = writer.export(source, directory, given, filename)
-    return replace(report, simulated=source.count("simulated"), noisy=source.count("noisy"))
+    return replace(
+        report,
+        simulated=source.selected.count(connection, "simulated"),
+        noisy=source.selected.count(connection, "noisy"),
+    )
 
 
 def export_golden(
@@ -71,4 +75,4 @@ def export_golden(
     given = writer.options_of(options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
     report = writer.export(source, directory, given, filename)
-    return replace(report, noisy=source.count("noisy"))
+    return replace(report, noisy=source.selected.count(connection, "noisy"))

@@ -59,18 +59,22 @@ class Results:
     #: condition that leaves out baselines alone: they are not exported or released
     no_baseline: sa.ColumnElement[bool] = field(default_factory=sa.true)
     where: tuple[sa.ColumnElement[bool], ...] = ()  #: conditions of every query
+    by: tuple[str, ...] = ()  #: columns that these conditions need
 
     @property
     def released(self) -> bool:
         """True for results of golden versions."""
         return self.table is golden_entry
 
-    def only(self, *where: sa.ColumnElement[bool], tag: str | None = None) -> Results:
-        """Return the part of these results that meets the conditions, of configs with the tag."""
+    def only(
+        self, *where: sa.ColumnElement[bool], by: Sequence[str] = (), tag: str | None = None
+    ) -> Results:
+        """Return the part of these results that meets the conditions, which need the columns `by`,
+        of configs with the tag."""
         if tag is not None:
             tagged = sa.select(config_tag.c.config_id).where(config_tag.c.tag == tag)
             where = (*where, self["config_id"].in_(tagged))
-        return replace(self, where=(*self.where, *where))
+        return replace(self, where=(*self.where, *where), by=(*self.by, *by))
 
     def __getitem__(self, name: str) -> Any:
         """The column with this name."""
@@ -81,10 +85,16 @@ class Results:
         too."""
         return self.over([self[name].label(name) for name in names], (*names, *by))
 
+    def count(self, connection: sa.Connection, mark: str) -> int:
+        """Return the number of these results with a mark: `simulated`, `noisy`, ..."""
+        query = self.over([sa.func.count()], [mark]).where(self[mark] == sa.true())
+        return int(connection.execute(query).scalar_one())
+
     def over(self, columns: Iterable[Any], by: Iterable[str]) -> sa.Select[Any]:
         """Return a query for expressions over the columns `by`."""
         query = sa.select(*columns).select_from(self.table).where(*self.where)
-        needed = {name for column in by for name in self._path(self._join_of(column)[0])}
+        used = (*self.by, *by)
+        needed = {name for column in used for name in self._path(self._join_of(column)[0])}
         for name, join in self.joins.items():
             if name in needed:
                 query = query.join(join.table, join.on, isouter=join.outer)
@@ -307,7 +317,11 @@ RELEASES = Results(
             golden, golden.c.id == golden_entry.c.golden_id, {"golden": golden.c.version}
         ),
         "taken_from": _Join(
-            find_db, _TAKEN_FROM, _columns(find_db, "job_id", "trial_number"), outer=True
+            find_db,
+            _TAKEN_FROM,
+            _columns(find_db, "job_id", "trial_number")
+            | {"present_simulated": find_db.c.simulated, "present_params": find_db.c.params},
+            outer=True,
         ),
         "trial": _trial(find_db.c.job_id, find_db.c.trial_number, "taken_from"),
         "code": _code(golden_kernel, golden_kernel.c.golden_entry_id, golden_entry.c.id),
