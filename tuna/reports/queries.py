@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import sqlalchemy as sa
 
 from tuna.db import benchmarks, networks, searches, sessions
-from tuna.db.models import FindDb, Session
+from tuna.db.models import Session
 from tuna.db.searches import Searches
 from tuna.libraries.base import Environment
 from tuna.reports.against import read_against
@@ -16,6 +16,7 @@ from tuna.reports.layers import read_layers
 from tuna.reports.network_totals import totals
 from tuna.reports.report_data import Header, ReportFigures
 from tuna.reports.steps import read_steps
+from tuna.results.selectable import SESSIONS
 
 _ENVIRONMENT = {
     "library": "Library",
@@ -48,6 +49,8 @@ def read_figures(
         for name, count in by_model.items():
             counts[name][config_id] = count
     layers = read_layers(connection, session_id, session.environment.library, steps, counts, others)
+    # Served by ix_find_db_simulated_session_id.
+    of_session = SESSIONS.only(SESSIONS["session_id"] == session_id)
     header = Header(
         session_id=session.id,
         reason=session.reason,
@@ -57,7 +60,7 @@ def read_figures(
         created_at=row.created_at,
         first=steps.first,
         last=steps.last,
-        simulated=_simulated(connection, session_id),
+        simulated=of_session.count(connection, "simulated"),
         noisy=sum(solver.noisy for layer in layers for solver in layer.solvers),
         against=other,
     )
@@ -72,14 +75,6 @@ def read_figures(
         searches=searches.read(connection, [session_id]).get(session_id, Searches()),
         models=tuple(benchmarks.of_session(connection, session_id)),
     )
-
-
-def _simulated(connection: sa.Connection, session_id: int) -> int:
-    """Served by ix_find_db_simulated_session_id."""
-    marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
-    return connection.execute(
-        sa.select(sa.func.count()).select_from(FindDb).where(marked)
-    ).scalar_one()
 
 
 def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
