@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuna.db.solvers import LayerWithoutSolver
     from tuna.models.coverage import Coverage
-    from tuna.reports.known_results import TargetMet
     from tuna.results.rows import ResultFilter, ResultRow, ResultRows
+    from tuna.results.untried import LayerWithoutSolver, TargetMet
 
 
 def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
@@ -54,7 +53,7 @@ def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...
     for."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.reports.known_results import targets_met as read
+    from tuna.results.untried import targets_met as read
 
     with reading(open_database()) as connection:
         return read(connection, session_id, tag)
@@ -65,7 +64,7 @@ def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithout
     their import."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.db.solvers import without_solver as read
+    from tuna.results.untried import without_solver as read
 
     with reading(open_database()) as connection:
         return read(connection, session_id, tag)

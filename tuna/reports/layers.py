@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from tuna.configs import DataType, from_json_text
 from tuna.db.models import Config, Job, Solver, Trial
 from tuna.db.searches import MET
-from tuna.db.solvers import LayerWithoutSolver, without_solver
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import FINALS
 from tuna.libraries.registry import get_library
@@ -22,6 +21,7 @@ from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps
 from tuna.results.selectable import SESSIONS, last_good_attempts
+from tuna.results.untried import LayerWithoutSolver, without_solver
 from tuna.vocabulary import BASELINE, SEARCH, State
 
 #: Layers whose trials come with their params, for the curves: those that take the longest in the

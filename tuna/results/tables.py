@@ -43,7 +43,7 @@ golden_entry = _table(
 golden = _table("golden", "id library version state")
 config = _table("config", "id kind json driver problem_key", key=_TEXT, label=_TEXT)
 config_tag = _table("config_tag", "tag config_id")
-solver = _table("solver", "id library name algorithm tunable")
+solver = _table("solver", "id library name algorithm", tunable=sa.Boolean())
 model_config = _table("model_config", "model_id config_id")
 session = _table("session", "id environment_id reason")
 environment = _table(
@@ -54,7 +54,8 @@ environment = _table(
     conditions=sa.JSON(),
 )
 device = _table("device", "id environment_id name")
-job = _table("job", f"{_KEYS} step steps state")
+job = _table("job", f"{_KEYS} step state", stopped=_TEXT)
+no_solver = _table("no_solver", "session_id config_id reason", loaded=sa.Boolean())
 step_result = _table(
     "step_result",
     "id job_id step attempt",
