@@ -22,9 +22,8 @@ from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job
 from tuna.drain.drain import Drain
-from tuna.exports.record_query import records
-from tuna.exports.select import of_session
-from tuna.golden import results as releasable
+from tuna.exports.source import of_session
+from tuna.golden import candidates
 from tuna.jobs.release import release
 from tuna.jobs.scope import Scope
 from tuna.jobs.serving import SessionWork
@@ -231,9 +230,9 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
     one.load()
     one.drain.write(one.work(FINALS))
     with reading(one.engine) as connection:
-        selected = of_session(connection, one.session_id, None)
-        found = {record.solver: record for record in records(connection, selected)}
-        result = releasable.select(releasable.ResultSelection(one.session_id))
+        source = of_session(connection, one.session_id, None)
+        found = {record.solver: record for record in source.records()}
+        result = candidates.select(candidates.ResultSelection(one.session_id), ["worker"])
         workers = connection.execute(
             sa.select(result.c.worker, sa.func.count()).group_by(result.c.worker)
         ).all()

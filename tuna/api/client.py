@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tuna import api
 from tuna.api.chain import SessionPlan
 from tuna.errors import BadInput
-from tuna.reports.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, moment
+from tuna.results.rows import DEFAULT_LIMIT, ResultFilter, ResultRows, html_table, moment
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress
@@ -186,7 +186,6 @@ class Model:
         return api.show_model(self.name)[1]
 
     def _repr_html_(self) -> str:
-        from tuna.reports.html_table import table
 
         cells = [
             (
@@ -197,4 +196,4 @@ class Model:
             )
             for task in self.tasks()
         ]
-        return table(self.name, ("task", "calls", "fastest", "ms"), cells)
+        return html_table(self.name, ("task", "calls", "fastest", "ms"), cells)

@@ -170,7 +170,7 @@ def check_databases(directory: Path, library: str = "miopen") -> Findings:
     from tuna.db import solvers
     from tuna.db.engine import reading
     from tuna.exports.check import Known, check
-    from tuna.exports.select import kernels_of
+    from tuna.exports.source import kernels_of
 
     known: dict[str, bool] | None
     with reading(open_database()) as connection:

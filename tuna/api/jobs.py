@@ -73,11 +73,11 @@ def load_jobs(
     session, tag, step or solver.
     """
     from tuna.db import jobs
-    from tuna.db import solvers as solver_rows
     from tuna.db.database import open_database
     from tuna.db.engine import writing
     from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
+    from tuna.results.untried import without_solver
     from tuna.search import targets_met
     from tuna.vocabulary import State
 
@@ -115,7 +115,7 @@ def load_jobs(
     with writing(engine) as connection:
         count = jobs.load(connection, request)
         pairs = jobs.pairs(connection, session_id, tag)
-        without = solver_rows.without_solver(connection, session_id, tag)
+        without = without_solver(connection, session_id, tag)
         target_ms = checked.get("target_ms")
         met = targets_met.end(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:

@@ -20,8 +20,7 @@ from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
 from tuna.jobs.rows import JobRow
 from tuna.libraries.items import CodeObject, StepResult, Trial
-from tuna.libraries.repeats import CLOSE
-from tuna.libraries.results import is_time
+from tuna.libraries.results import is_close, is_time
 from tuna.vocabulary import Cause
 
 #: Bytes that every server accepts. Overhead of a statement that carries an artifact.
@@ -250,9 +249,8 @@ class _Known(NamedTuple):
             or (self.job_id == stored.job_id and self.step != stored.step)
         ):
             return True
-        far = max(self.time_ms or 0.0, stored.time_ms) > CLOSE * min(
-            self.time_ms or 0.0, stored.time_ms
-        )
+        fast, slow = sorted((self.time_ms or 0.0, stored.time_ms))
+        far = not is_close(slow, fast)
         in_rounds = self.job_id != stored.job_id and self.steps == stored.steps
         if self.noisy != stored.noisy and not (in_rounds and far and self.params != stored.params):
             return stored.noisy

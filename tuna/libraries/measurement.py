@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tuna.libraries.items import Trial, tail
-from tuna.libraries.repeats import CLOSE
+from tuna.libraries.results import CLOSE, is_close
 from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
-#: Finalists at most, of those within `repeats.CLOSE` of the best.
+#: Finalists at most, of those close to the best.
 FINALISTS = 4
 #: Fresh processes in which finalists are measured again, besides the first one, and seconds for
 #: each finalist in one.
@@ -262,8 +262,7 @@ class _Round:
                 self._timings[index] = [timing]
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
-        close_ms = CLOSE * (best_ms or 0.0)
-        finalists = [index for time_ms, index in timed if time_ms <= close_ms][
+        finalists = [index for time_ms, index in timed if is_close(time_ms, best_ms or 0.0)][
             : self._measurement.finalists
         ]
         self._again(finalists, PROCESSES, _FINAL_S)

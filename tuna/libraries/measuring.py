@@ -26,7 +26,6 @@ from tuna.libraries.intervals import FEWEST, half_width
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.repeats import (
     BUDGET_S,
-    CLOSE,
     HOPELESS,
     NARROW,
     REPEAT_S,
@@ -37,6 +36,7 @@ from tuna.libraries.repeats import (
     settle,
     timing,
 )
+from tuna.libraries.results import CLOSE
 from tuna.sandbox import address_space, seccomp
 
 #: A repeat that takes longer is followed by shorter ones.

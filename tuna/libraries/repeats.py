@@ -29,8 +29,6 @@ BUDGET_S = 1.0
 WIDE = 0.05
 #: A candidate that is this many times slower than the best is measured once.
 HOPELESS = 3.0
-#: Those within this factor of the best are finalists.
-CLOSE = 1.2
 #: A repeat with less CPU time than this part of its wall time was preempted.
 _BUSY = 0.97
 #: So many undisturbed repeats are enough when the time is spent.

@@ -3,23 +3,20 @@ releasable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import aliased
 
 from tuna.db import sessions
-from tuna.db.baselines import is_no_baseline
-from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, StepResult, Trial
 from tuna.db.sessions import SessionInfo
 from tuna.db.types import timed
 from tuna.errors import BadInput
 from tuna.golden.errors import NotReleasable
+from tuna.results.selectable import SESSIONS, Results
+from tuna.vocabulary import State
 
-#: `pipeline.states.State.EVALUATED`; a test compares.
-EVALUATED = "evaluated"
 #: Fault of a result that is left out, whatever else is in the session: an older version took in
 #: times that no run can have taken.
 IMPOSSIBLE = "impossible"
@@ -84,86 +81,49 @@ def session(connection: sa.Connection, session_id: int, library: str | None = No
     return found
 
 
-def select(wanted: ResultSelection) -> sa.Subquery:
-    """The results with golden_entry's column names, plus `find_db_id` and `fault` (NULL:
-    releasable).
+#: Columns that a fault is told from.
+_FAULT_BY = ("library_version", "job_state", "trial_cause", "attempt_id")
+
+
+def candidates(wanted: ResultSelection) -> Results:
+    """The session's results that are asked for."""
+    mine = SESSIONS["session_id"] == wanted.session_id
+    found = SESSIONS.only(mine, SESSIONS.no_baseline)
+    if wanted.kind is None:
+        return found
+    return found.only(found["kind"] == wanted.kind, by=["kind"])
+
+
+def releasable(wanted: ResultSelection) -> Results:
+    """Those of the candidates that have no fault."""
+    return candidates(wanted).only(_fault(wanted).is_(None), by=_FAULT_BY)
+
+
+def select(wanted: ResultSelection, columns: Sequence[str] = ()) -> sa.Subquery:
+    """These columns of all candidates, with their key, `id` and `fault` (NULL: releasable).
 
     Uses find_db's unique index and, for each row, those of step_result (job, step, attempt) and
     trial.
     """
-    attempt = aliased(StepResult)
-    # A claim increments the attempt, so the largest is the latest. An evaluated job's `step` is its
-    # last, on the device.
-    latest = (
-        sa.select(sa.func.max(attempt.attempt))
-        .where(attempt.job_id == Job.id, attempt.step == Job.step, attempt.ok)
-        # Right after a bulk load MariaDB 11 has no statistics for this index and would scan the
-        # whole table.
-        # not rendered for SQLite
-        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")
-        .correlate(Job)
-        .scalar_subquery()
-    )
-    measured = sa.and_(
-        StepResult.job_id == Job.id, StepResult.step == Job.step, StepResult.attempt == latest
-    )
-    best = sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
-    # An imported row's only provenance is its file, even if a job produced a result for the same
-    # key before.
-    imported = sa.func.coalesce(FindDb.source, "") != ""
-    query = (
-        sa.select(
-            FindDb.id.label("find_db_id"),
-            Environment.arch,
-            Environment.num_cu,
-            FindDb.config_id,
-            FindDb.solver_id,
-            FindDb.session_id,
-            Session.environment_id,
-            FindDb.time_ms,
-            FindDb.workspace_bytes,
-            FindDb.params,
-            FindDb.algorithm,
-            FindDb.problem_key,
-            FindDb.workload,
-            _unless(imported, StepResult.worker, ""),
-            _unless(imported, StepResult.device, ""),
-            FindDb.source,
-            _unless(imported, StepResult.ended_at, None).label("measured_at"),
-            FindDb.noisy,
-            FindDb.clock,
-            _fault(imported, wanted).label("fault"),
-        )
-        .join(Session, Session.id == FindDb.session_id)
-        .join(Environment, Environment.id == Session.environment_id)
-        .outerjoin(Job, Job.id == FindDb.measured_by())
-        .outerjoin(StepResult, measured)
-        .outerjoin(Trial, best)
-        .where(FindDb.session_id == wanted.session_id, is_no_baseline())
-    )
-    if wanted.kind is not None:
-        query = query.join(Config, Config.id == FindDb.config_id).where(Config.kind == wanted.kind)
-    return query.subquery("result")
+    names = dict.fromkeys(("id", "arch", "num_cu", "config_id", "solver_id", *columns))
+    query = candidates(wanted).select(*names, by=_FAULT_BY)
+    return query.add_columns(_fault(wanted).label("fault")).subquery("result")
 
 
-def _unless(imported: sa.ColumnElement[bool], column: Any, otherwise: Any) -> sa.Label[Any]:
-    value = sa.case((imported, sa.literal(otherwise, column.type)), else_=column)
-    return value.label(column.key)
-
-
-def _fault(imported: sa.ColumnElement[bool], wanted: ResultSelection) -> sa.Case[Any]:
-    known = sa.and_(Environment.library_version != "", Environment.toolchain != "")
+def _fault(wanted: ResultSelection) -> sa.Case[Any]:
+    row = SESSIONS
+    known = sa.and_(row["library_version"] != "", row["toolchain"] != "")
     return sa.case(
         (sa.not_(known), "environment"),
-        (sa.func.coalesce(FindDb.time_ms, 0.0) == 0, "time"),
-        (sa.not_(timed(FindDb.time_ms)), IMPOSSIBLE),
-        (sa.and_(FindDb.job_id.is_(None), sa.not_(imported)), "origin"),
-        (FindDb.simulated, "simulated"),
-        (imported, None if wanted.allow_imported else "imported"),
-        (sa.and_(FindDb.noisy, sa.literal(not wanted.allow_noisy)), "noisy"),
-        (Job.state != EVALUATED, "job"),
-        (Trial.cause.is_not(None), "trial"),
-        (StepResult.id.is_(None), "attempt"),
+        (sa.func.coalesce(row["time_ms"], 0.0) == 0, "time"),
+        (sa.not_(timed(row["time_ms"])), IMPOSSIBLE),
+        (sa.and_(row["job_id"].is_(None), sa.not_(row["imported"])), "origin"),
+        (row["simulated"], "simulated"),
+        (row["imported"], None if wanted.allow_imported else "imported"),
+        (sa.and_(row["noisy"], sa.literal(not wanted.allow_noisy)), "noisy"),
+        (row["job_state"] != State.EVALUATED.value, "job"),
+        (row["trial_cause"].is_not(None), "trial"),
+        (row["attempt_id"].is_(None), "attempt"),
         else_=None,
     )
 
@@ -173,7 +133,7 @@ def check(connection: sa.Connection, wanted: ResultSelection) -> None:
     left out as IMPOSSIBLE."""
     result = select(wanted)
     found = connection.execute(
-        sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.find_db_id)).group_by(
+        sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.id)).group_by(
             result.c.fault
         )
     ).all()
@@ -219,7 +179,7 @@ def _count(connection: sa.Connection, wanted: ResultSelection, which: Callable[[
 def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
     """Raise NotReleasable for duplicates; a guard against a database that lost its unique key."""
     twice = connection.execute(
-        sa.select(sa.func.count(), sa.func.min(result.c.find_db_id))
+        sa.select(sa.func.count(), sa.func.min(result.c.id))
         .group_by(result.c.config_id, result.c.solver_id)
         .having(sa.func.count() > 1)
         .limit(1)
@@ -236,13 +196,8 @@ def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
         )
 
 
-def _name(connection: sa.Connection, find_db_id: int) -> str:
+def _name(connection: sa.Connection, result_id: int) -> str:
     """The layer and the solver of a result, as an example for an error sentence."""
-    row = connection.execute(
-        sa.select(Config.label, Solver.name)
-        .select_from(FindDb)
-        .join(Config, Config.id == FindDb.config_id)
-        .join(Solver, Solver.id == FindDb.solver_id)
-        .where(FindDb.id == find_db_id)
-    ).first()
-    return f"such as {row.name} for {row.label}" if row else "it has just gone"
+    query = SESSIONS.select("layer", "solver").where(SESSIONS["id"] == result_id)
+    row = connection.execute(query).first()
+    return f"such as {row.solver} for {row.layer}" if row else "it has just gone"

@@ -1,13 +1,14 @@
-"""What `tuna query` is asked and what it answers: a filter, and rows that each say where they come
+"""The question and the answer of `tuna query`: a filter, and rows that each say where they come
 from."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from tuna.errors import BadInput, LibraryMissing
@@ -162,9 +163,7 @@ class ResultRows(Sequence[ResultRow]):
         return "\n".join([*(text.rstrip() for text in texts), *filter(None, [self._note])])
 
     def _repr_html_(self) -> str:
-        from tuna.reports.html_table import table
-
-        return table("", _COLUMNS, self._cells(), self._note)
+        return html_table("", _COLUMNS, self._cells(), self._note)
 
     def _cells(self) -> list[tuple[object, ...]]:
         return [
@@ -175,6 +174,28 @@ class ResultRows(Sequence[ResultRow]):
     @property
     def _note(self) -> str:
         return f"The first {self.limit}; there are more." if self.more else ""
+
+
+def html_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = ""
+) -> str:
+    """Return a table as notebooks show it: text to the left, numbers to the right, all of it
+    escaped."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    after = f"<p>{escape(note)}</p>" if note else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{after}"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (
+            f'<td style="text-align:right">{value:.4g}</td>'
+            if isinstance(value, float)
+            else f"<td>{value}</td>"
+        )
+    return f'<td style="text-align:left">{escape("" if value is None else str(value))}</td>'
 
 
 _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

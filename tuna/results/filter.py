@@ -8,26 +8,24 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import sqlalchemy as sa
 
-from tuna.db import sessions
-from tuna.db.models import (
-    Config,
-    ConfigTag,
-    Device,
-    Environment,
-    FindDb,
-    GoldenEntry,
-    ModelConfig,
-    Session,
-    Solver,
-)
-from tuna.db.models import StepResult as Attempt
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
-from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
+from tuna.results.rows import MAX_LIMIT, ResultFilter
+from tuna.results.selectable import Results
+from tuna.results.tables import (
+    config,
+    config_tag,
+    device,
+    environment,
+    model_config,
+    session,
+    solver,
+    step_result,
+)
 
 _Condition = sa.ColumnElement[bool]
 #: Digits of a config key that name it.
@@ -41,43 +39,28 @@ class Conditions:
     wanted: ResultFilter
     configs: tuple[_Condition, ...]
     sessions: tuple[int, ...] | None
-    solvers: tuple[int, ...] | None
     device: str | None  #: the name of one of several devices of an environment
+    solvers: tuple[int, ...] | None
 
-    def of(self, table: type[FindDb] | type[GoldenEntry]) -> list[_Condition]:
-        """On the rows of `find_db` or `golden_entry`, without what concerns configs."""
-        found = self.of_keys(table.session_id, table.solver_id)
-        at = FindDb.updated_at if table is FindDb else GoldenEntry.measured_at
-        if self.wanted.since is not None:
-            found.append(at >= self.wanted.since)
-        if self.device is not None:
-            found.append(
-                self._measured_here(FindDb.measured_by())
-                if table is FindDb
-                else GoldenEntry.device == self.device
-            )
-        return found
-
-    def of_trials(self, job_id: Any, measured_at: Any) -> list[_Condition]:
-        """On trials, beside those of `of_keys`."""
-        found: list[_Condition] = []
-        if self.wanted.since is not None:
-            found.append(measured_at >= self.wanted.since)
-        if self.device is not None:
-            found.append(self._measured_here(job_id))
-        return found
-
-    def of_keys(self, session_id: Any, solver_id: Any) -> list[_Condition]:
-        """On a table with the columns of session and solver."""
+    def of(self, results: Results) -> list[_Condition]:
+        """On results of one provenance, without what concerns configs."""
         found: list[_Condition] = []
         if self.sessions is not None:
-            found.append(session_id.in_(self.sessions))
+            found.append(results["session_id"].in_(self.sessions))
         if self.solvers is not None:
-            found.append(solver_id.in_(self.solvers))
+            found.append(results["solver_id"].in_(self.solvers))
+        if self.wanted.since is not None:
+            found.append(results["kept_at"] >= self.wanted.since)
+        if self.device is not None:
+            found.append(_measured_on(results, self.device))
         return found
 
-    def _measured_here(self, job_id: Any) -> _Condition:
-        return sa.exists().where(Attempt.job_id == job_id, Attempt.device == self.device)
+
+def _measured_on(results: Results, name: str) -> _Condition:
+    if results.released:
+        return cast("_Condition", results["device"] == name)
+    attempt = step_result.alias("attempt_here")
+    return sa.exists().where(attempt.c.job_id == results["measured_by"], attempt.c.device == name)
 
 
 def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
@@ -92,8 +75,7 @@ def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
         raise BadInput(f"At least the best trial can be asked for, not {wanted.n_best}.")
     on_configs = tuple(_on_configs(connection, wanted))
     solvers = _solvers(connection, wanted)
-    chosen, device = _sessions(connection, wanted)
-    return Conditions(wanted, on_configs, chosen, solvers, device)
+    return Conditions(wanted, on_configs, *_sessions(connection, wanted), solvers)
 
 
 def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Condition]:
@@ -101,20 +83,22 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
         from tuna.db import networks
 
         model_id, _ = networks.find(connection, wanted.model)
-        yield Config.id.in_(
-            sa.select(ModelConfig.config_id).where(ModelConfig.model_id == model_id)
+        yield config.c.id.in_(
+            sa.select(model_config.c.config_id).where(model_config.c.model_id == model_id)
         )
     if wanted.tag is not None:
         from tuna.db import configs
 
         configs.require_tag(connection, wanted.tag)
-        yield Config.id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == wanted.tag))
+        yield config.c.id.in_(
+            sa.select(config_tag.c.config_id).where(config_tag.c.tag == wanted.tag)
+        )
     if wanted.layer is not None:
         yield _named(wanted.layer)
     if wanted.op is not None:
         kind = _kind(wanted.op)
         yield sa.or_(
-            Config.kind == kind, sa.and_(Config.kind == "task", _holds(f'"kind":"{kind}"'))
+            config.c.kind == kind, sa.and_(config.c.kind == "task", _holds(f'"kind":"{kind}"'))
         )
     for text in wanted.shape:
         yield _shape(text)
@@ -133,7 +117,7 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
 def _holds(text: str) -> _Condition:
     """Whether the config's JSON, which is written without spaces, or that of a task's core contains
     this."""
-    return sa.func.instr(Config.json, text) > 0
+    return sa.func.instr(config.c.json, text) > 0
 
 
 def _kind(op: str) -> str:
@@ -151,7 +135,7 @@ def _kind(op: str) -> str:
 def _shape(text: str) -> _Condition:
     name, mark, value = text.partition("=")
     if not mark:
-        return sa.func.instr(Config.label, text) > 0
+        return sa.func.instr(config.c.label, text) > 0
     from tuna.configs import KINDS
 
     fields = {field for kind in KINDS.all().values() for field in kind.config.field_names()}
@@ -168,23 +152,23 @@ def _shape(text: str) -> _Condition:
 def _named(text: str) -> _Condition:
     from tuna.configs import read_line
 
-    names = [Config.label == text, Config.problem_key == text, Config.driver == text]
+    names = [config.c.label == text, config.c.problem_key == text, config.c.driver == text]
     if len(text) >= _KEY_DIGITS and re.fullmatch("[0-9a-f]+", text):
-        names.append(Config.key.startswith(text))
+        names.append(config.c.key.startswith(text))
     with contextlib.suppress(BadInput):
-        names += [Config.key == config.key for config in read_line(text)]
+        names += [config.c.key == layer.key for layer in read_line(text)]
     return sa.or_(*names)
 
 
 def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...] | None:
     if wanted.solver is None:
         return None
-    query = sa.select(Solver.id).where(Solver.name == wanted.solver)
+    query = sa.select(solver.c.id).where(solver.c.name == wanted.solver)
     if wanted.library is not None:
-        query = query.where(Solver.library == wanted.library)
+        query = query.where(solver.c.library == wanted.library)
     found = tuple(connection.execute(query).scalars())
     if not found:
-        known = connection.execute(sa.select(Solver.name).distinct()).scalars()
+        known = connection.execute(sa.select(solver.c.name).distinct()).scalars()
         raise NotFound(
             f"There is no solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers")
         )
@@ -196,19 +180,19 @@ def _sessions(
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
-        sessions.require(connection, wanted.session_id)
+        _require_session(connection, wanted.session_id)
     given = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
     if all(value is None for value in given):
         return None, None
-    query = sa.select(Session.id).join(Environment, Environment.id == Session.environment_id)
+    query = sa.select(session.c.id).join(environment, environment.c.id == session.c.environment_id)
     for what, value, condition in (
-        ("session", wanted.session_id, Session.id == wanted.session_id),
-        ("library", wanted.library, Environment.library == wanted.library),
-        ("architecture", wanted.arch, Environment.arch == wanted.arch),
+        ("session", wanted.session_id, session.c.id == wanted.session_id),
+        ("library", wanted.library, environment.c.library == wanted.library),
+        ("architecture", wanted.arch, environment.c.arch == wanted.arch),
         (
             "environment",
             wanted.environment,
-            Environment.key.startswith(wanted.environment or "", autoescape=True),
+            environment.c.key.startswith(wanted.environment or "", autoescape=True),
         ),
     ):
         if value is not None:
@@ -219,12 +203,12 @@ def _sessions(
                 )
     if wanted.device is None:
         return tuple(connection.execute(query).scalars()), None
-    described = sa.func.instr(sa.func.lower(Environment.device), wanted.device.lower()) > 0
+    described = sa.func.instr(sa.func.lower(environment.c.device), wanted.device.lower()) > 0
     found = tuple(connection.execute(query.where(described)).scalars())
     if found:
         return found, None
-    named = sa.select(Device.environment_id).where(Device.name == wanted.device)
-    found = tuple(connection.execute(query.where(Environment.id.in_(named))).scalars())
+    named = sa.select(device.c.environment_id).where(device.c.name == wanted.device)
+    found = tuple(connection.execute(query.where(environment.c.id.in_(named))).scalars())
     if not found:
         raise NotFound(
             f"There is no session with the device {wanted.device!r}.", hint=_there(connection)
@@ -232,9 +216,17 @@ def _sessions(
     return found, wanted.device
 
 
+def _require_session(connection: sa.Connection, session_id: int) -> None:
+    there = sa.select(session.c.id).where(session.c.id == session_id)
+    if connection.execute(there).first() is None:
+        from tuna.db import sessions  # takes long to import
+
+        sessions.require(connection, session_id)
+
+
 def _there(connection: sa.Connection) -> str:
-    columns = (Environment.library, Environment.arch, Environment.device, Environment.key)
-    rows = connection.execute(sa.select(*columns).order_by(Environment.id.desc()).limit(10))
+    columns = (environment.c.library, environment.c.arch, environment.c.device, environment.c.key)
+    rows = connection.execute(sa.select(*columns).order_by(environment.c.id.desc()).limit(10))
     return "environments: " + (
         "; ".join(" ".join(filter(None, map(str, row))) for row in rows) or "none yet"
     )
