@@ -84,7 +84,7 @@ def test_an_endless_file_of_layers_is_refused(tmp_path: Path) -> None:
     path.write_text("x" * (LINE_LIMIT + 1))
     _refused(lambda: parse_file(path), "line 1 does not end")
     path.write_text("x\n" * 100_001)
-    _refused(lambda: parse_file(path), "100000 lines are none")
+    _refused(lambda: parse_file(path), "100000 lines name none")
 
 
 def test_an_impossible_number_in_a_layer_loses_only_its_line(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class ConfigKind:
             if getattr(self.config, member) is getattr(Config, member)
         ]
         if lacking:
-            raise TypeError(f"{self.config.__name__} does not say its {' and '.join(lacking)}")
+            raise TypeError(f"{self.config.__name__} lacks {' and '.join(lacking)}")
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ def _readers(_generation: int) -> dict[str, CommandReader]:
                 import structlog
 
                 structlog.get_logger(__name__).warning(
-                    "a driver command is taken already", command=command, kind=name
+                    "driver command registered twice", command=command, kind=name
                 )
     return readers
 

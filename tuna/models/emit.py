@@ -27,19 +27,8 @@ from tuna.models.groups import Group
 #: Operators on single values whose answer is finite for finite values. Those that fill the last
 #: block up are no zeros after them, which does not matter: kernels multiply them by zero.
 _ELEMENTWISE = {
-    *(
-        "add",
-        "subtract",
-        "multiply",
-        "maximum",
-        "minimum",
-        "clip",
-        "negative",
-        "abs",
-        "exp",
-        "sigmoid",
-        "tanh",
-    ),
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
+    *("negative", "abs", "exp", "sigmoid", "tanh"),
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
 

@@ -22,27 +22,10 @@ from tuna.models.graph import Node, constant_of, extents
 #: Operators of Relax whose value has the values of their first argument, or of all in a tuple, in
 #: other places or another type.
 _KEEPING = {
-    *(
-        "astype",
-        "reshape",
-        "expand_dims",
-        "squeeze",
-        "permute_dims",
-        "flatten",
-        "broadcast_to",
-        "strided_slice",
-    ),
-    *(
-        "dynamic_strided_slice",
-        "concat",
-        "stack",
-        "split",
-        "tile",
-        "repeat",
-        "flip",
-        "take",
-        "ewise_fma_identity",
-    ),
+    *("astype", "reshape", "expand_dims", "squeeze"),
+    *("permute_dims", "flatten", "broadcast_to", "strided_slice"),
+    *("dynamic_strided_slice", "concat", "stack", "split", "tile"),
+    *("repeat", "flip", "take", "ewise_fma_identity"),
 }
 #: The place of the indices among the arguments of an operator.
 _INDEXING = {
