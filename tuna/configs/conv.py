@@ -61,6 +61,8 @@ _NOT_NEGATIVE = (
 )
 _positive = itemgetter(*_POSITIVE)
 _not_negative = itemgetter(*_NOT_NEGATIVE)
+_ALONG = ("in", "fil", "pad", "conv_stride", "dilation", "trans_output_pad")
+_along = {axis: itemgetter(*(f"{name}_{axis}" for name in _ALONG)) for axis in "dhw"}
 _DRIVER_ORDER = (
     *("batchsize", "spatial_dim", "pad_h", "pad_w"),
     *("pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
@@ -215,12 +217,11 @@ class ConvConfig(Config):
         )
 
     def _output_along(self, axis: str) -> int:
-        fields: dict[str, int] = vars(self)
-        size, pad, stride = (fields[name + axis] for name in ("in_", "pad_", "conv_stride_"))
-        reach = fields["dilation_" + axis] * (fields["fil_" + axis] - 1) + 1
+        size, fil, pad, stride, dilation, output_pad = _along[axis](vars(self))
+        reach = dilation * (fil - 1) + 1
         if self.mode == "conv":
-            return (size + 2 * pad - reach) // stride + 1
-        return (size - 1) * stride + reach - 2 * pad + fields["trans_output_pad_" + axis]
+            return int((size + 2 * pad - reach) // stride + 1)
+        return int((size - 1) * stride + reach - 2 * pad + output_pad)
 
     @cached_property
     def output_size(self) -> tuple[int, ...]:
