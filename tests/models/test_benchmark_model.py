@@ -26,7 +26,7 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.models import arguments, benchmark, build, importer
-from tuna.models.benchmark import BenchmarkProcess, Place
+from tuna.models.benchmark import BenchmarkDevice, BenchmarkInputs, BenchmarkProcess
 from tuna.sandbox.processes import Child
 
 KEY = "loopback"
@@ -45,6 +45,10 @@ def where(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "local":
         return ["--local"]
     return on(request.getfixturevalue("tracker"))
+
+
+def given(*texts: str) -> BenchmarkInputs:
+    return BenchmarkInputs([arguments.parse(text) for text in texts])
 
 
 def on(tracker: Tracker, key: str = KEY) -> list[str]:
@@ -107,14 +111,14 @@ def test_models_of_every_kind_are_timed(
 
 
 def test_the_outputs_of_each_kind_are_seen(library: Callable[..., Path], tracker: Tracker) -> None:
-    place = Place(tracker, KEY)
-    (point,) = benchmark.measure(
-        place, {"a": library(relax_models.tuple_result)}, [arguments.parse(X)], [{}]
-    )
+    place = BenchmarkDevice(tracker, KEY)
+    (point,) = benchmark.measure(place, {"a": library(relax_models.tuple_result)}, given(X), [{}])
     assert point.outputs == [[2, 3]] * 3
-    given = [arguments.parse("shape=n,5:shape")]
     points = benchmark.measure(
-        place, {"a": library(relax_models.shape_argument)}, given, [{"n": 2}, {"n": 7}]
+        place,
+        {"a": library(relax_models.shape_argument)},
+        given("shape=n,5:shape"),
+        [{"n": 2}, {"n": 7}],
     )
     assert [point.outputs for point in points] == [[[2, 5]], [[7, 5]]]
 
@@ -274,7 +278,7 @@ def test_where_it_runs_must_be_said(
 def test_a_held_board_is_waited_for_and_no_longer(
     library: Callable[..., Path], tracker: Tracker
 ) -> None:
-    place = Place(tracker, KEY)
+    place = BenchmarkDevice(tracker, KEY)
     with closing(BenchmarkProcess(place, [])) as holder:
         holder.open("main", 60)
         with pytest.raises(
@@ -282,12 +286,13 @@ def test_a_held_board_is_waited_for_and_no_longer(
         ):
             list(
                 benchmark.measure(
-                    Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]
+                    BenchmarkDevice(tracker, KEY, wait_s=1),
+                    {"a": library(relax_models.static)},
+                    given(),
+                    [{}],
                 )
             )
-    (point,) = benchmark.measure(
-        place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]
-    )
+    (point,) = benchmark.measure(place, {"a": library(relax_models.static)}, given(X), [{}])
     assert point.outputs == [[2, 3]]
 
 
@@ -300,7 +305,10 @@ def test_a_board_that_says_nothing_ends_at_the_deadline(
         with pytest.raises(ServiceError, match=r"mute at .* did not answer within 3 s"):
             list(
                 benchmark.measure(
-                    Place(tracker, "mute", wait_s=1), {"a": library(relax_models.static)}, [], [{}]
+                    BenchmarkDevice(tracker, "mute", wait_s=1),
+                    {"a": library(relax_models.static)},
+                    given(),
+                    [{}],
                 )
             )
         assert time.monotonic() - started < 30
@@ -313,13 +321,9 @@ def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[
         struct.pack("<ii", 0xFF271, -1) + b"x" * 64,
     ):
         with rpc_servers.silent_board("mad", answer) as tracker:
-            place = Place(tracker, "mad", wait_s=5, limit_s=5)
+            place = BenchmarkDevice(tracker, "mad", wait_s=5, limit_s=5)
             with pytest.raises(ServiceError, match="mad"):
-                list(
-                    benchmark.measure(
-                        place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]
-                    )
-                )
+                list(benchmark.measure(place, {"a": library(relax_models.static)}, given(X), [{}]))
 
 
 @pytest.mark.parametrize(
@@ -342,9 +346,9 @@ def test_what_a_model_or_board_makes_up_is_garbage(
     monkeypatch.setattr(
         Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]]
     )
-    models, given = {"a": library(relax_models.static)}, [arguments.parse(X)]
+    models = {"a": library(relax_models.static)}
     with pytest.raises(ServiceError, match="this machine answered with garbage"):
-        list(benchmark.measure(Place(), models, given, [{}]))
+        list(benchmark.measure(BenchmarkDevice(), models, given(X), [{}]))
 
 
 def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
@@ -356,7 +360,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
         assert ended.code == 0, ended
         (row,) = api.list_benchmarks()
         assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
-        with closing(BenchmarkProcess(Place(tracker, "qemu"), [static])) as process:
+        with closing(BenchmarkProcess(BenchmarkDevice(tracker, "qemu"), [static])) as process:
             assert process.open("main", 60) == "qemu-aarch64"
             process.load("a", static)
             process.run({"x": ["float32", [2, 3], None, "x"]}, ["x"], 0)
@@ -366,7 +370,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
 
 
 def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:
-    for place, network in ((Place(), False), (Place(tracker, KEY), True)):
+    for place, network in ((BenchmarkDevice(), False), (BenchmarkDevice(tracker, KEY), True)):
         with closing(BenchmarkProcess(place, [])) as process:
             box = process._child.box
             assert box is not None

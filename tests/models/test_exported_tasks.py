@@ -25,7 +25,7 @@ from tuna.libraries.tvm import packing, problems, tasks, tvm_db
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, onnx_reference
-from tuna.models.kernels import Kernels
+from tuna.models.kernels import TaskKernels
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": str(target_here().attrs["mcpu"]), "num-cores": 1})
 #: The passes of TVM's own documentation, then a lookup of each function in the database.
@@ -63,7 +63,7 @@ def attending() -> Any:
 def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
     """A session with a result of each task of the model."""
     session = built.session(reason="models", target=TARGET, conditions={"caches": "cold"})
-    kernels = Kernels(tvm.target.Target(json.loads(TARGET)), {})
+    kernels = TaskKernels(tvm.target.Target(json.loads(TARGET)), {})
     planned = build.plan(
         importer.to_relax(model, "net"), kernels, tvm.target.Target(json.loads(TARGET))
     )
