@@ -81,9 +81,12 @@ Type = Callable[..., Ended]
     ("model", "words", "extents", "outputs"),
     [
         (relax_models.static, ["--input", X], [{}], [[[2, 3]]]),
-        (relax_models.symbolic, ["--input", "x=n,3:float32", "--shape", "n=1,4,8"], [{"n": n} for n in (1, 4, 8)], []),
-        (relax_models.shape_argument, ["--input", "shape=n,5:shape", "--shape", "n=2,7"], [{"n": 2}, {"n": 7}], []),
-        (relax_models.tuple_parameter, ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=2,3:float32"], [{}], []),
+        (relax_models.symbolic, ["--input", "x=n,3:float32", "--shape", "n=1,4,8"],
+         [{"n": n} for n in (1, 4, 8)], []),
+        (relax_models.shape_argument, ["--input", "shape=n,5:shape", "--shape", "n=2,7"],
+         [{"n": 2}, {"n": 7}], []),
+        (relax_models.tuple_parameter,
+         ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=2,3:float32"], [{}], []),
         (relax_models.tuple_result, ["--input", X], [{}], []),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
@@ -175,13 +178,16 @@ def test_a_built_model_is_timed_in_turn_with_the_untuned_one(
 @pytest.mark.parametrize(
     ("model", "words", "said"),
     [
-        (relax_models.static, ["--input", "x=2,4:float32"], "does not take this input x: .* mismatch to specified constant"),
-        (relax_models.static, ["--input", "x=2,3:float64"], "does not take this input x: .* float64"),
+        (relax_models.static, ["--input", "x=2,4:float32"],
+         "does not take this input x: .* mismatch to specified constant"),
+        (relax_models.static, ["--input", "x=2,3:float64"],
+         "does not take this input x: .* float64"),
         (relax_models.static, ["--input", "x=2,3:shape"], "does not take this input x: "),
         (relax_models.static, ["--input", "y=2,3:float32"], "The model has no input y"),
         (relax_models.static, ["--input", X, "--function", "other"], "has no function other"),
         (relax_models.tuple_parameter, ["--input", X], "The input p is missing"),
-        (relax_models.tuple_parameter, ["--input", X, "--input", X.replace("x", "p")], "does not take this input p: "),
+        (relax_models.tuple_parameter, ["--input", X, "--input", X.replace("x", "p")],
+         "does not take this input p: "),
         (
             relax_models.tuple_parameter,
             ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=3:shape"],
@@ -329,9 +335,12 @@ def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"open": {}}, {"load": {"parameters": "x"}}, {"run": {"errors": {}, "outputs": []}}, {"check": {"more": 1}},
-        {"run": {"errors": {"a": float("nan")}, "outputs": []}}, {"time": {"times_ms": {"a": float("inf")}}},
-        {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}}, {"time": {"times_ms": ["a"]}},
+        {"open": {}}, {"load": {"parameters": "x"}}, {"run": {"errors": {}, "outputs": []}},
+        {"check": {"more": 1}},
+        {"run": {"errors": {"a": float("nan")}, "outputs": []}},
+        {"time": {"times_ms": {"a": float("inf")}}},
+        {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}},
+        {"time": {"times_ms": ["a"]}},
     ],
     ids=str,
 )  # fmt: skip
@@ -340,7 +349,8 @@ def test_what_a_model_or_board_makes_up_is_garbage(
 ) -> None:
     """A model that is foreign code may write what its process answers."""
     answers = {
-        "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {}, "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
+        "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {},
+        "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
         "time": {"times_ms": {"a": 1.0}},
     }  # fmt: skip
     monkeypatch.setattr(

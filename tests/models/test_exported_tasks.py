@@ -38,15 +38,17 @@ from tvm.s_tir import meta_schedule as ms
 model, directory, given, answer = sys.argv[1:]
 with open(directory + "/database_tuning_record.json") as records:
     target = tvm.target.Target(json.loads(next(records))[1][2])
-passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FoldConstant(),
-          relax.transform.FuseOps(), relax.transform.FuseTIR()]
+passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(),
+          relax.transform.FoldConstant(), relax.transform.FuseOps(), relax.transform.FuseTIR()]
 with target:
-    module = tvm.transform.Sequential(passes)(from_onnx(onnx.load(model), keep_params_in_input=False))
+    imported = from_onnx(onnx.load(model), keep_params_in_input=False)
+    module = tvm.transform.Sequential(passes)(imported)
 with target, ms.database.JSONDatabase(work_dir=directory), tvm.transform.PassContext(opt_level=3):
     tuned = relax.transform.MetaScheduleApplyDatabase()(module)
 machine = relax.VirtualMachine(tvm.compile(tuned, target=target), tvm.cpu())
 np.save(answer, machine["main"](tvm.runtime.tensor(np.load(given))).numpy())
-scheduled = {var.name_hint: bool(f.attrs and f.attrs.get("tirx.is_scheduled")) for var, f in tuned.functions.items()}
+scheduled = {var.name_hint: bool(f.attrs and f.attrs.get("tirx.is_scheduled"))
+             for var, f in tuned.functions.items()}
 print(json.dumps([scheduled, "tuna" in sys.modules]))
 """
 

@@ -87,5 +87,5 @@ def test_a_model_that_a_rival_cannot_run_says_why(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(others.Absent, match="not installed"):
         others.onnxruntime(nets.residual(), [], threads=1)
     net = Net((1, 8))
-    with pytest.raises(others.Absent, match="what Softmax is in PyTorch"):
+    with pytest.raises(others.Absent, match="no PyTorch form of Softmax"):
         others._Network(net.model(net.add("Softmax", "x")))
