@@ -197,8 +197,7 @@ def _canonical(driver: str) -> str | None:
     return parse_line(driver)[0].driver()
 
 
-#: Good trials by layer, the winner and then the fastest, with their code in files; run with the
-#: session's settings.
+#: Writes good trials by layer, the winner first, with their code; run with the session's settings.
 _TRIALS = """
 import json, sys
 from pathlib import Path

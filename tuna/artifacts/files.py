@@ -39,8 +39,7 @@ FULL_TIMEOUT_S = 300.0
 #: Threads that delete files.
 _REMOVERS = 8
 _POLL_S = 0.5
-#: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted
-#: one.
+#: Marker file that distinguishes a prepared store from an empty or unmounted directory.
 _MARKER = "tuna-artifacts"
 
 

@@ -21,8 +21,7 @@ from tuna.configs.config import Config
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
-#: Reads the words of a MIOpenDriver command, the command itself first, as the layers that it names;
-#: raises BadInput.
+#: Parses the words of a MIOpenDriver command, the command itself first; raises BadInput.
 CommandReader = Callable[[list[str]], Sequence[Config]]
 
 
@@ -34,9 +33,9 @@ class ConfigKind:
     #: Readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind may
     #: do without, and then its layers are written as JSON lines.
     commands: Mapping[str, CommandReader] = field(default_factory=dict)
-    #: The layer computed by NumPy, as "module:function", for libraries that check their answers;
-    #: empty: there is none. The function takes a config and a seed, and returns a
-    #: `tuna.libraries.reference.Problem`.
+    #: "module:function" that computes the layer by NumPy, for libraries that check their answers;
+    #: empty: there is none. It takes a config and a seed, and returns a `reference.Problem` of
+    #: `tuna.libraries`.
     reference: str = ""
 
     def __post_init__(self) -> None:

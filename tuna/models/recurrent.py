@@ -26,8 +26,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 from tuna.models.graph import constant_of, extents
 
 _LANES = 16
-#: Operators with the number of their gates, and the functions of gates and state that they have by
-#: default.
+#: Numbers of gates by operator, and the default functions of gates and state.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from tuna.errors import BadInput
-from tuna.models import onnx_reference, others
+from tuna.models import onnx_reference, runtimes
 from tuna.models.differences import largest_error
 from tuna.models.refusals import TOLERANCE
 from tuna.models.torch_importer import TorchModel
@@ -62,7 +62,7 @@ def compare(
     except Exception as error:  # its operators raise whatever they do
         unanswered = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     judged = errors.get("reference", TOLERANCE + 1) <= TOLERANCE
-    asked = others.ALL if rivals else {} if judged else {"onnxruntime": others.onnxruntime}
+    asked = runtimes.ALL if rivals else {} if judged else {"onnxruntime": runtimes.onnxruntime}
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
     absent: dict[str, str] = {}
     for name, prepare in asked.items():
@@ -71,7 +71,7 @@ def compare(
             errors[name] = _error(ours, answer := run())
             if expected is not None:
                 doubts[name] = _error(answer, expected)
-        except others.Absent as error:
+        except runtimes.Absent as error:
             absent[name] = str(error)
         except Exception as error:  # each runtime has its own errors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -8,8 +8,7 @@ from pathlib import Path
 from tuna.sandbox.process_tree import descendants, proc_stats
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-#: Fields of /proc/PID/stat after the name in parentheses: session, then utime, stime, cutime,
-#: cstime.
+#: Fields of /proc/PID/stat after the name: session; utime, stime, cutime and cstime.
 _SESSION, _TIMES = 3, slice(11, 15)
 
 

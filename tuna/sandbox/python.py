@@ -21,8 +21,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
-#: The same without site packages, which starts twice as fast; `tuna` is there, its dependencies are
-#: not.
+#: The same with `tuna` but no other site packages, which starts twice as fast.
 _RUN_BARE = """\
 import sys, types
 sys.modules["tuna"] = types.ModuleType("tuna")

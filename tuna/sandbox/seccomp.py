@@ -26,8 +26,7 @@ _SET_MODE_FILTER = 1
 _ALL_THREADS, _NO_MITIGATION = 1, 4
 _PR_SET_PDEATHSIG = 1
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-#: struct seccomp_data: number, architecture, instruction pointer, six arguments of 64 bits;
-#: little-endian.
+#: struct seccomp_data, little-endian: number, architecture, instruction pointer, six 64-bit values.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
