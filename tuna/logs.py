@@ -25,19 +25,17 @@ def configure(level: str, form: str, path: str | None = None) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler(sys.stderr)
-    last: list[Any] = (
-        [_as_logstash, structlog.processors.JSONRenderer()]
-        if form == "json"
-        else [
+    # tracebacks first, so that their text is made inert too
+    last: list[Any] = [structlog.processors.format_exc_info]
+    if form == "json":
+        last += [_as_logstash, structlog.processors.JSONRenderer()]
+    else:
+        # not rich's tracebacks, which show local variables and so passwords
+        plain = structlog.dev.plain_traceback
+        last += [
             _as_text,
-            structlog.dev.ConsoleRenderer(
-                colors=False, exception_formatter=structlog.dev.plain_traceback
-            ),
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=plain),
         ]
-    )
-    # No rich tracebacks, since they show local variables and so passwords. Formatted before the
-    # text is made inert.
-    last.insert(0, structlog.processors.format_exc_info)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

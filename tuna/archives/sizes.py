@@ -77,13 +77,10 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     states: set[str] = set()
     for (state, step), number in jobs.by_state(connection, row.id).items():
         counts[state] = counts.get(state, 0) + number
-        states.add(
-            "running"
-            if State(state) in IN_FLIGHT
-            else "waiting"
-            if _waits(row.library, state, step)
-            else "ended"
-        )
+        if State(state) in IN_FLIGHT:
+            states.add("running")
+        else:
+            states.add("waiting" if _waits(row.library, state, step) else "ended")
     of_rounds = searches.read(connection, [row.id]).get(row.id, Searches())
     texts = sum(
         (

@@ -51,13 +51,11 @@ def find(graph: Graph) -> list[FusionGroup]:
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
-        group = (
-            _product(node, graph)
-            if node.op == "matmul"
-            else _convolution(node)
-            if node.op in _WEIGHTS
-            else None
-        )
+        group = None
+        if node.op == "matmul":
+            group = _product(node, graph)
+        elif node.op in _WEIGHTS:
+            group = _convolution(node)
         if group is None:
             continue
         _extend(group, graph, taken)
@@ -167,11 +165,9 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
                 return
             group.nodes += [user, first]
             continue
-        found = (
-            None
-            if set(ACTIVATIONS) & set(group.epilogue)
-            else activations.follows(graph, group.answer)
-        )
+        found = None
+        if not set(ACTIVATIONS) & set(group.epilogue):
+            found = activations.follows(graph, group.answer)
         if found is not None and not any(node.var in taken for node in found[1]):
             group.epilogue.append(found[0])
             group.nodes += found[1]

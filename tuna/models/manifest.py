@@ -51,7 +51,7 @@ class ModelTensor(_Data):
     parameter: str = ""  #: its name in the built library, where TVM's importer gave it another
 
 
-class ModelTask(_Data):
+class ManifestTask(_Data):
     """A function of the model."""
 
     config: dict[str, Any]  #: `TaskConfig.to_json()`
@@ -77,7 +77,7 @@ class Manifest(_Data):
     target: str  #: JSON of the target that it was planned for
     tvm: str  #: its version
     inputs: tuple[ModelTensor, ...]
-    tasks: tuple[ModelTask, ...]
+    tasks: tuple[ManifestTask, ...]
     text: str  #: SHA-256 of the module's text, in the artifact store
 
     def to_bytes(self) -> bytes:
