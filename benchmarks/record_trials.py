@@ -1,5 +1,4 @@
-"""Records tables of trials for `scripts/bench search`: random candidates of TVM's own space of
-eight small layers, measured.
+"""Records tables of measured random candidates of TVM's own space for `scripts/bench search`.
 
     python -m benchmarks.record_trials --candidates 256
 

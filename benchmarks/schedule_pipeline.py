@@ -1,5 +1,4 @@
-"""Searches through the real pipeline on a device that sleeps: coordinator, Redis, Celery workers,
-SQLite, all as installed.
+"""Searches through the real, installed pipeline on a device that sleeps.
 
 Run as a program, in a TUNA_HOME of its own, it is the coordinator, and prints the stages that ended
 as JSON.
@@ -46,8 +45,7 @@ Durations = Sequence[Sequence[Sequence[float]]]
 
 @dataclass(frozen=True)
 class EndedStage:
-    """A stage of a round; times are seconds since the coordinator began, the workers being
-    there."""
+    """A stage of a round; times are seconds since the coordinator began, with workers ready."""
 
     search: int
     round: int
@@ -59,11 +57,10 @@ class EndedStage:
 def run(
     durations: Durations, policy: str, *, scale: float, look_ahead: int, late: bool
 ) -> list[EndedStage]:
-    """The stages of one search for each of `durations`, in the order of their ends; real ones take
-    `scale` times as long.
+    """Run a search for each of `durations` and return the stages in the order of their ends.
 
-    There is one process for the CPU steps and one for the device. `late`: nothing is published
-    before a process is free.
+    Real stages take `scale` times as long. There is one process for the CPU steps and one for the
+    device. `late`: nothing is published before a process is free.
     """
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name:
@@ -135,8 +132,7 @@ def _coordinate(
 
 
 class _Late:
-    """Decides as a policy that sees no room where a chunk is in flight, and sees what is: as the thesis'
-    scheduler decides."""
+    """A policy without look-ahead, as in the thesis: it waits for the chunk in flight."""
 
     def __init__(self, engine: sa.Engine, work: SessionWork, policy: Policy) -> None:
         self._engine, self._policy = engine, policy

@@ -1,5 +1,4 @@
-"""The search on recorded trials: how fast it finds the best of a table, against random order, and
-with a sibling's table known.
+"""Search on recorded trials, against random order, and with the table of a similar task.
 
 Replays the tables of `benchmarks/trials`, which `benchmarks/record_trials.py` made; nothing is
 built or measured. In a table the search has no points but those recorded, so what is judged is the
@@ -34,8 +33,8 @@ from tuna.libraries.search.space import Point, Space
 from tuna.libraries.tvm.search.decisions import Design
 
 FOLDER = Path(__file__).parent / "trials"
-#: In which share of the tasks the area must be larger than random's, and what of random's it must
-#: be in each; in which share of them a warm start must need at most half of the trials.
+#: Share of the tasks with a larger area than random's; least area of each task relative to
+#: random's; share of the tasks with a warm start that needs at most half of the trials.
 _BETTER, _WORSE, _FASTER = 0.75, 0.95, 0.5
 _NEAR = 1.05
 #: Trees of a prior, and their depth.
@@ -208,8 +207,7 @@ def replay(
 
 
 def prior_of(tables: Iterable[Table]) -> bytes:
-    """The cost model of what these tables have in common: it sees the features of `tiling`
-    alone."""
+    """A cost model trained on these tables, with the features of `tiling` alone."""
     known = list(tables)
     described = {
         row.params: {
@@ -229,8 +227,7 @@ def prior_of(tables: Iterable[Table]) -> bytes:
 
 
 def _trials_to_near(curve: Sequence[float]) -> int:
-    """How many trials until the best so far is within 5 % of the best; one more than there are if
-    it never is."""
+    """Number of trials until the best is within 5 % of the table's; one more than all if never."""
     return next(
         (number for number, value in enumerate(curve, 1) if value >= 1 / _NEAR), len(curve) + 1
     )

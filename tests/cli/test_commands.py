@@ -143,7 +143,8 @@ def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None
 
     config = parse_line("MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -F 1")[0]
     item = WorkItem(
-        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config=config.to_json(),
+        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1",
+        config=config.to_json(),
         seed=7, options={"trials": 1},
     )  # fmt: skip
     words = shlex.split(get_library("noop").reproduce(item))

@@ -125,7 +125,8 @@ def _session(number: int, jobs: dict[str, int], unfinished: int) -> LiveSession:
 
 def _snapshot(*sessions: LiveSession, workers: int = 3) -> Snapshot:
     worker = WorkerStatus(
-        name="a", role="eval", host="host.example.org", pid=4711, device="AMD EPYC 9B45", environment="",
+        name="a", role="eval", host="host.example.org", pid=4711, device="AMD EPYC 9B45",
+        environment="",
         toolchains=(), job_ids=(1, 2), started_at=0.0, seen_at=0.0,
     )  # fmt: skip
     at = datetime(2026, 3, 2, tzinfo=timezone.utc)

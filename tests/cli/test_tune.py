@@ -191,7 +191,8 @@ def measured(home: Path) -> int:
         build = DatabaseBuilder(connection)
         session_id = build.session(library="tvm")
         for number, (driver, solver, time_ms) in enumerate(
-            (("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Slow", 2.0), ("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Fast", 1.0),
+            (("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Slow", 2.0),
+             ("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Fast", 1.0),
              ("conv -n 2 -c 8 -H 8 -W 8 -k 8", "Slow", 3.0))
         ):  # fmt: skip
             config = build.config(f"./bin/MIOpenDriver {driver} -F 1")

@@ -299,7 +299,7 @@ class Machine(RuleBasedStateMachine):
             judge_ended(search, self._rows(f"SELECT params FROM trial WHERE job_id IN ({numbers})"))
 
     # -- the model
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _busy(self, pick: int) -> list[Worker]:
         """One worker that has something to do, if need be a new one; now and then one that lost its

@@ -59,7 +59,7 @@ class Pipeline(Machine):
     """All that can happen."""
 
     # -- publishing
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @rule(step=STEPS)
     def publish(self, step: Step) -> None:
@@ -91,7 +91,7 @@ class Pipeline(Machine):
             self.broker.waiting.remove(message)
 
     # -- workers
-    # ------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @rule(pick=PICK)
     def a_worker_takes_a_message(self, pick: int) -> None:
@@ -251,7 +251,7 @@ class Pipeline(Machine):
         self.coordinator._load()
 
     # -- people
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @rule(pick=PICK, whole_chunk=st.booleans(), redis_away=st.booleans())
     def cancel(self, pick: int, whole_chunk: bool, redis_away: bool) -> None:

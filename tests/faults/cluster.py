@@ -125,8 +125,10 @@ class Cluster:
                     (home / "cache").mkdir()
                     (home / "cache" / "machine").symlink_to(known.readlink())
             self._servers["redis"] = [
-                program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
-                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
+                program(), "--bind", self._address, "--port", "6379", "--dir",
+                str(self.folder / "redis"),
+                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
+                "--protected-mode", "no",
             ]  # fmt: skip
             self._servers["mariadb"] = install_mariadb(
                 self.folder / "mariadb",
@@ -353,7 +355,8 @@ class Cluster:
             env["TUNA_JOIN"] = self._token(name)
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             self._running[name] = psutil.Popen(
-                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=env,
+                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.folder, env=env,
             )  # fmt: skip
 
     def _program(self, name: str) -> list[str]:

@@ -62,7 +62,8 @@ class Shell:
 
     def run(self, *command: str, limit_s: float = 300.0) -> str:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env, cwd=self.folder,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env,
+            cwd=self.folder,
             timeout=limit_s, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + self._log.read_text()[-3000:]

@@ -28,8 +28,11 @@ with api.listening("127.0.0.1", port):
     api.import_configs(f"{label}.txt", tag=label)
     api.update_solvers("tvm")
     api.update_applicability(session)
-    api.load_jobs(session, tag=label, reason="r", solvers=["TvmGemmTile"], options={"candidates": 1})
-    state = api.enqueue(session, on_progress=lambda _: print("workers", api.count_workers(session), flush=True))
+    api.load_jobs(
+        session, tag=label, reason="r", solvers=["TvmGemmTile"], options={"candidates": 1}
+    )
+    show = lambda _: print("workers", api.count_workers(session), flush=True)
+    state = api.enqueue(session, on_progress=show)
 print("ended", state.states, flush=True)
 """
 

@@ -48,7 +48,7 @@ def _failures(engine: sa.Engine) -> int:
         return connection.execute(sa.select(sa.func.sum(Job.failures))).scalar_one()
 
 
-def test_once_leaves_when_the_work_is_done_with_hooks_around_it_and_artifacts_where_the_coordinator_says(
+def test_once_leaves_when_the_work_is_done_with_hooks_and_artifacts_where_the_coordinator_says(
     engine: sa.Engine,
     processes: Processes,
     eventually: Eventually,

@@ -65,7 +65,8 @@ def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
     made = kernels.Compiled("GemmFwdRest", "miopenConvolutionFwdAlgoGEMM", 0, "", False, None, ())
     item = WorkItem(
-        job_id=1, attempt=1, session_id=1, library="miopen", step="miopen_perf_eval", solver="GemmFwdRest",
+        job_id=1, attempt=1, session_id=1, library="miopen", step="miopen_perf_eval",
+        solver="GemmFwdRest",
         config=parse_line(LINES[0])[0].to_json(), target="gfx908 120",
         candidates=(Candidate(index=0, artifact=store.put(made.dump())),),
     )  # fmt: skip

@@ -154,7 +154,7 @@ def test_beside_other_work_on_the_core_repeats_are_preempted() -> None:
         other.wait()
         os.sched_setaffinity(0, before)
     assert any(one.preempted for one in found)
-    # A host that takes the virtual core away counts that as the thread's time: no repeat is shorter.
+    # A host that takes the virtual core away counts it as the thread's time: no repeat is shorter.
     assert min(one.cpu_ms or 0 for one in found) == pytest.approx(20, rel=0.1)
     sampled = Sampler(iter([one._replace(preempted=True) for one in found]).__next__, budget_s=0)
     for _ in found:

@@ -33,7 +33,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
 from tuna.messages import size
 from tuna.models import store
-from tuna.models.manifest import Manifest, Task
+from tuna.models.manifest import Manifest, ManifestTask
 from tuna.models.process import ModelProcess
 from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
@@ -159,7 +159,8 @@ def manifest(*tasks: TaskConfig) -> Manifest:
         tvm="0.27",
         inputs=(),
         tasks=tuple(
-            Task(config=task.to_json(), count=number + 1) for number, task in enumerate(tasks)
+            ManifestTask(config=task.to_json(), count=number + 1)
+            for number, task in enumerate(tasks)
         ),
         text="1" * 64,
     )

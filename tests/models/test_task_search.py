@@ -21,7 +21,7 @@ from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
 from tuna.models import choosing
-from tuna.models.kernels import Kernels, Record
+from tuna.models.kernels import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.tuning import Tunable, Wanted, order
 
@@ -95,13 +95,13 @@ def test_the_inputs_of_a_root_are_positive() -> None:
 def test_a_build_takes_the_winner_and_names_one_that_it_cannot_apply(tmp_path: Path) -> None:
     made, target = softmax(2, 3, 64), tvm.target.Target(json.loads(TARGET))
     won = TvmBuilder().propose(job(made, tmp_path))[-1]
-    tuned = Kernels(target, {TASK.key: Record(FUNCTION.name, won)})
+    tuned = TaskKernels(target, {TASK.key: Record(FUNCTION.name, won)})
     found = tuned.function(TASK, made)
     assert (tuned.classes, tuned.refused) == ({TASK.key: Class.EXACT}, {})
-    by_rule = Kernels(target, {})
+    by_rule = TaskKernels(target, {})
     assert str(found.script()) != str(by_rule.function(TASK, made).script())
     assert by_rule.classes == {TASK.key: Class.PREDICTED}
-    damaged = Kernels(target, {TASK.key: Record(FUNCTION.name, "[]")})
+    damaged = TaskKernels(target, {TASK.key: Record(FUNCTION.name, "[]")})
     assert str(damaged.function(TASK, made).script()) == str(by_rule.function(TASK, made).script())
     assert damaged.classes == {TASK.key: Class.PREDICTED}
     assert list(damaged.refused) == [TASK.key]

@@ -50,9 +50,12 @@ def test_what_is_not_a_status_or_somebody_elses_is_left_out(redis_client: redis.
     board.announce(_ONE)
     changed = json.loads(_ONE.to_json()) | {"name": "changed"}
     for name, text in (
-        ("junk", "{"), ("list", "[]"), ("part", '{"name": "part"}'), ("forged", _ONE.to_json()), ("deep", "[" * 200_000),
-        *(("changed", json.dumps(changed | {field: "x"})) for field in ("done", "pid", "job_ids", "seen_at", "failing")),
-        ("changed", json.dumps(changed | {"job_ids": ["x"]})), (b"\xff", "\xff"), ("changed", b"\xff"),
+        ("junk", "{"), ("list", "[]"), ("part", '{"name": "part"}'), ("forged", _ONE.to_json()),
+        ("deep", "[" * 200_000),
+        *(("changed", json.dumps(changed | {field: "x"})) for field in ("done", "pid", "job_ids",
+         "seen_at", "failing")),
+        ("changed", json.dumps(changed | {"job_ids": ["x"]})), (b"\xff", "\xff"),
+        ("changed", b"\xff"),
     ):  # fmt: skip
         redis_client.sadd("tuna:{n}:workers", name)
         redis_client.set(

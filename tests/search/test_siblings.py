@@ -184,7 +184,7 @@ def test_what_tells_nothing_of_devices_or_has_not_ended_is_left_out(room: Room) 
     assert room.claim().siblings == ()
 
 
-def test_a_noisy_search_of_the_same_layer_comes_after_quiet_ones_and_its_times_are_not_taken_for_ours(
+def test_a_noisy_search_of_the_same_layer_comes_after_quiet_ones_and_its_times_are_not_ours(
     room: Room,
 ) -> None:
     for reason, noisy in (("quiet", False), ("noisy", True)):

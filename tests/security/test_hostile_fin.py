@@ -51,7 +51,8 @@ def answering(
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * DEEP, '[{"a":' * DEEP, "null", "5", "[5]", "[[]]", "[{}, {}]", '["\\ud800"]', "\ud800", "[{" + '"a":1,' * 9,
+    ["[" * DEEP, '[{"a":' * DEEP, "null", "5", "[5]", "[[]]", "[{}, {}]", '["\\ud800"]', "\ud800",
+     "[{" + '"a":1,' * 9,
      "[" + "9" * 5000 + "]", "\x80\x04N.", "[{}]\x00", '{"process_env": {}}'],
     ids=range(14),
 )  # fmt: skip
@@ -153,13 +154,16 @@ def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
     good = kernels.encode(kernels.Kernel("k.cpp", "-O3", b"code" * 100))
     hostile = [
-        {"uncompressed_size": 10**400}, {"uncompressed_size": -1}, {"uncompressed_size": True}, {"uncompressed_size": 7},
-        {"uncompressed_size": float("nan")}, {"md5_sum": "0" * 32}, {"md5_sum": None}, {"blob": "===="}, {"blob": "é"},
+        {"uncompressed_size": 10**400}, {"uncompressed_size": -1}, {"uncompressed_size": True},
+        {"uncompressed_size": 7},
+        {"uncompressed_size": float("nan")}, {"md5_sum": "0" * 32}, {"md5_sum": None},
+        {"blob": "===="}, {"blob": "é"},
         {"blob": None}, {"kernel_file": ""}, {"kernel_file": "k" * 1025}, {"comp_options": 5},
         {"comp_options": "-O" * (1 << 20)},
     ]  # fmt: skip
     for facts in hostile:
-        answer = {f"{COMPILE}_result": [{"solver_name": "S", "find_compiled": True, "reason": "Success",
+        answer = {f"{COMPILE}_result": [{"solver_name": "S", "find_compiled": True,
+         "reason": "Success",
                                           "kernel_objects": [good | facts]}]}  # fmt: skip
         with pytest.raises(answers.Failure) as caught:
             answers.compiled(answer, COMPILE, "S", None, store)

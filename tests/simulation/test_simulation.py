@@ -49,7 +49,8 @@ def test_rounds_of_one_job_overlap_by_the_look_ahead(look_ahead: int, seconds: f
 
 def test_a_round_waits_for_the_results_of_the_one_before_the_last() -> None:
     slow = [STEPS[0], {"step": "measure", "queue": "device", "seconds": 10.0}]
-    found = simulate(scenario({"rounds": 3, "look_ahead": 1, "steps": slow}, pools=[{"queue": "cpu", "processes": 9},
+    found = simulate(scenario({"rounds": 3, "look_ahead": 1, "steps": slow},
+     pools=[{"queue": "cpu", "processes": 9},
                      {"queue": "device", "processes": 9}]), POLICIES["fair"])  # fmt: skip
     assert found.makespan_s == 1 + 10 + 1 + 10, (
         "the third is proposed at 11 and not at 2, though devices are free"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tuna.errors import ServiceError
 
 if TYPE_CHECKING:
-    from tuna.archives.file import Header
+    from tuna.archives.file import ArchiveHeader
     from tuna.archives.removal import Deleted
     from tuna.archives.restore import Restored
     from tuna.archives.sizes import SessionSize
@@ -38,7 +38,7 @@ def warm_starts(session_id: int) -> list[WarmStart]:
         return siblings.of_session(connection, session_id)
 
 
-def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> Header:
+def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> ArchiveHeader:
     """Write a session with everything that its results need into one file; raises NotFound,
     BadInput, StorageFull."""
     from tuna.archives.write import archive

@@ -17,7 +17,7 @@ from tuna.errors import BadInput
 if TYPE_CHECKING:
     from tuna.db.benchmarks import ModelTime
     from tuna.models.arguments import Argument
-    from tuna.models.benchmark import Place
+    from tuna.models.benchmark import BenchmarkDevice
 
 #: An error that stands for outputs that are not finite, or of another shape.
 _NONE = sys.float_info.max
@@ -86,11 +86,9 @@ def benchmark_model(
         measured = benchmark.measure(
             place,
             dict(zip(labels, files.values(), strict=True)),
-            given,
+            benchmark.BenchmarkInputs(given, options.seed, recorded),
             points,
             function=options.function,
-            seed=options.seed,
-            recorded=recorded,
             on_point=lambda number: on_point(number, len(points)),
         )
         with reading(engine) as connection:
@@ -142,7 +140,7 @@ def list_benchmarks(model: str | None = None) -> list[ModelTime]:
 @contextlib.contextmanager
 def _place(
     board: Board | None, options: BenchmarkOptions, cores: int
-) -> Iterator[tuple[Place, str]]:
+) -> Iterator[tuple[BenchmarkDevice, str]]:
     """Where to run, and the name of the device; this machine is locked against other measurements
     meanwhile.
 
@@ -150,7 +148,7 @@ def _place(
     """
     from tuna.libraries.registry import get_library
     from tuna.libraries.tvm.rpc import Tracker
-    from tuna.models.benchmark import Place
+    from tuna.models.benchmark import BenchmarkDevice
     from tuna.sandbox.cores import available_cpus, measuring_with
     from tuna.settings import get_settings
     from tuna.workers.devices import device_for, measuring_on
@@ -161,7 +159,7 @@ def _place(
         library.toolchain()  # raises LibraryMissing
         tracker = Tracker.parse(board.tracker)
         yield (
-            Place(
+            BenchmarkDevice(
                 tracker,
                 board.device_key,
                 wait_s=board.wait_s,
@@ -179,7 +177,7 @@ def _place(
         device = device_for(library, get_settings())
         with measuring_on(device):
             yield (
-                Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory),
+                BenchmarkDevice(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory),
                 library.environment().device,
             )
 

@@ -13,7 +13,7 @@ from tuna.api.configs import ImportedConfigs, Network, check_tag, store_parsed
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
-    from tuna.configs import Config, ParsedFile, Tally
+    from tuna.configs import Config, LineReader, ParsedFile
 
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
@@ -111,9 +111,9 @@ class _Log:
     """Lines of logs, as bytes."""
 
     def __init__(self, source: str) -> None:
-        from tuna.configs import Tally
+        from tuna.configs import LineReader
 
-        self._calls, self._rows = Tally(source), Tally(source)
+        self._calls, self._rows = LineReader(source), LineReader(source)
         self.stopped = ""  #: why later lines were not read
 
     def take(self, line: bytes) -> None:
@@ -124,10 +124,10 @@ class _Log:
         """Count a row of TunableOp's, which writes each product once for each process."""
         self._add(self._rows, line)
 
-    def _add(self, tally: Tally, line: bytes) -> None:
+    def _add(self, reader: LineReader, line: bytes) -> None:
         if not self.stopped:
             try:
-                tally.add(line.decode(errors="surrogateescape"))
+                reader.add(line.decode(errors="surrogateescape"))
             except BadInput as error:
                 self.stopped = str(error)
 

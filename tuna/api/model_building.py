@@ -243,8 +243,7 @@ def _make(
             **target,
             records=records,
             winograd=winograd,
-            compare=compare,
-            given=given,
+            compare_on=given if compare else None,
             output=str(library),
         )
         if checks.untuned:

@@ -80,9 +80,9 @@ def _cores_of(library: str) -> str:
     """On how many cores a library measures; empty where its device is another."""
     from tuna.libraries.registry import get_library
     from tuna.sandbox.cores import of_all
-    from tuna.sandbox.discovery import Kind
+    from tuna.sandbox.discovery import DeviceKind
 
-    return of_all() if get_library(library).device_kind is Kind.CPU else ""
+    return of_all() if get_library(library).device_kind is DeviceKind.CPU else ""
 
 
 class _ByFile(click.Command):

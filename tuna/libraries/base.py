@@ -24,7 +24,7 @@ from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
 from tuna.messages import choices
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.
@@ -160,7 +160,7 @@ class Library(ABC):
     conditions: Sequence[Condition] = ()
     #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use,
     #: else its measuring cores.
-    device_kind: Kind | None = None
+    device_kind: DeviceKind | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
     exporters: Sequence[Exporter[Any]] = ()
     #: Whether its builds use measuring cores while nothing is measured there (`RunContext.build`

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config as AnyConfig
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
-from tuna.configs.likeness import likeness
+from tuna.configs.similarity import size_distance
 from tuna.db.batches import parts
 from tuna.libraries.results import is_close
 from tuna.libraries.tvm.environment import toolchain_of
@@ -84,7 +84,7 @@ def nearest(
     alike.
 
     The most alike is the same layer with another epilogue or none, then one that differs in sizes
-    alone (`likeness`).
+    alone (`size_distance`).
     """
     there_already = set(known)
     missing = [task for task in _with_cores(manifest) if task.key not in there_already]
@@ -145,7 +145,7 @@ def _alike(
 def _distance(task: TaskConfig, other: TaskConfig) -> tuple[int, float] | None:
     if task.core == other.core:
         return int(task.layouts != other.layouts), 0.0
-    found = likeness(task, other)
+    found = size_distance(task, other)
     return None if found is None else (2, found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
-from tuna.configs.likeness import family, likeness
+from tuna.configs.similarity import family, size_distance
 from tuna.db import networks
 from tuna.db.batches import parts
 from tuna.errors import NotFound
@@ -211,7 +211,7 @@ def _nearest(
     best: dict[int, tuple[float, str]] = {}
     for _, known in _read(connection, sorted(ids)):
         for number in wanted.get(family(known) or (), ()):
-            distance = likeness(missing[number], known)
+            distance = size_distance(missing[number], known)
             if distance is not None:
                 best[number] = min(
                     best.get(number, (distance, known.label)), (distance, known.label)

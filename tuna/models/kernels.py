@@ -29,21 +29,20 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Record:
-    """A measured winner: of the task itself, or of another one that is like it."""
+    """A measured winner of the task itself, or of a similar one."""
 
     solver: str
     params: str  #: TVM's TuningRecord as JSON
-    similar: bool = False  #: of another one
+    similar: bool = False  #: of a similar task
 
 
-class Kernels:
-    """Gives each task the best kernel that is known, and remembers of what class it was."""
+class TaskKernels:
+    """The best known kernel of each task, and its class."""
 
     def __init__(
         self, target: Any, records: Mapping[str, Record], *, winograd: bool = True
     ) -> None:
-        """`records` are the winners by the keys of their tasks; without `winograd` only direct sums
-        are predicted."""
+        """`records` are winners by task key; without `winograd` only direct sums are predicted."""
         self._target, self._records, self._winograd = target, records, winograd
         self._found: dict[str, Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: by task key
@@ -58,8 +57,7 @@ class Kernels:
         return self._found[task.key]
 
     def function(self, task: TaskConfig, function: Any) -> Any:
-        """The function of a task without a core, with the schedule of its record, else by rule
-        where there is one."""
+        """Schedule the function of a task without a core by its record, else by rule, if any."""
         self.plain[task.key] = function
         record, found = self._records.get(task.key), None
         if record is not None:
@@ -84,15 +82,12 @@ class Kernels:
         return found, Class.DEFAULT if found is None else Class.PREDICTED
 
     def _tried(self, task: TaskConfig, apply: Callable[[], Found]) -> Found | None:
-        """What `apply` makes of a record, None where it cannot be applied."""
+        """Apply a record; None where that fails."""
         try:
             return apply()
-        except (
-            Exception
-        ) as error:  # a record of another version of TVM or of the kernels fails in many ways
-            self.refused[task.key] = (
-                f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
-            )
+        except Exception as error:  # records of another version of TVM fail in many ways
+            reason = str(error).strip().splitlines()[-1]
+            self.refused[task.key] = f"{type(error).__name__}: {reason}"[:300]
             return None
 
 
@@ -130,8 +125,7 @@ def _replayed(module: tvm.IRModule, record: Record) -> Schedule:
 
 
 def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None:
-    """The point of another task's record in the space of this one; None where the space does not
-    have it."""
+    """Return the kernel of another task's record, if this task's space has the same point."""
     here = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
     index = None if here is None else here.index_of(readable(record.params))
     return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
@@ -140,11 +134,8 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 def _chosen(problem: problems.Problem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
         packed = problem.layer.mode is Mode.NATIVE
-        return Chosen(
-            module["main"],
-            partial(problem.family.pack_weights, problem.layer) if packed else None,
-            None,
-        )
+        pack_product = partial(problem.family.pack_weights, problem.layer) if packed else None
+        return Chosen(module["main"], pack_product, None)
     sizes = problem.layer.shape
 
     def pack(weights: Any) -> Any:

@@ -43,7 +43,7 @@ from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
 from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
@@ -82,7 +82,7 @@ class MiopenLibrary(Library):
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
-    device_kind = Kind.AMD
+    device_kind = DeviceKind.AMD
     options = MiopenOptions
     steps = (
         Step(

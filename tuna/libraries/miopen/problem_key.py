@@ -12,8 +12,7 @@ import re
 from dataclasses import dataclass, fields
 
 from tuna.configs.conv import LAYOUTS, ConvConfig
-from tuna.configs.driver import UnsupportedLine
-from tuna.configs.lines import LineForm
+from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import DataType, Direction, check_sizes
 from tuna.errors import BadInput
 

@@ -13,7 +13,7 @@ from tuna.libraries.conditions import LAYOUTS, Condition, complete
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.onednn import environment
 from tuna.libraries.onednn.solvers import SOLVERS
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 
 #: Configs that a child is asked about at a time; each takes some milliseconds.
 _BATCH = 100
@@ -25,7 +25,7 @@ class OneDnnLibrary(OneStepLibrary):
 
     name = "onednn"
     kinds = ("convolution", "gemm")
-    device_kind = Kind.CPU
+    device_kind = DeviceKind.CPU
     conditions: Sequence[Condition] = (*OneStepLibrary.conditions, LAYOUTS)
     builder = "tuna.libraries.onednn.kernels:OneDnnBuilder"
     loader = "tuna.libraries.onednn.kernels:OneDnnLoader"

@@ -18,7 +18,7 @@ from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 from tuna.settings import get_settings
 
 
@@ -47,7 +47,7 @@ class TvmLibrary(SearchingLibrary):
 
     name = "tvm"
     kinds = ("convolution", "gemm", "task")
-    device_kind = Kind.CPU
+    device_kind = DeviceKind.CPU
     options = TvmJobOptions
     in_rounds = frozenset(row.name for row in SEARCHED)
     exporters = (TvmDatabaseExporter(),)

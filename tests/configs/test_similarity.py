@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.likeness import likeness
+from tuna.configs.similarity import size_distance
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))
@@ -18,10 +18,12 @@ def with_core(**fields: int) -> TaskConfig:
 
 
 def test_the_nearer_in_size_the_more_alike() -> None:
-    distances = [likeness(TASK, with_core(batchsize=batch)) for batch in (2, 4, 8)]
+    distances = [size_distance(TASK, with_core(batchsize=batch)) for batch in (2, 4, 8)]
     assert None not in distances
     assert distances == sorted(distances)  # type: ignore[type-var]
-    assert likeness(TASK, with_core(batchsize=2)) == likeness(with_core(batchsize=2), TASK)
+    assert size_distance(TASK, with_core(batchsize=2)) == size_distance(
+        with_core(batchsize=2), TASK
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,13 +40,13 @@ def test_the_nearer_in_size_the_more_alike() -> None:
     ],
 )
 def test_other_layers_are_not_alike_whatever_their_sizes(other: TaskConfig) -> None:
-    assert likeness(TASK, other) is None
+    assert size_distance(TASK, other) is None
 
 
 def test_grouped_layers_are_alike_only_if_both_are_depthwise() -> None:
     depthwise = with_core(group_count=64)
-    assert likeness(depthwise, with_core(group_count=32, in_channels=32, out_channels=32))
-    assert likeness(with_core(group_count=2), with_core(group_count=2, batchsize=2)) is None
+    assert size_distance(depthwise, with_core(group_count=32, in_channels=32, out_channels=32))
+    assert size_distance(with_core(group_count=2), with_core(group_count=2, batchsize=2)) is None
 
 
 def test_depths_of_convolutions_in_3d_count() -> None:
@@ -58,5 +60,7 @@ def test_depths_of_convolutions_in_3d_count() -> None:
     }
     layouts = dict.fromkeys(("in_layout", "fil_layout", "out_layout"), "NCDHW")
     layer = replace(CORE, **deep, **layouts)
-    assert likeness(layer, replace(layer, in_d=16)) == likeness(layer, replace(layer, in_d=4))
-    assert likeness(layer, replace(layer, fil_d=1, pad_d=0)) is None
+    assert size_distance(layer, replace(layer, in_d=16)) == size_distance(
+        layer, replace(layer, in_d=4)
+    )
+    assert size_distance(layer, replace(layer, fil_d=1, pad_d=0)) is None

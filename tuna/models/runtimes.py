@@ -1,8 +1,6 @@
-"""The runtimes that a built model is timed beside, on as many threads: onnxruntime, and PyTorch
-with the same layers.
+"""Other runtimes that a built model is compared with: onnxruntime and PyTorch, both optional.
 
-None is needed. PyTorch has no reader of ONNX files, so the operators of convolutional networks are
-written down here.
+PyTorch has no reader of ONNX files, so the operators of convolutional networks are defined here.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ import numpy as np
 
 from tuna.models.torch_importer import TorchModel
 
-#: A way to run a rival: returns the model's outputs as NumPy arrays.
+#: Runs the model in another runtime and returns its outputs as NumPy arrays.
 Run = Callable[[], list[Any]]
 
 
 class Absent(Exception):
-    """The rival cannot take part; says why."""
+    """A runtime cannot take part; the message is the reason."""
 
 
 def onnxruntime(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
@@ -40,8 +38,7 @@ def onnxruntime(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
 
 
 def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
-    """Eager, with channels last, and frozen for oneDNN; raises Absent for a model with another
-    operator than those here."""
+    """Return eager, channels-last and frozen modules; raises Absent for an unknown operator."""
     _require("torch")
     import torch
 
@@ -54,7 +51,7 @@ def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
     jit: Any = torch.jit
     with torch.no_grad():
         frozen = jit.optimize_for_inference(jit.freeze(jit.trace(make(), given).eval()))
-        for _ in range(3):  # which compiles it
+        for _ in range(3):  # the first runs compile it
             frozen(*given)
     return [
         _without_gradients(eager, given),
@@ -112,7 +109,7 @@ class _Network:
         ]
         unknown = sorted({node.op_type for node in graph.node} - set(_LAYERS))
         if unknown:
-            raise Absent(f"it is not written down here what {', '.join(unknown)} is in PyTorch")
+            raise Absent(f"Tuna has no PyTorch form of {', '.join(unknown)}")
 
     def module(self) -> Any:
         """A new module, ready for inference."""

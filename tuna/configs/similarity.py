@@ -1,5 +1,4 @@
-"""How much one layer or task is like another, to try the params of a kernel where nothing was
-measured."""
+"""Similarity of layers and tasks, to try a kernel's params where nothing was measured."""
 
 from __future__ import annotations
 
@@ -9,56 +8,36 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 
 #: Fields of a convolution that must be equal, and those whose ratio counts.
 _EQUAL = (
-    *(
-        "fil_h",
-        "fil_w",
-        "conv_stride_h",
-        "conv_stride_w",
-        "dilation_h",
-        "dilation_w",
-        "pad_h",
-        "pad_w",
-    ),
-    *(
-        "fil_d",
-        "conv_stride_d",
-        "dilation_d",
-        "pad_d",
-        "direction",
-        "data_type",
-        "in_layout",
-        "spatial_dim",
-        "mode",
-    ),
+    *("fil_h", "fil_w", "conv_stride_h", "conv_stride_w"),
+    *("dilation_h", "dilation_w", "pad_h", "pad_w"),
+    *("fil_d", "conv_stride_d", "dilation_d", "pad_d", "direction"),
+    *("data_type", "in_layout", "spatial_dim", "mode"),
 )
 _SIZES = ("batchsize", "in_channels", "out_channels", "in_d", "in_h", "in_w")
 _PRODUCT_EQUAL, _PRODUCT_SIZES = ("trans_a", "trans_b", "data_type"), ("m", "n", "k", "batch_count")
 
 
 def family(config: Config) -> tuple[object, ...] | None:
-    """What is equal for all that are alike; None for what nothing is like.
+    """Return a key that is equal for similar configs; None for one that has no similar ones.
 
-    Alike are layers that differ in sizes alone, of grouped ones only depthwise ones, and tasks with
-    such a core, the same layouts and epilogue.
+    Similar are layers that differ in sizes alone (among grouped ones only depthwise ones), and
+    tasks with such cores, the same layouts and the same epilogue.
     """
     if isinstance(config, TaskConfig):
         core = None if config.core is None else family(config.core)
         return None if core is None else ("task", config.layouts, config.epilogue, *core)
     if isinstance(config, ConvConfig):
         grouping = _grouping(config)
-        return (
-            None
-            if grouping is None
-            else ("convolution", grouping, *(getattr(config, name) for name in _EQUAL))
-        )
+        if grouping is None:
+            return None
+        return ("convolution", grouping, *(getattr(config, name) for name in _EQUAL))
     if isinstance(config, GemmConfig):
         return ("gemm", *(getattr(config, name) for name in _PRODUCT_EQUAL))
     return None
 
 
-def likeness(config: Config, other: Config) -> float | None:
-    """The sum of the logarithms of the ratios of all sizes, above 0; None for what is not alike,
-    and for the same one."""
+def size_distance(config: Config, other: Config) -> float | None:
+    """Return the summed logarithms of the ratios of all sizes; None unless similar and distinct."""
     if config == other or family(config) is None or family(config) != family(other):
         return None
     mine, theirs = _core(config), _core(other)
