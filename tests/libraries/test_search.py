@@ -77,7 +77,7 @@ def test_a_small_space_is_ranked_whole() -> None:
 
 
 @pytest.mark.parametrize("side", [SMALL_SIDE, LARGE_SIDE])
-@pytest.mark.parametrize("strategy", ["search", "random", "exhaustive"])
+@pytest.mark.parametrize("strategy", ["search", "random"])
 def test_no_candidate_is_proposed_twice(side: int, strategy: Strategy) -> None:
     space = Grid(side)
     done = list(map(space.measured, propose(space, [], count=20, seed=1, strategy=strategy)))
@@ -119,23 +119,12 @@ def test_another_process_proposes_the_same() -> None:
 def test_a_space_is_exhausted_at_its_end() -> None:
     space = Grid(4, (1, 1, 1))
     valid = 4 * 4 * 3
-    for strategy in ("search", "random", "exhaustive"):
+    for strategy in ("search", "random"):
         everything = propose(space, [], count=100, seed=1, strategy=strategy)
         assert len(set(everything)) == len(everything) == valid
         done = list(map(space.measured, everything))
         assert propose(space, done, count=5, seed=1, strategy=strategy) == []
         assert propose(space, done[1:], count=5, seed=1, strategy=strategy) == everything[:1]
-
-
-def test_an_exhaustive_search_goes_through_the_space_in_order() -> None:
-    space = Grid(4)
-    batch = propose(space, [], count=4, seed=1, strategy="exhaustive")
-    assert [json.loads(params)["at"] for params in batch] == [
-        [0, 0, 0],
-        [0, 0, 1],
-        [0, 0, 2],
-        [0, 1, 0],
-    ]
 
 
 def test_a_model_of_a_sibling_knows_good_candidates_before_the_first_trial() -> None:

@@ -25,8 +25,8 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import TvmLibrary, packing, problems, solvers
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.evaluator import TvmLoader
-from tuna.libraries.tvm.kernels import coverage, stages, winograd
-from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.families import DIRECT_ERROR, FAMILIES
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import Cause
 
@@ -84,18 +84,18 @@ def test_metaschedule_is_left_to_what_no_family_covers(
     assert len(found) == len(names)
 
 
-def test_a_family_is_named_in_the_table_and_states_its_error() -> None:
-    assert {row.family for row in solvers.FAMILIES} == {*FAMILIES, "gemm"}
-    bounds = {row.family: row.solver.error_bound for row in solvers.FAMILIES}
-    assert {
-        outputs: bounds[f"winograd{outputs}"] for outputs in winograd.ERROR_BOUND
-    } == winograd.ERROR_BOUND
+def test_a_family_is_a_solver_and_states_its_error() -> None:
+    assert {row.family: row.name for row in solvers.TILED} == {
+        name: family.solver for name, family in FAMILIES.items()
+    }
+    bounds = {row.family: row.solver.error_bound for row in solvers.TILED}
+    assert bounds == {name: family.error_bound for name, family in FAMILIES.items()}
     assert all(
         0 < (bound or 0) <= reference.TOLERANCE[conv().data_type] for bound in bounds.values()
     )
-    assert solvers.error_bound(TILE, conv()) == coverage.DIRECT_ERROR
+    assert solvers.error_bound(TILE, conv()) == DIRECT_ERROR
     # grows as the root of the terms
-    assert solvers.error_bound(GEMM, gemm(k=4 * 18432)) == 2 * coverage.DIRECT_ERROR
+    assert solvers.error_bound(GEMM, gemm(k=4 * 18432)) == 2 * DIRECT_ERROR
     assert solvers.error_bound(NCHW, conv()) == float("inf")
     assert [row.name for row in solvers.TABLE if row.solver.baseline] == [UNTUNED]
 
@@ -195,7 +195,7 @@ def target(tvm_here: None, home: Path) -> str:
     return TvmLibrary().environment().target
 
 
-@pytest.mark.parametrize("solver", [row.name for row in (*solvers.FAMILIES, solvers.UNTUNED)])
+@pytest.mark.parametrize("solver", [row.name for row in (*solvers.TILED, solvers.UNTUNED)])
 def test_what_is_built_and_loaded_answers_as_the_reference(
     target: str, example: ModuleType, tmp_path_factory: pytest.TempPathFactory, solver: str
 ) -> None:

@@ -12,10 +12,10 @@ import tvm
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import problems, tasks
-from tuna.libraries.tvm.kernels.families import cold_cycles
+from tuna.libraries.tvm.kernels.points import cold_cycles
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
-from tuna.libraries.tvm.solvers import FAMILIES, FUNCTION
+from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna.models import build, in_model, inputs
 from tuna.models.emit import Chosen
 from tuna.models.kernels import Kernels, Record
@@ -40,14 +40,14 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
     if task.core is None:
         return _of_function(body)
     found = {}
-    for row in FAMILIES:
+    for row in TILED:
         gemm = row.family == "gemm"
         if gemm is not isinstance(task.core, GemmConfig):
             continue
         problem = problems.with_family(task, row.family, Mode(task.layouts), target)
         if problem is not None and problem.count(1):
-            points = problem.family.space(problem.layer)
-            found[row.name] = float(problem.family.cycles(problem.layer, points[0]))
+            points = problem.family.kernel.space(problem.layer)
+            found[row.name] = float(problem.family.kernel.cycles(problem.layer, points[0]))
             # for products there is one family, so that weights decide nothing
             if isinstance(problem.layer, Layer):
                 found[row.name] += cold_cycles(problem.family, problem.layer.shape)

@@ -16,8 +16,9 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels import machine, shape
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.gemm import Product
+from tuna.libraries.tvm.kernels.points import layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import BY_NAME
@@ -104,7 +105,7 @@ def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
     layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
     if layer is None:
         return None
-    families = [family for family in FAMILIES.values() if winograd or "winograd" not in family.name]
+    families = [family for family in FAMILIES.values() if winograd or not family.outputs]
     order = ranked(layer, families, cold_weights=True)
     if not order:
         return None

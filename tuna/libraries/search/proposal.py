@@ -14,7 +14,7 @@ from tuna.libraries.search.evolution import Costs, evolved
 from tuna.libraries.search.history import Measured, in_order
 from tuna.libraries.search.space import Point, Space
 
-Strategy = Literal["search", "random", "exhaustive"]
+Strategy = Literal["search", "random"]
 
 #: Spaces of at most so many points are ranked whole; larger ones are bred.
 SMALL = 4096
@@ -56,8 +56,6 @@ def propose(
     trials = in_order(history)
     taken = {trial.params for trial in trials} | set(avoid)
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
-    if strategy == "exhaustive":
-        return _new(space, space.points(), count, taken)
     found: list[str] = []
     if strategy == "search":
         known = in_order(
@@ -66,8 +64,7 @@ def propose(
         timed = sorted(
             (trial.seconds, trial.params) for trial in known if trial.seconds is not None
         )
-        found = _new(space, space.first(), count, taken)
-        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken | set(found))
+        found = _new(space, _points(space, timed[:_AGAIN]), count, taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
         sources = [Source("", learned), *(source for source in others if source.sibling)]

@@ -4,7 +4,7 @@ a point becomes."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from random import Random
 
 #: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
@@ -18,10 +18,6 @@ class Space(ABC):
     #: A cost model that was trained on other problems: it chooses until there are trials, and those
     #: say how they differ from it.
     prior: bytes | None = None
-
-    def first(self) -> Sequence[Point]:
-        """Points to try before all others, in this order, whatever a model says of them."""
-        return ()
 
     @abstractmethod
     def points(self) -> Iterator[Point]:

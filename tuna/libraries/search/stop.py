@@ -41,10 +41,6 @@ class Progress:
     seconds: Sequence[float | None] = ()
     elapsed_s: float = 0.0  #: since it started
     exhausted: bool = False  #: fewer candidates were proposed than asked for
-    known_s: float | None = (
-        #: the best result of the same environment that other sessions and golden versions have
-        None
-    )
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,8 @@ class StopRule:
         return None if self.trials is None else max(0, self.trials - trials)
 
     def stopped_by(self, progress: Progress) -> Stop | None:
-        """The rule that ends the search now, None while it goes on; TARGET before the first trial
-        if a known result meets it."""
-        times = [*progress.seconds, progress.known_s]
-        best = min((time for time in times if time is not None), default=math.inf)
+        """Return the rule that ends the search now, None while it goes on."""
+        best = min((time for time in progress.seconds if time is not None), default=math.inf)
         if self.target_ms is not None and 1000.0 * best <= self.target_ms:
             return Stop.TARGET
         if progress.exhausted:

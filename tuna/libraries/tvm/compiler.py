@@ -23,11 +23,9 @@ from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
 from tuna.libraries.search.cost_model import Source
 from tuna.libraries.search.history import Measured
-from tuna.libraries.search.space import Space
-from tuna.libraries.tvm import functions, problems, records, targets, tasks
-from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm import functions, problems, records, targets, tasks, workloads
 from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.libraries.tvm.search.schedules import ScheduleSpace, import_intrinsics
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
@@ -42,7 +40,7 @@ class TvmBuilder(Builder):
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         """A TuningRecord of each candidate, as JSON text."""
-        module, target = _module(job), problems.target_of(job.target)
+        module, target = module_of(job), problems.target_of(job.target)
         return list(
             dict.fromkeys(
                 records.to_params(module, target, schedule) for schedule in _proposals(job, module)
@@ -56,16 +54,21 @@ class TvmBuilder(Builder):
         others = [Source(one.label, _measured(one.trials), sibling=not one.same) for one in known]
         avoid = {one.params for one in history}
         return proposal.propose(
-            _space(job), _measured(history), count=count, seed=job.seed, others=others, avoid=avoid
+            space_of(job),
+            _measured(history),
+            count=count,
+            seed=job.seed,
+            others=others,
+            avoid=avoid,
         )
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
-        return records.to_text(ms.database.Workload(_module(job)).as_json()).encode()
+        return records.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """A shared library with the function `main`."""
-        module = records.schedule_of(_module(job), params).mod
+        module = records.schedule_of(module_of(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
@@ -84,13 +87,23 @@ def _measured(trials: Sequence[Past]) -> list[Measured]:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _module(job: KernelJob) -> Any:
-    return module_of(job)
+def module_of(job: KernelJob) -> tvm.IRModule:
+    """Return the problem's module before scheduling, as the solver expresses it."""
+    problem = problems.of(job)
+    if problem is not None:
+        return problem.workload()
+    if BY_NAME[job.solver] is FUNCTION:
+        return tasks.read(job.body)
+    with problems.target_of(job.target):
+        return workloads.make(job.solver, job.config)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _space(job: KernelJob) -> Space:
-    return space_of(job)
+def space_of(job: KernelJob) -> ScheduleSpace:
+    """Return MetaSchedule's space of a job that is searched in rounds."""
+    architecture = targets.architecture(json.loads(job.target))
+    target = problems.target_of(job.target)
+    return ScheduleSpace(module_of(job), target, architecture=architecture)
 
 
 def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:

@@ -74,7 +74,7 @@ class TvmLoader(Loader):
         """As the solver states it."""
         return solvers.error_bound(job.solver, job.config)
 
-    def _inputs(self, problem: problems.Problem, given: Sequence[np.ndarray]) -> list[Any]:
+    def _inputs(self, problem: problems.FamilyProblem, given: Sequence[np.ndarray]) -> list[Any]:
         """The kernel's inputs, kept for the next candidate: packing the weights of a large layer
         takes a second."""
         digest = hashlib.blake2b()

@@ -21,16 +21,14 @@ of the layer, to `order`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.values import Direction
-from tuna.libraries.tvm.kernels import coverage, shape
-from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels import shape
+from tuna.libraries.tvm.kernels.families import FAMILIES, Steps
 from tuna.libraries.tvm.kernels.shape import ConvShape
 
 _CHANNELS_FIRST = [0, 3, 1, 2]
-Steps = dict[str, Any]
 
 
 def of(
@@ -119,27 +117,6 @@ def _weights(config: ConvConfig, sizes: ConvShape, family: str, extents: Sequenc
     steps: Steps = {"order": _CHANNELS_FIRST} if config.fil_layout.endswith("C") else {}
     if config.direction is Direction.BACKWARD_DATA:
         steps["turned"] = config.group_count
-    taps, block, side = list(sizes.filter), sizes.block, sizes.paired
-    rows, columns = sizes.out_blocks * block, sizes.in_blocks * sizes.in_block
-    if family == "depthwise":
-        return steps | {
-            "filled": [rows, 1, *taps],
-            "split": [rows // block, block, *taps],
-            "permuted": [0, 2, 3, 1],
-        }
-    if family == "pointwise":
-        groups, _, size = extents
-        filled = {"filled": [groups * size, sizes.in_channels, *taps]}
-        return steps | filled | {"split": [groups, size, sizes.in_channels], "permuted": [0, 2, 1]}
-    steps["filled"] = [rows, columns, *taps]
-    if sizes.groups > 1:
-        steps["groups"] = [sizes.groups, sizes.merged]
-    if family == "backward_data":
-        split = [sizes.out_blocks, block, sizes.in_blocks, sizes.in_block]
-        return steps | {"split": [*split, *taps], "permuted": [0, 2, 4, 5, 3, 1]}
-    split = [rows // block // side, side, block, sizes.in_blocks, sizes.in_block]
-    if family == "direct":
-        return steps | {"split": [*split, *taps], "permuted": [0, 3, 6, 5, 4, 1, 2]}
-    matrix = transforms(extents[0] - coverage.TAPS + 1, coverage.TAPS).filter
-    steps["transform"] = [[float(value) for value in row] for row in matrix]
-    return steps | {"split": [extents[0], extents[1], *split], "permuted": [0, 1, 2, 5, 6, 3, 4]}
+    packing = FAMILIES[family].packing
+    assert packing is not None, f"{family} has no packed weights"
+    return steps | packing(sizes, extents)

@@ -37,12 +37,11 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.arrays import dense_weights
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _WHOLE = "sums", "whole"
-_FMA_LATENCY = 4
 _MAX_COLUMNS = 14
 _MAX_BLOCKS = 4
 _POINTS = 12
@@ -290,4 +289,4 @@ def _tile_cycles(tile: tuple[int, int], machine: Machine) -> float:
     L2."""
     sums, loads = tile[0] * tile[1], sum(tile)
     lines = 2.0 * tile[1] * machine.vector_bytes / 64
-    return (max(sums / 2, loads / 2, lines, _FMA_LATENCY) + 0.05 * loads) / sums
+    return (max(sums / 2, loads / 2, lines, FMA_LATENCY) + 0.05 * loads) / sums

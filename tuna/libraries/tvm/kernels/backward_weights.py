@@ -36,12 +36,11 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _GRADIENT = "sums", "gradient"
-_FMA_LATENCY = 4
 _MAX_BLOCKS = 4
 _POINTS = 12
 
@@ -189,6 +188,6 @@ def _tile_cycles(tile: tuple[int, int, int], machine: Machine) -> float:
     broadcasts, blocks = tile[0] * tile[1], tile[2]
     sums, loads = broadcasts * blocks, broadcasts + blocks
     return (
-        max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, _FMA_LATENCY)
+        max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, FMA_LATENCY)
         + 0.05 * loads
     ) / sums

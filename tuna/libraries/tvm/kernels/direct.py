@@ -47,9 +47,9 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.prefetch import STEP_SUMS, asking_ahead
+from tuna.libraries.tvm.kernels.arrays import dense_weights
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
 _UNROLLS = (1, 4, 2)
 #: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the
@@ -91,16 +91,7 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
     That is the order in which a tile reads them. Zeros where channels are filled up or belong to
     other groups.
     """
-    in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups
-    dense = np.zeros(
-        (shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter),
-        np.float32,
-    )
-    for group in range(shape.groups):
-        first = group % shape.merged * in_group
-        rows = slice(group * out_group, (group + 1) * out_group)
-        dense[rows, first : first + in_group] = weights[rows]
-    side = shape.paired
+    dense, side = dense_weights(shape, weights), shape.paired
     split = dense.reshape(-1, side, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
     return np.ascontiguousarray(split.transpose(0, 3, 6, 5, 4, 1, 2))
 

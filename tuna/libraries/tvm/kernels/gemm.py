@@ -41,11 +41,10 @@ from tvm import te, tirx
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import Mode
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
-_FMA_LATENCY = 4
 _POINTS = 16
 #: Floats that a row of a tile is padded by: one line.
 _LINE_FLOATS = 16
@@ -270,7 +269,7 @@ def _tile_cycles(tile: tuple[int, int]) -> float:
     cycle."""
     rows, blocks = tile
     sums, loads = rows * blocks, rows + blocks
-    return (max(sums / 2, loads / 2, 2.0 * blocks, _FMA_LATENCY) + 0.05 * loads) / sums
+    return (max(sums / 2, loads / 2, 2.0 * blocks, FMA_LATENCY) + 0.05 * loads) / sums
 
 
 def _row_count(product: Product) -> int:

@@ -36,13 +36,13 @@ sums for each m x m outputs.
                 Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the
-prefetch (`prefetch.py`). V and M of a block are what has to stay in L2. Smaller tiles at the edges,
+prefetch (`stages.asking_ahead`). V and M of a block are what has to stay in L2. Smaller tiles at the edges,
 by points that all tiles share so that U is the same, were tried: 16 % fewer products for 14x14
 outputs, but in smaller batches, and no less time.
 
-What it costs in accuracy is `ERROR_BOUND`: the largest error relative to the largest magnitude of
-the answer, for inputs and weights of any scale. Direct sums have about 1e-6; it grows with m
-because the points' powers do.
+What it costs in accuracy is the family's `error_bound`: the largest error relative to the largest
+magnitude of the answer, for inputs and weights of any scale and up to 2,048 input channels. Direct
+sums have about 1e-6; it grows with m because the points' powers do.
 """
 
 from __future__ import annotations
@@ -57,17 +57,12 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from tuna.libraries.tvm.kernels import coverage, stages
+from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
-from tuna.libraries.tvm.kernels.prefetch import STEP_SUMS, asking_ahead
+from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
 from tuna.libraries.tvm.kernels.shape import ConvShape
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
-#: Outputs of a tile in each direction, by how often they win.
-OUTPUTS = (4, 2, 6)
-#: Largest error over largest magnitude of the answer, up to 2,048 input channels.
-ERROR_BOUND = coverage.WINOGRAD_ERROR
-_TAPS = coverage.TAPS
 #: Tiles in a register tile at most, and groups of them that may be code of their own.
 _MAX_TILES, _UNROLLED_GROUPS = 28, 6
 #: Bytes a cycle that a core streams from beyond its L2.

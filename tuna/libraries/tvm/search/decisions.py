@@ -18,13 +18,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tuna.libraries.tvm.search import tiling
-
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
 #: Where a block is computed that has no loop to be at: at the root.
 _ROOT = -1
+
+_SPATIAL, _REDUCTION = 4, 2
+#: Values of fp32 in a vector, from the longest on.
+_LANES = (16, 8, 4)
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,12 @@ class Design:
         return float(self.instructions[decision.instruction][2][0][value[0]])
 
     def _tiling(self, values: tuple[int, ...]) -> dict[str, float]:
-        """See `tiling.features`."""
+        """See `tiling_features`."""
         split = list(zip(self.decisions, self.split(values), strict=True))
         tiles = [value for decision, value in split if decision.kind == _TILE]
         location = sum(value[0] for decision, value in split if decision.kind == _LOCATION)
         names = [instruction[0] for instruction in self.instructions]
-        return tiling.features(tiles, self.unrolling(values), location, names)
+        return tiling_features(tiles, self.unrolling(values), location, names)
 
 
 def before_postproc(trace: Sequence[Any]) -> list[Any]:
@@ -249,3 +251,49 @@ def _labels(instructions: Sequence[Any]) -> dict[int, str]:
         repeats = sum(known == label or known.startswith(f"{label}#") for known in labels.values())
         labels[place] = f"{label}#{repeats}" if repeats else label
     return labels
+
+
+def tiling_features(
+    tiles: Sequence[Sequence[int]], unrolling: int, location: int, instructions: Sequence[str]
+) -> dict[str, float]:
+    """Return features of a tiled loop nest that mean the same for every problem: logarithms to the
+    base 2 of products of factors; none for a nest without spatial tiles.
+
+    MetaSchedule tiles a nest for a CPU as SSRSRS: the spatial loops four times (from 0, outermost,
+    to 3), the reductions twice. The innermost part of the last spatial loop becomes vectors; those
+    of the others are values that are kept in registers.
+
+    `tiles`: the factors of each tiled loop, the outermost first; `unrolling`: statements that a
+    nest is unrolled to at most; `location`: the sum of sampled compute locations; `instructions`:
+    names of the trace's.
+    """
+    spatial = [tile for tile in tiles if len(tile) == _SPATIAL]
+    reductions = [tile for tile in tiles if len(tile) == _REDUCTION]
+    if not spatial:
+        return {}
+    *others, last = spatial
+    found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
+    found |= {
+        f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others)
+        for part in range(_SPATIAL)
+    }
+    found |= {
+        f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)
+    }
+    inner = sum(math.log2(tile[-1]) for tile in reductions)
+    kept = found["tiling.last3"] + found["tiling.others3"]
+    lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
+    unrolled = math.log2(unrolling + 1)
+    return {
+        **found,
+        "tiling.lanes": math.log2(lanes),
+        "tiling.inner_reduction": inner,
+        "tiling.outer_reduction": sum(math.log2(tile[0]) for tile in reductions),
+        "tiling.registers": math.log2(2**kept / lanes + 1),
+        "tiling.body": kept + inner,
+        "tiling.unrolling": unrolled,
+        "tiling.beyond_unrolling": kept + inner - unrolled,
+        "tiling.location": float(location),
+        "tiling.caches": float(instructions.count("CacheWrite")),
+        "tiling.moved": float(instructions.count("ReverseComputeAt")),
+    }
