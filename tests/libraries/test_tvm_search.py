@@ -28,8 +28,8 @@ from tuna.errors import BadInput
 from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.cost_model import CostModel
-from tuna.libraries.search.history import Measured
 from tuna.libraries.search.proposal import propose
+from tuna.libraries.search.space import KnownTrial
 from tuna.libraries.tvm import problems, records
 from tuna.libraries.tvm.compiler import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.search.decisions import Design, factorisations, tiling_features
@@ -63,11 +63,11 @@ def searched_space(solver: str = DIRECT) -> ScheduleSpace:
     return space_of(job(solver))
 
 
-def as_if_measured(params: str) -> Measured:
+def as_if_measured(params: str) -> KnownTrial:
     """A time that the innermost tile of the output channels decides, so that there is something to
     learn."""
     found = json.loads(params)[0][1]
-    return Measured(
+    return KnownTrial(
         params,
         1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))),
     )

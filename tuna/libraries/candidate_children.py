@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tuna.libraries.base import Library
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.context import RunContext
 from tuna.libraries.measurement import CHILD_FAULTS, Call, Calls
-from tuna.libraries.scratch import lasting, room
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, child_env
 
@@ -185,3 +185,35 @@ class CandidateChildren(Library):
             )
 
         return call
+
+
+class ArtifactLost(Exception):
+    """An artifact, by its digest, is gone from the store or damaged."""
+
+
+def artifact(digest: str, context: RunContext) -> bytes:
+    """The bytes of an artifact; raises ArtifactLost."""
+    try:
+        return context.artifacts.get(digest)
+    except KeyError:
+        raise ArtifactLost(digest) from None
+
+
+def body(digest: str, context: RunContext) -> Path:
+    """A file with a config's body, for the children; raises ArtifactLost."""
+    path = context.scratch / f"{digest}.body"
+    if not path.exists():
+        path.write_bytes(artifact(digest, context))
+    return path
+
+
+def room(context: RunContext, name: str) -> Path:
+    """The folder that a child may write to; what is to be measured lies beside it, where it may
+    only read."""
+    folder = lasting(context) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def lasting(context: RunContext) -> Path:
+    return context.lasting or context.scratch

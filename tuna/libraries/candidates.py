@@ -18,7 +18,15 @@ from pydantic import Field
 
 from tuna.files import NotPlain, empty, read_plain
 from tuna.libraries.base import FINALS, Step
-from tuna.libraries.candidate_children import BUILD, MEASURE, CandidateChildren
+from tuna.libraries.candidate_children import (
+    BUILD,
+    MEASURE,
+    ArtifactLost,
+    CandidateChildren,
+    artifact,
+    body,
+    room,
+)
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -37,7 +45,6 @@ from tuna.libraries.measurement import (
     fault,
 )
 from tuna.libraries.options import JobOptions, read
-from tuna.libraries.scratch import ArtifactLost, artifact, body, room
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, child_env
 from tuna.vocabulary import MAX_BYTES, Cause, Resource

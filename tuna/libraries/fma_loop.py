@@ -83,7 +83,7 @@ class FmaLoop:
         return bytes([0xC4, high | 2, (~second & 15) << 3 | 5, opcode, modrm])
 
 
-class Unavailable(Exception):
+class NoFmaLoop(Exception):
     """There is no such loop for this CPU, or the system forbids executable memory."""
 
 
@@ -114,13 +114,13 @@ class _Runnable:
 
 
 def runner() -> Callable[[], object]:
-    """A run of the widest loop, some milliseconds long; raises Unavailable."""
+    """A run of the widest loop, some milliseconds long; raises NoFmaLoop."""
     return _runnables()[0].seconds
 
 
 def peak_gflops(cpus: tuple[int, ...]) -> float:
     """fp32 peak of these cores together, each running a loop at the same time; raises
-    Unavailable."""
+    NoFmaLoop."""
     if len(cpus) == 1:
         return _core_gflops()
     _runnables()  # raises here, not in a thread
@@ -144,14 +144,14 @@ def _runnables() -> tuple[_Runnable, ...]:
 
 
 def loops(proc_root: Path = Path("/proc"), machine: str = "") -> tuple[FmaLoop, ...]:
-    """Those that this CPU can run, widest first; raises Unavailable when there is none."""
+    """Those that this CPU can run, widest first; raises NoFmaLoop when there is none."""
     known = (machine or platform.machine()) == "x86_64" and (proc_root / "cpuinfo").exists()
     flags = set(cpu_model(proc_root).flags.split()) if known else set()
     widths = [
         bits for bits, needed in ((512, {"avx512f"}), (256, {"avx2", "fma"})) if needed <= flags
     ]
     if not widths:
-        raise Unavailable(f"no loop of multiply-adds for this {machine or platform.machine()}")
+        raise NoFmaLoop(f"no loop of multiply-adds for this {machine or platform.machine()}")
     return tuple(FmaLoop(bits) for bits in widths)
 
 
@@ -167,8 +167,8 @@ def _function(code: bytes) -> ctypes._NamedFuncPointer | ctypes._CFunctionType:
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
     )
     if address in (None, ctypes.c_void_p(-1).value):
-        raise Unavailable("no memory for the loop")
+        raise NoFmaLoop("no memory for the loop")
     ctypes.memmove(address, code, len(code))
     if libc.mprotect(address, size, mmap.PROT_READ | mmap.PROT_EXEC):
-        raise Unavailable(f"executable memory is forbidden: {os.strerror(ctypes.get_errno())}")
+        raise NoFmaLoop(f"executable memory is forbidden: {os.strerror(ctypes.get_errno())}")
     return ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.POINTER(ctypes.c_float))(address)

@@ -72,7 +72,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredItem:
     """The trials of an item, and how quiet the device was."""
 
     trials: tuple[Trial, ...]
@@ -105,7 +105,7 @@ class Measurement:
         self.finalists, self.best_ms = contest.finalists, contest.best_ms
         self._paths, self._inputs = paths, inputs
 
-    def run(self, highest_gflops: float = 0.0) -> Measured:
+    def run(self, highest_gflops: float = 0.0) -> MeasuredItem:
         """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on
         this device."""
         found = self._between_probes(list(self._paths), highest_gflops)
@@ -122,9 +122,9 @@ class Measurement:
         best = _best(trials)
         if best is None or best.index not in new:
             return found  # one that was not measured again must not win for that
-        return Measured(**{**vars(again), "trials": trials})
+        return MeasuredItem(**{**vars(again), "trials": trials})
 
-    def _close(self, found: Measured, drift: float) -> list[int]:
+    def _close(self, found: MeasuredItem, drift: float) -> list[int]:
         """Which of the candidates could be the best, at whatever speed of the device each of them
         was measured."""
         if self._known_ms is not None:  # each of the rivals is the winner of its solver
@@ -138,7 +138,7 @@ class Measurement:
             if trial.time_ms is not None and trial.time_ms <= limit_ms
         ]
 
-    def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> Measured:
+    def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> MeasuredItem:
         before = self._probe()
         round_ = _Round(self, indices)
         trials = round_.all() if self._known_ms is None else round_.rivals(self._known_ms)
@@ -146,15 +146,15 @@ class Measurement:
         best = _best(trials)
         noisy = best is not None and best.index in round_.noisy
         if before is None or after is None:
-            return Measured(trials, noisy)
+            return MeasuredItem(trials, noisy)
         top = max(before, after, key=lambda probe: float(probe["gflops"]))
         peak = float(top["gflops"])
         # the probe runs on this machine's cores, not on the device
         if best is None or best.clock == "own":
-            return Measured(trials, noisy, None, peak, top["source"])
+            return MeasuredItem(trials, noisy, None, peak, top["source"])
         drift = max(_change(before[name], after[name]) for name in ("gflops", "copy_s"))
         noisy = noisy or drift > _DRIFT or peak < _THROTTLED * highest_gflops
-        return Measured(trials, noisy, drift, peak, top["source"])
+        return MeasuredItem(trials, noisy, drift, peak, top["source"])
 
     def _probe(self) -> dict[str, Any] | None:
         try:

@@ -61,7 +61,7 @@ Times = Mapping[str, Mapping[str, float]]  #: milliseconds by kernel and clock
 
 
 @dataclass(frozen=True)
-class Pair:
+class TurnPair:
     """One turn beside builds and one without."""
 
     beside: Times
@@ -143,7 +143,7 @@ class BuildLoad:
             library.close()
 
 
-class Kernels:
+class FixedKernels:
     """The fixed kernels, in a process on the last measuring core."""
 
     def __init__(self, settings: Settings) -> None:
@@ -152,7 +152,7 @@ class Kernels:
         self._child = Child("tuna.libraries.noise_kernels", env=env, cpus=self.cpus[-1:])
         self._names: list[str] = []
 
-    def __enter__(self) -> Kernels:
+    def __enter__(self) -> FixedKernels:
         self._names = self._child.call({"op": "names"}, _KERNEL_LIMIT_S)["names"]
         self.times()  # caches and clock frequency
         return self
@@ -183,7 +183,7 @@ class Kernels:
         return tree_cpu_s(os.getpid()) - session_cpu_s(self._child.pid)
 
 
-def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[Pair]:
+def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[TurnPair]:
     """`count` pairs of turns; with `quiet` the turn beside builds is what TUNA_QUIET=yes makes of
     it.
 
@@ -192,16 +192,16 @@ def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[Pa
     with (
         tempfile.TemporaryDirectory(prefix="tuna-noise-", ignore_cleanup_errors=True) as folder,
         BuildLoad(settings, Path(folder)) as load,
-        Kernels(settings) as kernels,
+        FixedKernels(settings) as kernels,
     ):
         for number in range(count):
             before = kernels.turn(quiet=True) if number % 2 else None
             beside, busy_beside = kernels.turn(quiet=quiet, load=None if quiet else load)
             alone, busy_alone = before or kernels.turn(quiet=True)
-            yield Pair(beside, alone, busy_beside, busy_alone)
+            yield TurnPair(beside, alone, busy_beside, busy_alone)
 
 
-def differences(found: Sequence[Pair]) -> dict[str, dict[str, float]]:
+def differences(found: Sequence[TurnPair]) -> dict[str, dict[str, float]]:
     """By kernel and clock: the median over the pairs of time beside builds / time without - 1."""
     each: dict[str, dict[str, list[float]]] = {}
     for pair in found:
@@ -231,7 +231,7 @@ def measure(
     return record(settings, found)
 
 
-def record(settings: Settings, found: Sequence[Pair]) -> NoiseRecord:
+def record(settings: Settings, found: Sequence[TurnPair]) -> NoiseRecord:
     """As `noise_records.store` takes it."""
     return NoiseRecord(
         at=datetime.now(UTC).isoformat(timespec="seconds"),

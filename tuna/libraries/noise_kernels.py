@@ -45,7 +45,7 @@ def names() -> dict[str, Any]:
     found = ["cache", "memory"]
     try:
         fma_loop.loops()
-    except fma_loop.Unavailable:
+    except fma_loop.NoFmaLoop:
         return {"names": found}
     return {"names": ["compute", *found]}
 

@@ -13,11 +13,11 @@ from typing import Any
 from tuna.artifacts.files import folder_url
 from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Step
+from tuna.libraries.candidate_children import artifact
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, fault
-from tuna.libraries.scratch import artifact
 from tuna.vocabulary import Cause, Resource
 
 

@@ -60,7 +60,7 @@ def _once(own_gflops: float | None) -> Probe:
         return Probe(own_gflops, "own", _copy_s())
     try:
         return Probe(fma_loop.peak_gflops(tuple(sorted(os.sched_getaffinity(0)))), "fma", _copy_s())
-    except fma_loop.Unavailable:
+    except fma_loop.NoFmaLoop:
         return Probe(_gemm_gflops(), "gemm", _copy_s())
 
 

@@ -9,6 +9,8 @@ calling thread alone.
 
 from __future__ import annotations
 
+import functools
+import math
 import resource
 import statistics
 import time
@@ -16,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from tuna.libraries.intervals import FEWEST, half_width, median_interval
+#: Values that an interval of 95 % needs at least; fewer have their whole range instead.
+FEWEST = 6
 
 #: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
 #: between two preemptions.
@@ -159,3 +162,34 @@ def settle(samplers: Sequence[Sampler]) -> None:
     while waiting := [sampler for sampler in samplers if not sampler.done]:
         for sampler in waiting:
             sampler.add()
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median of independent `values`, of which there is at least one.
+
+    Between two order statistics: the median lies outside of [x(j), x(n+1-j)] with probability 2 P(B
+    < j), where B is binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd
+    edition, 2003, section 7.1). Fewer than FEWEST values cannot reach 95 %: then it is their range.
+    """
+    ordered = sorted(values)
+    below = _outside(len(ordered))
+    return ordered[below], ordered[-1 - below]
+
+
+def half_width(values: Sequence[float], median: float) -> float:
+    """The larger distance of the median from an end of its interval, as a part of the median."""
+    low, high = median_interval(values)
+    return max(high - median, median - low) / median
+
+
+@functools.lru_cache(maxsize=4096)
+def _outside(count: int) -> int:
+    """How many values may lie below the interval, and above it: the largest j with 2 P(B < j) <= 5
+    %, less one."""
+    j, probability = 0, 0.0
+    while j < count:
+        probability += math.comb(count, j) / 2**count
+        if 2 * probability > 0.05:
+            break
+        j += 1
+    return max(j - 1, 0)

@@ -13,13 +13,13 @@ from pydantic import Field
 
 from tuna.files import empty, gunzip
 from tuna.libraries.base import Found, SearchLimits, Step
+from tuna.libraries.candidate_children import ArtifactLost, artifact
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, build_fault
 from tuna.libraries.options import read
-from tuna.libraries.scratch import ArtifactLost, artifact
-from tuna.libraries.search.stop import Effort, Progress, Stop, StopRule
+from tuna.libraries.search.stop import Effort, SearchProgress, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
 #: What of the minutes is left for the start of workers and for finals: this part, and at most so
@@ -95,7 +95,7 @@ class SearchingLibrary(CandidateLibrary):
         asked = read(self.options, options)
         rule = _rule(asked)
         planned = asked.batch * found.opened
-        done = Progress(
+        done = SearchProgress(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
             elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             exhausted=found.proposed

@@ -138,18 +138,20 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
     return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
 
 
-def _chosen(problem: problems.Problem, module: Any) -> Chosen:
+def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
         packed = problem.layer.mode is Mode.NATIVE
         return Chosen(
             module["main"],
-            partial(problem.family.pack_weights, problem.layer) if packed else None,
+            partial(problem.family.kernel.pack_weights, problem.layer) if packed else None,
             None,
         )
     sizes = problem.layer.shape
 
     def pack(weights: Any) -> Any:
         assert isinstance(problem.config, ConvConfig)
-        return problem.family.pack_weights(sizes, shape.forward_weights(problem.config, weights))
+        return problem.family.kernel.pack_weights(
+            sizes, shape.forward_weights(problem.config, weights)
+        )
 
     return Chosen(module["main"], pack, sizes)

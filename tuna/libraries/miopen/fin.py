@@ -54,7 +54,7 @@ class FinFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class FinCall:
     """Directory, cores and time limit of a call."""
 
     scratch: Path  #: the call's private directory is created here
@@ -95,7 +95,7 @@ def is_simulated() -> bool:
 
 
 def call(
-    jobs: Sequence[Mapping[str, Any]], place: Place, *, perf_db: Mapping[str, str] | None = None
+    jobs: Sequence[Mapping[str, Any]], place: FinCall, *, perf_db: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """fin's answer to each job; raises FinFailed.
 

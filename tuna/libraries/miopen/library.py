@@ -26,6 +26,7 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.exporter import base_name
 from tuna.libraries.items import (
     CodeObject,
     DeviceReport,
@@ -35,9 +36,16 @@ from tuna.libraries.items import (
     result_of,
     tail,
 )
-from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
-from tuna.libraries.miopen.answers import Failure
-from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.libraries.miopen import (
+    answers,
+    environment,
+    fin,
+    kernel_objects,
+    problem_key,
+    request,
+)
+from tuna.libraries.miopen.answers import BadAnswer
+from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.libraries.miopen.formats.find_exporter import FindExporter
 from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
 from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
@@ -133,7 +141,7 @@ class MiopenLibrary(Library):
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             try:
                 (answer,) = fin.call(
-                    request.get_solvers(), Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+                    request.get_solvers(), FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
                 )
                 return answers.solvers(answer)
             except FinFailed as error:
@@ -147,7 +155,7 @@ class MiopenLibrary(Library):
         """By fin, in blocks that run concurrently; a config that crashes fin has no answer."""
         blocks = _blocks(layer for layer in configs if isinstance(layer, Layer))
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
-            place = Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+            place = FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
             with ThreadPoolExecutor(len(compile_cpus())) as pool:
                 for found in pool.map(lambda block: _applicable(block, environment, place), blocks):
                     yield from found
@@ -204,7 +212,7 @@ def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
 
 
 def _applicable(
-    block: list[Layer], where: Environment, place: Place
+    block: list[Layer], where: Environment, place: FinCall
 ) -> list[tuple[Config, Sequence[str] | None]]:
     try:
         found = answers.applicable(
@@ -230,10 +238,10 @@ def _layer(item: WorkItem) -> Layer:
     return item.layer
 
 
-def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> Place:
+def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> FinCall:
     limit_s = sum(_timeout_s(step, item) for item in items)
     variables = context.device.variables if context.device else {}
-    return Place(context.scratch, context.cpus, limit_s, variables, context.cancelled)
+    return FinCall(context.scratch, context.cpus, limit_s, variables, context.cancelled)
 
 
 def _timeout_s(step: str, item: WorkItem) -> float:
@@ -270,7 +278,7 @@ def _compiled(
         answers.check_problem(answer, layer)
         known = item.known_params if _kind(step) == "find" else None
         made = answers.compiled(answer, step, item.solver, known, context.artifacts)
-    except Failure as failure:
+    except BadAnswer as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
     trial = Trial(
         index=_TRIAL[_kind(step)],
@@ -296,7 +304,7 @@ def _perf_db(
     key = problem_key.perf_key_of(layer)
     if not entries or key is None:
         return None
-    return {f"{names.base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
+    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
 
 
 @dataclass(frozen=True)
@@ -304,7 +312,7 @@ class _Ready:
     """An item with the output of its compile step, in the form of fin's input."""
 
     item: WorkItem
-    made: kernels.Compiled
+    made: kernel_objects.Compiled
     objects: list[dict[str, Any]]
 
 
@@ -355,8 +363,8 @@ def _evaluated(step: str, ready: Sequence[_Ready], context: RunContext) -> Itera
 def _fetched(item: WorkItem, index: int, context: RunContext) -> _Ready:
     for candidate in item.candidates:
         if candidate.index == index and candidate.artifact is not None:
-            made = kernels.Compiled.load(context.artifacts.get(candidate.artifact))
-            return _Ready(item, made, kernels.fetch(made, context.artifacts))
+            made = kernel_objects.Compiled.load(context.artifacts.get(candidate.artifact))
+            return _Ready(item, made, kernel_objects.fetch(made, context.artifacts))
     raise KeyError("of the compile step")
 
 
@@ -365,14 +373,14 @@ def _measured(
     item: WorkItem,
     answer: Mapping[str, Any],
     layer: Layer,
-    made: kernels.Compiled,
+    made: kernel_objects.Compiled,
     started_at: float,
     shared_by: int,
 ) -> StepResult:
     try:
         answers.check_problem(answer, layer)
         found = answers.measured(answer, step, item.solver)
-    except Failure as failure:
+    except BadAnswer as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
     # The kernels in the answer of a perf step are those of the params before tuning: never use
     # them.

@@ -134,7 +134,7 @@ class Handle:
             weakref.finalize(self, getattr(library.functions, destroy), value)
 
 
-class Primitive(Handle):
+class DnnlPrimitive(Handle):
     """A primitive with its arguments: what is executed."""
 
     def __init__(
@@ -275,7 +275,7 @@ class Dnnl:
         made = self._new(function, source_md, self._engine, target_md, self._engine, None)
         description = Handle(self, made, "dnnl_primitive_desc_destroy")
         value = self._new("dnnl_primitive_create", description)
-        Primitive(self, value, {SRC: source, DST: target}, description).run()
+        DnnlPrimitive(self, value, {SRC: source, DST: target}, description).run()
 
 
 class Implementations:
@@ -317,11 +317,11 @@ class Implementations:
         value = c_void_p(query(self._description, _QUERY_EXEC_ARG_MD, argument))
         return Handle(self._library, value, "", self._description)
 
-    def primitive(self, arguments: Mapping[int, Handle]) -> Primitive:
+    def primitive(self, arguments: Mapping[int, Handle]) -> DnnlPrimitive:
         """The current one, compiled; raises DnnlError."""
         assert self._description is not None
         made = self._library._new("dnnl_primitive_create", self._description)
-        return Primitive(self._library, made, arguments, self._description)
+        return DnnlPrimitive(self._library, made, arguments, self._description)
 
 
 def _dims(values: Sequence[int]) -> ctypes.Array[c_int64]:

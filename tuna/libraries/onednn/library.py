@@ -27,8 +27,8 @@ class OneDnnLibrary(OneStepLibrary):
     kinds = ("convolution", "gemm")
     device_kind = Kind.CPU
     conditions: Sequence[Condition] = (*OneStepLibrary.conditions, LAYOUTS)
-    builder = "tuna.libraries.onednn.kernels:OneDnnBuilder"
-    loader = "tuna.libraries.onednn.kernels:OneDnnLoader"
+    builder = "tuna.libraries.onednn.implementations:OneDnnBuilder"
+    loader = "tuna.libraries.onednn.implementations:OneDnnLoader"
     suffix: ClassVar[str] = ".json"
     #: importing the loader does not load oneDNN, so there are no threads yet
     forkable: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class OneDnnLibrary(OneStepLibrary):
         self, configs: Iterator[Config], native: bool
     ) -> Iterator[tuple[Config, Sequence[str]]]:
         asked, path = (
-            environment.child("tuna.libraries.onednn.listing"),
+            environment.child("tuna.libraries.onednn.implementations"),
             str(environment.library_path()),
         )
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.search.history import Measured, in_order
+from tuna.libraries.search.space import KnownTrial, in_order
 from tuna.messages import install_extra
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ Features = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Source:
+class TrialSource:
     """Trials of one problem in one environment, to learn from."""
 
     label: str  #: says which, for people
-    trials: Sequence[Measured]
+    trials: Sequence[KnownTrial]
     sibling: bool = False  #: of another size or another device than what is searched
 
 
 def learn(
     features_of: Callable[[str], Features | None],
-    sources: Sequence[Source],
+    sources: Sequence[TrialSource],
     *,
     prior: bytes | None = None,
     trees: int = _ROUNDS,

@@ -4,7 +4,8 @@ a point becomes."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 #: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
@@ -63,3 +64,29 @@ class Space(ABC):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         """A point with some decisions of each; `one` itself where the two have too little in
         common."""
+
+
+@dataclass(frozen=True)
+class KnownTrial:
+    """One trial: a candidate by its params, and its time or why it has none."""
+
+    params: str
+    seconds: float | None
+    cause: str | None = None
+
+
+def in_order(history: Iterable[KnownTrial]) -> Sequence[KnownTrial]:
+    """The trials sorted by params, one for each; of several trials of one candidate the fastest.
+
+    So what is learned does not depend on the order in which they were measured.
+    """
+    best: dict[str, KnownTrial] = {}
+    for trial in history:
+        known = best.get(trial.params)
+        if known is None or _key(trial) < _key(known):
+            best[trial.params] = trial
+    return [best[params] for params in sorted(best)]
+
+
+def _key(trial: KnownTrial) -> tuple[float, str]:
+    return (float("inf") if trial.seconds is None else trial.seconds, trial.cause or "")

@@ -47,7 +47,7 @@ class BoardTvmLibrary(TvmLibrary):
     def __init__(self) -> None:
         super().__init__()
         settings = get_settings()
-        self._boards = boards.Boards.at(settings.tvm_tracker, settings.tvm_device_key)
+        self._boards = boards.BoardPool.at(settings.tvm_tracker, settings.tvm_device_key)
         self._own: Environment | None = None  #: that of the first board
         self._board = ""  #: address of the board that has our session; empty: none is open
         self._gone = ""  #: why there is no board for the rest of the item

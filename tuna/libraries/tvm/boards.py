@@ -15,7 +15,7 @@ from tuna.libraries.base import Environment
 from tuna.libraries.measurement import CHILD_FAULTS, DeviceGone
 from tuna.libraries.tvm import targets
 from tuna.libraries.tvm.environment import toolchain, tvm_version
-from tuna.libraries.tvm.rpc import Place, Tracker
+from tuna.libraries.tvm.rpc import BoardAddress, Tracker
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCancelled, child_env
 
@@ -34,14 +34,14 @@ _LOST = "BoardLost: "
 
 
 @dataclass(frozen=True)
-class Boards:
+class BoardPool:
     """Where boards are found: a tracker, and their key there."""
 
     tracker: Tracker
     key: str
 
     @classmethod
-    def at(cls, address: str, key: str) -> Boards:
+    def at(cls, address: str, key: str) -> BoardPool:
         """Of the tracker at HOST:PORT; raises BadInput."""
         if not address or not key:
             raise BadInput(
@@ -61,7 +61,7 @@ class Boards:
         except ServiceError:
             return False
 
-    def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> Place:
+    def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> BoardAddress:
         """A free one; raises DeviceGone where there is none within `wait_s`, or before when this
         process is `ending`."""
         deadline = time.monotonic() + wait_s
@@ -78,7 +78,7 @@ class Boards:
                 time.sleep(_PAUSE_S)
 
 
-def open_request(place: Place, session_s: float) -> dict[str, Any]:
+def open_request(place: BoardAddress, session_s: float) -> dict[str, Any]:
     """The request that makes a child open a session there, which the board's server ends after
     `session_s`."""
     found = {"host": place.host, "port": place.port, "match_key": place.match_key}
@@ -132,7 +132,7 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
     BadInput, LibraryMissing."""
     text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
     if address or key:
-        boards, wanted = Boards.at(address, key), targets.parse(text) if text else None
+        boards, wanted = BoardPool.at(address, key), targets.parse(text) if text else None
         return environment_of(ask(boards), wanted, key)
     target = targets.parse(text)
     alone = {
@@ -146,7 +146,7 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
     return environment_of(alone, target, "")
 
 
-def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def ask(boards: BoardPool, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """What a free board says of itself; raises LibraryMissing where there is none."""
     child = Child(CHILD, env=child_env({"TVM_NUM_THREADS": "1"}), box=Box(network=True))
     try:

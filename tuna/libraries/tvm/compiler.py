@@ -21,8 +21,8 @@ from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import Source
-from tuna.libraries.search.history import Measured
+from tuna.libraries.search.cost_model import TrialSource
+from tuna.libraries.search.space import KnownTrial
 from tuna.libraries.tvm import functions, problems, records, targets, tasks, workloads
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.search.schedules import ScheduleSpace, import_intrinsics
@@ -51,7 +51,9 @@ class TvmBuilder(Builder):
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
         """By `search.proposal`."""
-        others = [Source(one.label, _measured(one.trials), sibling=not one.same) for one in known]
+        others = [
+            TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
+        ]
         avoid = {one.params for one in history}
         return proposal.propose(
             space_of(job),
@@ -80,10 +82,10 @@ class TvmBuilder(Builder):
         built.export_library(str(path), **({"cc": linker} if linker else {}))
 
 
-def _measured(trials: Sequence[Past]) -> list[Measured]:
+def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
     """Those that have been measured, or have failed."""
     done = [one for one in trials if one.time_ms is not None or one.cause is not None]
-    return [Measured(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
+    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -17,7 +17,7 @@ from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable, unsupported
-from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
+from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
 from tuna.settings import get_settings
 

@@ -63,8 +63,10 @@ def _task(
     found = of(config.core, family, [x, w, y])
     if found is None:
         return None
+    if len(y) < 5:  # what is added lies as the layer says
+        return [*found[:2], *(None for _ in added), found[-1]]
     steps = [_channels(extents) if len(extents) < len(y) else found[-1] for extents in added]
-    return [*found[:2], *(steps if len(y) == 5 else [None] * len(added)), found[-1]]
+    return [*found[:2], *steps, found[-1]]
 
 
 def _channels(extents: Sequence[int]) -> Steps:

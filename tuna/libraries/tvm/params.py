@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Annotation with which one of our kernels says its parameters; `kernels.families` writes it.
+#: Annotation with which one of our kernels says its parameters; `kernels.points` writes it.
 OWN = "tuna.params"
 
 

@@ -31,7 +31,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class BoardAddress:
     """Where a board that a tracker gave away is served: the match key admits one client, once."""
 
     host: str
@@ -99,13 +99,13 @@ class Tracker:
                 ),
             )
 
-    def request(self, key: str, timeout_s: float) -> Place:
+    def request(self, key: str, timeout_s: float) -> BoardAddress:
         """A free board with this device key; the caller's until its session ends. Raises
         ServiceError."""
         answer = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
         try:
             host, port, match_key = answer
-            return Place(str(host), int(port), str(match_key))
+            return BoardAddress(str(host), int(port), str(match_key))
         except (TypeError, ValueError):
             raise self._is_none() from None
 

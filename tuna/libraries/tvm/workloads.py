@@ -15,7 +15,7 @@ import tvm
 from tvm import te, topi
 
 from tuna.configs import Config, ConvConfig, GemmConfig
-from tuna.libraries.data_types import DTYPES
+from tuna.libraries.reference import DTYPES
 from tuna.libraries.tvm.solvers import SEARCHED, UNTUNED, block_of
 
 _Builder = Callable[[Any], list[Any]]

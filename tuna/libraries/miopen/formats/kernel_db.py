@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tuna.errors import BadInput
 from tuna.libraries.miopen.formats import sqlite_file
-from tuna.libraries.miopen.kernels import MAX_BYTES
+from tuna.libraries.miopen.kernel_objects import MAX_BYTES
 from tuna.libraries.results import KernelOf
 
 TABLE = (

@@ -13,7 +13,7 @@ from tuna.files import atomic_file
 from tuna.settings import get_settings
 
 
-def found_once(
+def cached_probe(
     name: str, key: Sequence[str | int], find: Callable[[], Mapping[str, str]]
 ) -> Mapping[str, str]:
     """What `find` returned last time for `key`, which holds all that the answer depends on; else
