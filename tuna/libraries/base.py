@@ -47,8 +47,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Environment:
-    """What makes two results comparable. `toolchain` alone decides who may compile, all of it who
-    may measure."""
+    """The facts that make two results comparable. `toolchain` alone decides which worker may
+    compile, all of them which may measure."""
 
     library: str
     library_version: str
@@ -100,7 +100,7 @@ _ENVIRONMENT_TEXT = (
 
 @dataclass(frozen=True)
 class Found:
-    """What the complete rounds of a search found, for `Library.search_ends`."""
+    """Outcome of the complete rounds of a search, for `Library.search_ends`."""
 
     #: of each trial, in the order of rounds and candidates; None: it failed
     times_ms: Sequence[float | None]
@@ -171,7 +171,8 @@ class Library(ABC):
 
     @abstractmethod
     def environment(self) -> Environment:
-        """What is installed here; raises LibraryMissing with the command that installs it."""
+        """Return the environment of this machine; raises LibraryMissing with the command that
+        installs what is missing."""
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """The environment of another machine, described by `facts`; raises BadInput where that
@@ -213,8 +214,8 @@ class Library(ABC):
         """
 
     def unsupported(self, config: Config) -> str:
-        """What a config has that no solver takes, such as "transposed convolutions"; asked of those
-        without a solver.
+        """Return the feature of a config that no solver supports, such as "transposed
+        convolutions"; called for configs without a solver.
 
         Empty where nothing is lacking, since the config needs no solver. By default the config's
         kind.
@@ -266,7 +267,7 @@ class Library(ABC):
         return _MOST_TRIALS
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        """Those of `solvers` whose jobs search in rounds, which begin with the step `search`."""
+        """Return the `solvers` whose jobs search in rounds and so begin with the step `search`."""
         return ()
 
     def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
@@ -289,8 +290,8 @@ class Library(ABC):
         return False
 
     def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """How many rounds a search with these job options has at most, so that it is known what is
-        left; None: any number."""
+        """Return the largest number of rounds of a search with these job options, from which
+        progress is estimated; None: no limit."""
         return None
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:

@@ -132,7 +132,7 @@ class CandidateLibrary(CandidateChildren):
             )
 
     def work_of(self, step: Step) -> Work:
-        """What does `step` for one item: returns fields of its result."""
+        """Return the function that does `step` for one item and returns fields of its result."""
         on_device = self._finals if step.name == FINALS else self._eval
         return self._compile if step.resource is Resource.CPU else on_device
 
@@ -180,9 +180,6 @@ class CandidateLibrary(CandidateChildren):
         return max(
             step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s)
         )
-
-    # -- compile
-    # ------------------------------------------------------------------------------------------------------
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
@@ -250,9 +247,6 @@ class CandidateLibrary(CandidateChildren):
         finally:
             path.unlink(missing_ok=True)
         return Trial(index=index, params=params, artifact=digest, build_s=built["seconds"])
-
-    # -- eval
-    # ---------------------------------------------------------------------------------------------------------
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
@@ -343,7 +337,8 @@ class CandidateLibrary(CandidateChildren):
         return read(self.options, item.options)
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
-        """What `KernelJob.from_json` takes; raises ArtifactLost for a body that is gone."""
+        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body that is
+        gone."""
         facts = {
             "config": item.config,
             "solver": item.solver,

@@ -39,7 +39,7 @@ LAYOUTS = Condition(
 
 
 def chosen(offered: Sequence[Condition], given: Mapping[str, str], library: str) -> dict[str, str]:
-    """Those of `given` that are not the default, sorted by name.
+    """Return the conditions in `given` that are not the default, sorted by name.
 
     Raises BadInput for a condition or a value that the library does not offer.
     """

@@ -1,5 +1,5 @@
-"""What a worker provides to a library during a step: artifacts, scratch, cores, the device,
-cancellation."""
+"""Context of a step: the artifacts, scratch, cores, device and cancellation that a worker provides
+to a library."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _ignore(_device: str) -> None:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a worker provides to a library during a step."""
+    """The resources that a worker provides to a library during a step."""
 
     artifacts: ArtifactStore
     scratch: Path  #: private to this chunk, removed with what it holds when the chunk ends

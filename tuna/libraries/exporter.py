@@ -53,7 +53,7 @@ class FileOptions(ExportOptions):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote and what it left out."""
+    """The file of an export, and counts of what it holds and of what was left out."""
 
     path: Path
     entries: int  #: items, rows or records
@@ -90,7 +90,7 @@ VALUES = 3
 
 @dataclass(frozen=True)
 class Pair:
-    """What two files have for the same key and solver; not both None."""
+    """The values of two files for the same key and solver; not both None."""
 
     key: str
     solver: str
@@ -171,16 +171,14 @@ class Exporter(ABC, Generic[Options]):
     entry_is_key: ClassVar[bool] = False
     options: type[Options]
 
-    # -- hooks
-    # --------------------------------------------------------------------------------------------------------
-
     def accepts(self, source: ResultSource) -> None:
         """Raise BadInput unless such a source can have a database of this format."""
         return
 
     @abstractmethod
     def ending(self, source: ResultSource, options: Options) -> str:
-        """How the file's name ends, such as `.HIP.fdb.txt`; one that ends in one of `endings`."""
+        """Return the ending of the file's name, such as `.HIP.fdb.txt`; it ends in one of
+        `endings`."""
 
     @abstractmethod
     def write(self, path: Path, source: ResultSource, options: Options, tally: ExportTally) -> int:
@@ -239,9 +237,6 @@ class Exporter(ABC, Generic[Options]):
     def importable(self) -> bool:
         """Whether there is an `imported`."""
         return type(self).imported is not Exporter.imported
-
-    # -- what Tuna calls
-    # ----------------------------------------------------------------------------------------------
 
     def options_of(self, given: Mapping[str, Any]) -> Options:
         """The options that a user gave; raises BadInput that names what is wrong and lists what
@@ -349,5 +344,6 @@ def sort_rows(rows: Iterable[tuple[Any, ...]], width: int, by: int) -> Iterator[
         spool.execute("PRAGMA temp_store = FILE")
         spool.execute(f"CREATE TABLE row ({', '.join(names)})")
         spool.execute("BEGIN")
-        spool.executemany(f"INSERT INTO row VALUES ({', '.join('?' * width)})", rows)  # noqa: S608 (own names)
-        yield from spool.execute(f"SELECT * FROM row ORDER BY {', '.join(names[:by])}")  # noqa: S608 (own names)
+        values, order = ", ".join("?" * width), ", ".join(names[:by])
+        spool.executemany(f"INSERT INTO row VALUES ({values})", rows)  # noqa: S608 (own names)
+        yield from spool.execute(f"SELECT * FROM row ORDER BY {order}")  # noqa: S608 (own names)

@@ -139,12 +139,13 @@ def _core_gflops() -> float:
 
 @functools.cache
 def _runnables() -> tuple[_Runnable, ...]:
-    """Of each width that the CPU has: wide vectors may lower the clock frequency."""
+    """Return a loop for each vector width that the CPU has: wide vectors may lower the clock
+    frequency."""
     return tuple(map(_Runnable, loops()))
 
 
 def loops(proc_root: Path = Path("/proc"), machine: str = "") -> tuple[FmaLoop, ...]:
-    """Those that this CPU can run, widest first; raises NoFmaLoop when there is none."""
+    """Return the loops that this CPU can run, widest first; raises NoFmaLoop when there is none."""
     known = (machine or platform.machine()) == "x86_64" and (proc_root / "cpuinfo").exists()
     flags = set(cpu_model(proc_root).flags.split()) if known else set()
     widths = [

@@ -100,7 +100,8 @@ class Builder(ABC):
         raise NotImplementedError
 
     def workload(self, job: KernelJob) -> bytes:
-        """What describes the job's problem to exporters; kept as an artifact if it is not empty."""
+        """Return a description of the job's problem for exporters; it is kept as an artifact unless
+        it is empty."""
         return b""
 
 

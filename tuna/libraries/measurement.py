@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Contest:
-    """What is measured: candidates by their index."""
+    """Candidates that are measured, by their index."""
 
     jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
     limits: Limits

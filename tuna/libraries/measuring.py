@@ -128,7 +128,7 @@ def again(
 
 
 def probe(loader: str) -> dict[str, Any]:
-    """How fast this machine is now."""
+    """Measure the speed of this machine now."""
     return probes.probe(_loader(loader).peak_gflops()).as_json()
 
 

@@ -1,5 +1,5 @@
-"""What builds on the other cores do to fixed kernels on a measuring core: for `tuna doctor --noise`
-and `scripts/bench noise`.
+"""Effect of builds on other cores on the times of fixed kernels on a measuring core: for `tuna
+doctor --noise` and `scripts/bench noise`.
 
 The builds are real ones: compile steps of a library that is installed here, as many at a time as
 cores compile. The kernels are timed in pairs, in turn beside the builds and while these wait
@@ -72,7 +72,7 @@ class TurnPair:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is built: jobs of a library."""
+    """Jobs of a library that are built."""
 
     library: Library
     items: Sequence[WorkItem]
@@ -223,7 +223,8 @@ def differences(found: Sequence[TurnPair]) -> dict[str, dict[str, float]]:
 def measure(
     settings: Settings, count: int, on_pair: Callable[[int], None] = lambda _: None
 ) -> NoiseRecord:
-    """What `count` pairs tell; `on_pair` is called with the number of each."""
+    """Measure `count` pairs and return the record of their differences; `on_pair` is called with
+    the number of each pair."""
     found = []
     for number, pair in enumerate(pairs(settings, count), 1):
         found.append(pair)
@@ -263,6 +264,12 @@ def _items(library: Library) -> Iterator[WorkItem]:
     for config, solvers in library.applicable(_LAYERS, environment):
         for solver in sorted(tunable.intersection(solvers or ())):
             yield WorkItem(
-                job_id=1, attempt=1, session_id=0, library=library.name, step=library.steps[0].name, solver=solver,
-                config=config.to_json(), target=environment.target,
-            )  # fmt: skip
+                job_id=1,
+                attempt=1,
+                session_id=0,
+                library=library.name,
+                step=library.steps[0].name,
+                solver=solver,
+                config=config.to_json(),
+                target=environment.target,
+            )

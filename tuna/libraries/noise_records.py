@@ -1,5 +1,5 @@
-"""What `tuna doctor --noise` found on this machine, kept in TUNA_HOME, and what follows for
-measurements."""
+"""Records of `tuna doctor --noise`, kept in TUNA_HOME, and whether builds must stop while this
+machine measures."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Quiet:
 
 
 def machine_identity(settings: Settings) -> dict[str, str]:
-    """What a finding holds for: another host, CPU, number of cores or choice of measuring cores
-    needs its own."""
+    """Return the facts for which a record holds: another host, CPU, number of cores or choice of
+    measuring cores needs a record of its own."""
     machine_id = ""
     with contextlib.suppress(OSError):
         machine_id = _MACHINE_ID.read_text().strip()

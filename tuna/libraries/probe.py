@@ -30,7 +30,7 @@ _L2_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class Probe:
-    """How fast this machine was at one moment."""
+    """Speed of this machine at one moment."""
 
     gflops: float  #: fp32 peak of the cores of this process
     #: what it was found by: `fma` (the loop), `gemm` (NumPy's matrix product: less than the peak),
@@ -84,7 +84,8 @@ def _buffers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gemm_gflops() -> float:
-    """Of a matrix product by NumPy: a yardstick for CPUs without a loop here, not their peak."""
+    """Return the speed of a matrix product by NumPy: a yardstick for CPUs without a loop here, not
+    their peak."""
     generator = np.random.default_rng(0)
     a, b = (generator.random((_GEMM_SIZE, _GEMM_SIZE), dtype=np.float32) for _ in range(2))
     started = time.perf_counter()

@@ -114,8 +114,8 @@ def make(config: Config, seed: int = 0) -> Problem:
 
 
 def convolution(config: ConvConfig, seed: int) -> Problem:
-    """Of a forward convolution x and w, and y; of backward data dy and w, and dx; of backward
-    weights x and dy, and dw."""
+    """The reference of convolutions: inputs x and w and answer y; of backward data dy, w and dx; of
+    backward weights x, dy and dw."""
     if config.mode != "conv":
         raise BadInput(
             f"there is no reference for {config.label}: only for convolutions that are not"

@@ -51,7 +51,7 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """What the repeats of one process say of a candidate."""
+    """Summary of a candidate's repeats in one process."""
 
     times_ms: tuple[float, ...]
     time_ms: float  #: their median
@@ -125,8 +125,8 @@ class Sampler:
         return self._spent_s >= self._budget_s and len(self._all) >= _ENOUGH
 
     def timing(self) -> Timing:
-        """What is known so far; undisturbed repeats count, and of a core that was never quiet the
-        CPU time."""
+        """Return the summary so far, of undisturbed repeats; of a core that was never quiet, by CPU
+        time."""
         quiet, cpu = self._quiet, self._cpu
         if len(quiet) >= min(_ENOUGH, len(self._all)):
             return timing(quiet, "wall")
@@ -184,8 +184,8 @@ def half_width(values: Sequence[float], median: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _outside(count: int) -> int:
-    """How many values may lie below the interval, and above it: the largest j with 2 P(B < j) <= 5
-    %, less one."""
+    """Return the number of values that may lie below the interval, and above it: the largest j with
+    2 P(B < j) <= 5 %, less one."""
     j, probability = 0, 0.0
     while j < count:
         probability += math.comb(count, j) / 2**count

@@ -157,7 +157,7 @@ class ResultSource(Protocol):
         """
 
     def kinds_without_key(self) -> Mapping[str, int]:
-        """How many results have no `problem_key`, by their config's kind."""
+        """Return the number of results without a `problem_key`, by their config's kind."""
 
     def kernels(self, result_ids: Iterable[int]) -> Iterator[KernelOf]:
         """The code objects of these results, in the order of the ids, at least one for each."""

@@ -83,7 +83,7 @@ class SearchingLibrary(CandidateLibrary):
     in_rounds: Collection[str] = ()  #: names of the solvers that are searched
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        """Those of `in_rounds`, if the job options do not say otherwise."""
+        """Return the solvers of `in_rounds`, unless the job options say otherwise."""
         return (
             [name for name in solvers if name in self.in_rounds]
             if read(self.options, options).search == "search"
@@ -134,7 +134,7 @@ class SearchingLibrary(CandidateLibrary):
         return super().next_step(result, steps) if result.trials else None
 
     def work_of(self, step: Step) -> Work:
-        """What does `step` for one item."""
+        """Return the function that does `step` for one item."""
         return self._search if step is self.search else super().work_of(step)
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:

@@ -29,7 +29,7 @@ def registered(kind: ConfigKind) -> AbstractContextManager[None]:
 
 
 class KindContract:
-    """What holds for every kind; a test class inherits from it and gives `kind` and `examples`.
+    """Properties of every kind; a test class inherits from it and gives `kind` and `examples`.
 
     The kind must be installed, or `registered` by a fixture that the class uses.
     """

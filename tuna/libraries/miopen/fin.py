@@ -170,6 +170,8 @@ def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
 def finite(value: object) -> float | None:
     """`value` as a finite number; None for anything else."""
     try:
-        return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if math.isfinite(value) else None
     except OverflowError:  # an int that exceeds the range of float
         return None

@@ -137,7 +137,7 @@ class MiopenLibrary(Library):
         return environment.toolchain()
 
     def solvers(self) -> Sequence[Solver]:
-        """What fin lists, by MIOpen's ids."""
+        """Return the solvers that fin lists, by MIOpen's ids."""
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             try:
                 (answer,) = fin.call(

@@ -1,5 +1,5 @@
-"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row;
-and the way back.
+"""MIOpen's names of a convolution, from a config and back: the key of a find-db line, and the 24
+fields of a perf-db row.
 
 Source: `ProblemDescription::Serialize` of MIOpen 2d1fd997, checked against the files it ships. "In"
 and "out" are those of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is
@@ -385,8 +385,10 @@ def _from_words(words: list[str], dims: int, one_layout: bool) -> ProblemKey:
     data_type = next(rest)
     direction, groups, casts = _tail(next(rest))
     # fmt: off
-    return ProblemKey(in_channels, in_size, fil_size, out_channels, out_size, batchsize, pads, strides, dilations,
-                      layouts, data_type, direction, groups, bias, casts)
+    return ProblemKey(
+        in_channels, in_size, fil_size, out_channels, out_size, batchsize, pads, strides, dilations,
+        layouts, data_type, direction, groups, bias, casts,
+    )
     # fmt: on
 
 

@@ -65,7 +65,7 @@ def child(module: str) -> Child:
 def ask(
     asked: Child, op: str, timeout_s: float = _TIMEOUT_S, **arguments: Any
 ) -> Mapping[str, Any]:
-    """What a child answers; raises LibraryMissing where oneDNN cannot be used."""
+    """Return a child's answer; raises LibraryMissing where oneDNN cannot be used."""
     try:
         return asked.call({"op": op, **arguments}, timeout_s)
     except (ChildCrashed, ChildFailed, ChildTimeout) as error:

@@ -1,5 +1,5 @@
-"""Which implementations oneDNN has for a layer, and one of them made ready to run. Loads foreign
-code, as `capi` does."""
+"""oneDNN's implementations for a layer: listed, made ready to run, and as candidates of
+`CandidateLibrary`. Loads foreign code, as `capi` does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _ARGUMENTS: Mapping[str, tuple[int, int, int]] = {
 
 
 def implementations(library: Dnnl, operation: Operation, layout: Layout) -> Implementations:
-    """Those for one layout of source and answer; the layout of the weights is theirs to choose."""
+    """Return the implementations for one layout of source and answer; each chooses the layout of
+    the weights."""
     source, answer = (
         _description(library, operation, one, layout)
         for one in (operation.source, operation.answer)

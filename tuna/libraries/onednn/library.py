@@ -44,8 +44,8 @@ class OneDnnLibrary(OneStepLibrary):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
-        """What oneDNN lists on this machine; raises BadInput for a session of another CPU or
-        version."""
+        """Return the solvers that oneDNN lists on this machine; raises BadInput for a session of
+        another CPU or version."""
         here = self.environment()
         for what in ("library_version", "arch"):
             there = getattr(environment, what)

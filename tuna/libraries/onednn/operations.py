@@ -24,8 +24,8 @@ class DnnlTensor:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a layer computes; the weights (of a matrix product B) are reordered ahead, the other two
-    are measured with."""
+    """The computation of a layer; the weights (B of a matrix product) are reordered ahead of the
+    measurement, source and answer within it."""
 
     name: str  #: convolution_forward, convolution_backward_data or matmul
     source: DnnlTensor
@@ -35,7 +35,8 @@ class Operation:
     geometry: tuple[tuple[int, ...], ...] = ()
 
     def strides(self, tensor: DnnlTensor, layout: Layout) -> tuple[int, ...] | None:
-        """Those of `source` or `answer` in a layout; None where the implementation chooses."""
+        """Return the strides of `source` or `answer` in a layout; None where the implementation
+        chooses."""
         if layout is Layout.ANY:
             return None
         return (

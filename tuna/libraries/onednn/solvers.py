@@ -12,7 +12,7 @@ from tuna.libraries.base import Solver
 
 
 class Layout(str, Enum):
-    """How input and answer lie in memory."""
+    """Layouts of input and answer in memory."""
 
     PLAIN = "Plain"  #: channels first, row by row; of a matrix product as the layer says
     CHANNELS_LAST = "ChannelsLast"

@@ -140,8 +140,8 @@ class CostModel:
             raise BadInput(f"The cost model cannot be read: {str(error).splitlines()[0]}") from None
 
     def slowdowns(self, rows: Sequence[Features]) -> NDArray[np.float32]:
-        """Of each candidate the predicted logarithm of its time over the best's: the less, the
-        faster."""
+        """Return for each candidate the predicted logarithm of its time over the best's: the
+        smaller, the faster."""
         matrix = _matrix(rows, self._names)
         expected = self._prior.slowdowns(rows) if self._prior else np.zeros(len(rows), np.float32)
         found: NDArray[np.float32] = self._booster.inplace_predict(

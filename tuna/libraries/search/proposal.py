@@ -93,7 +93,7 @@ def propose(
 
 
 def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]:
-    """Those that these params are."""
+    """Return the points of these params."""
     points = (space.point_of(params) for _, params in timed)
     return (point for point in points if point is not None)
 
@@ -202,7 +202,8 @@ def _sorted(cost: Mapping[Point, float], chance: Random) -> list[Point]:
 
 
 def _child(space: Space, parents: Sequence[Point], chance: Random) -> Point:
-    """Of parents in the order of their rank: the better ones are drawn more often."""
+    """Return a new point from parents in the order of their rank, of which the better ones are
+    drawn more often."""
     first = parents[min(chance.randrange(len(parents)), chance.randrange(len(parents)))]
     if chance.random() < _CROSSED:
         return space.crossed(first, chance.choice(parents), chance)

@@ -39,8 +39,8 @@ class Space(ABC):
 
     @abstractmethod
     def features(self, point: Point) -> Mapping[str, float]:
-        """What a cost model sees of a point. One name means the same in the spaces of like
-        problems."""
+        """Return the features of a point for a cost model. A name means the same in the spaces of
+        similar problems."""
 
     def effort(self, point: Point) -> float:
         """The natural logarithm of what a candidate takes to build over what most take, as far as

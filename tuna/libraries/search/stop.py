@@ -14,7 +14,7 @@ FLAT_GAIN, FLAT_SHARE, FLAT_TRIALS = 0.01, 0.2, 32
 
 
 class Effort(str, Enum):
-    """How far a search goes that was given no other limit."""
+    """Bound of a search that was given no other limit."""
 
     QUICK = "quick"  #: at most 64 trials
     FULL = "full"  #: at most 1,024 trials
@@ -35,7 +35,7 @@ class Stop(str, Enum):
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """What a search has done so far."""
+    """State of a search, for its stop rule."""
 
     #: of each trial in the order of rounds and candidates; None: failed
     seconds: Sequence[float | None] = ()
@@ -73,7 +73,7 @@ class StopRule:
         return cls(min(most, default=None), minutes, target_ms, until_flat=effort is not None)
 
     def left(self, trials: int) -> int | None:
-        """How many more trials may be proposed after so many; None: any number."""
+        """Return the number of trials that may still be proposed after `trials`; None: no limit."""
         return None if self.trials is None else max(0, self.trials - trials)
 
     def stopped_by(self, progress: SearchProgress) -> Stop | None:

@@ -140,7 +140,8 @@ class BoardLoader(TvmLoader):
         return BoardKernel(module, arrays, cold)
 
     def reference(self, job: KernelJob) -> Problem | None:
-        """Of a task without a core: computed here, whatever the board is."""
+        """Return the problem of a task without a core, computed on this machine, whatever the board
+        is."""
         return tasks.problem(tasks.read(job.body), tvm.target.Target("llvm")) if job.body else None
 
 

@@ -105,9 +105,6 @@ class BoardTvmLibrary(TvmLibrary):
         self._board = ""
         super().close()
 
-    # -- the session
-    # --------------------------------------------------------------------------------------------------
-
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
@@ -180,9 +177,6 @@ class BoardTvmLibrary(TvmLibrary):
                 f"not measured: the board {board} did not come back after the candidate before:"
                 f" {gone}"
             )
-
-    # -- children
-    # -----------------------------------------------------------------------------------------------------
 
     def _child(self, module: str, room: str, context: RunContext, threads: int, used: str) -> Child:
         child = super()._child(module, room, context, threads, used)

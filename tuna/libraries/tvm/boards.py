@@ -42,7 +42,7 @@ class BoardPool:
 
     @classmethod
     def at(cls, address: str, key: str) -> BoardPool:
-        """Of the tracker at HOST:PORT; raises BadInput."""
+        """Return the pool of a tracker at HOST:PORT; raises BadInput."""
         if not address or not key:
             raise BadInput(
                 "A board is named by its tracker and its key.",
@@ -147,7 +147,7 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
 
 
 def ask(boards: BoardPool, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """What a free board says of itself; raises LibraryMissing where there is none."""
+    """Return the facts that a free board reports; raises LibraryMissing where there is none."""
     child = Child(CHILD, env=child_env({"TVM_NUM_THREADS": "1"}), box=Box(network=True))
     try:
         # its start: a board that was given does not wait so long
@@ -191,6 +191,6 @@ def listens(board: str, wait_s: float) -> bool:
 
 
 def words(error: Exception) -> str:
-    """What went wrong, without the name of the child's exception."""
+    """Return the error's text without the name of the child's exception."""
     text = str(error)
     return text.partition(_LOST)[2] or text

@@ -83,7 +83,7 @@ class TvmBuilder(Builder):
 
 
 def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
-    """Those that have been measured, or have failed."""
+    """Return the trials that have been measured, or have failed."""
     done = [one for one in trials if one.time_ms is not None or one.cause is not None]
     return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 

@@ -63,7 +63,8 @@ class TvmLoader(Loader):
         return TvmKernel(path, arrays)
 
     def reference(self, job: KernelJob) -> Problem | None:
-        """Of a task without a core, which is a function: its own answer without a schedule."""
+        """Return the problem of a task without a core, which is a function: its answer is that of
+        its code without a schedule."""
         return (
             tasks.problem(tasks.read(job.body), problems.target_of(job.target))
             if job.body

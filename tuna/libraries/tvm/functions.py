@@ -122,8 +122,8 @@ def _in_parts(sch: Any, block: Any, lanes: int) -> list[Any]:
 
 
 def _common_depth(sch: Any, stages: list[Any]) -> int:
-    """How many outer loops all stages have: they go over the same axes, and no reduction is among
-    them."""
+    """Return the number of outer loops that all stages share: they go over the same axes, and no
+    reduction is among them."""
     *earlier, last = stages
     depth = 0
     kinds = _kinds(sch, last)
@@ -168,7 +168,7 @@ def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
 
 
 def _kinds(sch: Any, block: Any) -> list[str]:
-    """Of each loop around a block: `space`, `reduce`, or `row` for one that goes over several
+    """Return for each loop around a block `space`, `reduce`, or `row` if it goes over several
     axes."""
     bound: dict[Any, str] = {}
     for axis, value in zip(sch.get(block).iter_vars, _realised(sch, block), strict=True):
@@ -178,7 +178,7 @@ def _kinds(sch: Any, block: Any) -> list[str]:
 
 
 def _realised(sch: Any, block: Any) -> list[Any]:
-    """What each axis of a block is bound to."""
+    """Return the values that the axes of a block are bound to."""
     wanted, found = sch.get(block), []
 
     def visit(node: Any) -> None:

@@ -1,4 +1,4 @@
-"""How the kernels of a family want a layer's tensors, as data that a program without Tuna can
+"""Packing of a layer's tensors for the kernels of a family, as data that a program without Tuna can
 follow. Imports no TVM.
 
 A tensor of the layer becomes an argument of the kernel in these steps, of which `layers.json` of an
@@ -6,10 +6,10 @@ exported database has those that do something:
 
     order      axes         transpose to this order: channels first, or a matrix as it is multiplied
     turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both
-    filter axes reversed
+                            filter axes reversed
     filled     extents      zeros up to these extents
     groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their
-    number
+                            number
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
     permuted   axes         transpose to this order; the result is contiguous, in fp32

@@ -54,7 +54,7 @@ def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
 def _annotated(
     name: str, inputs: Sequence[Any], attributes: Sequence[Any]
 ) -> list[tuple[str, str]]:
-    """What an annotation does with a sampled value: (the value's variable, words)."""
+    """Return (the variable of a sampled value, words) for an annotation that uses the value."""
     if name != "Annotate" or not isinstance(inputs[1], str):
         return []
     return [(inputs[1], attributes[0].rpartition(".")[2].replace("_", " "))]

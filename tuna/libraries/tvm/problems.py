@@ -40,7 +40,7 @@ class FamilyProblem:
         return self.family.kernel.workload(self.layer)
 
     def count(self, wanted: int) -> int:
-        """How many candidates there are, at most `wanted`; none where the family has no kernel for
+        """Return the number of candidates, at most `wanted`; 0 where the family has no kernel for
         the target."""
         if isinstance(self.layer, Layer):
             sizes = self.layer.shape

@@ -69,7 +69,7 @@ class RemoteValues:
 
     @property
     def free_bytes(self) -> int | None:
-        """What more values may take; None: the board does not say."""
+        """Bytes that are free for more values; None: the board does not say."""
         found = None if self._limit_bytes is None else self._limit_bytes - self.held_bytes
         free = self._device.available_global_memory
         total = self._device.total_global_memory
@@ -154,7 +154,8 @@ class RemoteValues:
 
 
 def _size(value: Any, place: str, depth: int) -> _Size:
-    """What a value takes; raises BadInput for one that cannot cross, by its place."""
+    """Return the bytes of a value on the board; raises BadInput, which names its place, for one
+    that cannot be sent."""
     if depth > _DEEPEST:
         raise _refused(place, f"it is nested more than {_DEEPEST} deep")
     value = value.item() if isinstance(value, np.generic) else value

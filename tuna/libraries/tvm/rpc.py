@@ -48,7 +48,7 @@ class Tracker:
 
     @classmethod
     def parse(cls, text: str) -> Tracker:
-        """Of `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
+        """Read `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
         host, mark, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if (
@@ -64,7 +64,8 @@ class Tracker:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def boards(self, timeout_s: float) -> Mapping[str, int]:
-        """How many boards are registered with each device key, free or not; raises ServiceError.
+        """Return the number of boards that are registered with each device key, free or not; raises
+        ServiceError.
 
         A board that vanished without closing its connection is still among them.
         """
@@ -77,8 +78,8 @@ class Tracker:
             raise self._is_none() from None
 
     def queue(self, key: str, timeout_s: float) -> tuple[int, int]:
-        """How many boards with this device key are free, and how many requests wait for one; raises
-        ServiceError."""
+        """Return the number of free boards with this device key, and of requests that wait for one;
+        raises ServiceError."""
         answer = self._ask([_SUMMARY], timeout_s)
         try:
             found = answer["queue_info"].get(key, {"free": 0, "pending": 0})
@@ -186,7 +187,8 @@ def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> 
 
 
 def facts(session: Any) -> dict[str, Any]:
-    """What decides whether two boards are of one kind, as their runtime says it."""
+    """Return the facts that decide whether two boards are of one kind, as their runtime reports
+    them."""
 
     def ask(name: str, otherwise: Any) -> Any:
         try:
@@ -216,6 +218,7 @@ def _model(session: Any) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """What TVM's error says, without the trace that stands before it, and without a full stop."""
+    """Return the message of TVM's error, without the trace that stands before it, and without a
+    full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__).rstrip(".: ")

@@ -88,8 +88,8 @@ def _applicable_to_task(
 
 
 def unsupported(config: Config) -> str:
-    """What a config has that none of the solvers takes, in a few words; empty for a function that
-    is scheduled by rule."""
+    """Return the feature of a config that no solver supports, in a few words; empty for a function
+    that is scheduled by rule."""
     if isinstance(config, TaskConfig):
         return (
             "functions like this one"

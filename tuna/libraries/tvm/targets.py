@@ -103,8 +103,8 @@ def is_own(target: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
 
 
 def architecture(target: Mapping[str, Any]) -> str:
-    """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this
-    machine's."""
+    """Return the architecture of the CPU that a target compiles for, as `uname -m` prints it: by
+    its triple, else this machine's."""
     name = str(target.get("mtriple", "")).partition("-")[0] or platform.machine().lower()
     return _ARCHITECTURES.get(name, name)
 

@@ -328,7 +328,7 @@ def _is_stale(solver: str, toolchain: str) -> bool:
 def _packing(
     entry: _Winner, records: tuple[TunedRecord, ...]
 ) -> list[dict[str, Any] | None] | None:
-    """How the kernel wants its tensors; None for a solver that takes the layer's own."""
+    """Return the packing of the kernel's tensors; None for a solver that takes the layer's own."""
     solver = BY_NAME.get(entry.solver)
     if solver is None or not solver.family:
         return None

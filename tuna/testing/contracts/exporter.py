@@ -1,4 +1,4 @@
-"""What every exporter must do, as a pytest class: subclass `ExporterContract`, give an exporter and
+"""The contract of exporters as a pytest class: subclass `ExporterContract`, give an exporter and
 sample results.
 
 class TestMine(ExporterContract):
@@ -171,7 +171,7 @@ class SampleSource:
                 yield KernelOf(*which, None, "", "")
 
     def blob(self, digest: str) -> bytes:
-        """Of the samples' code and workloads."""
+        """The code or workload of a sample, by its hash."""
         return self._blobs[digest]
 
     def good_trials(

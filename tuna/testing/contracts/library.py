@@ -70,7 +70,7 @@ class LibraryContract:
     @pytest.fixture(scope="class")
     @classmethod
     def context(cls, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
-        """What a worker lends; with a store in a temporary folder."""
+        """The context of a worker, with a store in a temporary folder."""
         return run_context(tmp_path_factory.mktemp("contract"))
 
     @pytest.fixture(scope="class")
@@ -81,9 +81,6 @@ class LibraryContract:
         """Everything that happened to the sample jobs."""
         yield rehearse(library, configs, context, cls.job_options, cls.max_jobs)
         library.close()
-
-    # -- what it says of itself
-    # ---------------------------------------------------------------------------------------
 
     def test_the_environment_is_stable(self, library: Library) -> None:
         """Two looks give the same: else a worker would refuse its own session."""
@@ -179,9 +176,6 @@ class LibraryContract:
     def test_a_probe_answers_in_words(self, library: Library) -> None:
         """Empty: the device answers."""
         assert isinstance(library.probe(DeviceHandle(id="cpu0", cpus=(0,))), str)
-
-    # -- what it did
-    # --------------------------------------------------------------------------------------------------
 
     def test_a_step_raises_nothing(self, turns: list[Turn]) -> None:
         """A candidate's fault is a failed trial, a job's fault a failed result."""
@@ -280,7 +274,7 @@ class LibraryContract:
             assert [item.model_dump_json() for item in turn.items] == list(turn.before)
 
     def test_results_travel_as_json(self, turns: list[Turn]) -> None:
-        """What is read is what was written."""
+        """A result read from its JSON equals the one that was written."""
         for _, result in _pairs(turns):
             assert StepResult.model_validate_json(result.model_dump_json()) == result
 
@@ -295,9 +289,6 @@ class LibraryContract:
             for result in turn.results if turn.step.resource is Resource.DEVICE else []:
                 timed = any(trial.time_ms is not None for trial in result.trials)
                 assert result.device is not None or not timed
-
-    # -- repeating it
-    # -------------------------------------------------------------------------------------------------
 
     def test_reproduce_is_one_command_line(self, library: Library, turns: list[Turn]) -> None:
         """A shell splits it into the words that it was made of, with or without a candidate."""

@@ -29,7 +29,7 @@ _NO_DIGESTS = (
 
 
 class StoreContract:
-    """What is put is had by its hash, or nothing is."""
+    """A stored blob is found by its hash, or there is none."""
 
     @pytest.fixture
     def store(self) -> ArtifactStore:

@@ -16,7 +16,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 class DatabaseKind(str, Enum):
-    """What a database holds."""
+    """The kinds of MIOpen's databases."""
 
     FIND = "find db"
     PERF = "perf db"
@@ -26,7 +26,7 @@ class DatabaseKind(str, Enum):
 
     @property
     def form(self) -> str:
-        """What a user types."""
+        """The word by which a user names it."""
         return self.value.partition(" ")[0]
 
 
@@ -39,7 +39,8 @@ ENDS = {
 
 
 def kind_of(path: Path) -> DatabaseKind:
-    """What the file holds, by its contents; raises BadInput if it is none of MIOpen's, or empty."""
+    """Return the kind of a database by its contents; raises BadInput if it is none of MIOpen's, or
+    empty."""
     head = compressed.head(path)
     for kind in DatabaseKind:
         if is_kind(kind, path, head):

@@ -31,7 +31,8 @@ _PREFIXES = {
     "W": "miopenConvolutionBwdWeightsAlgo",
 }
 _ALGORITHM = re.compile(
-    rf"(?:{'|'.join(_PREFIXES.values())}|miopenTransposeBwdDataAlgo)(?:{'|'.join(ALGORITHMS.values())})"
+    rf"(?:{'|'.join(_PREFIXES.values())}|miopenTransposeBwdDataAlgo)"
+    rf"(?:{'|'.join(ALGORITHMS.values())})"
 )
 _TIME = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf", re.ASCII | re.IGNORECASE)
 _RESERVED = frozenset("=;:,\r\n")

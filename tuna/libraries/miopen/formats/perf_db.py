@@ -37,12 +37,14 @@ INDEXES = (
     (
         "CREATE UNIQUE INDEX `idx_config` ON config("
         " layout,data_type,direction,spatial_dim,in_channels,in_h,in_w,in_d,"
-        "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,conv_stride_h,conv_stride_w,conv_stride_d,"
+        "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,"
+        "conv_stride_h,conv_stride_w,conv_stride_d,"
         "dilation_h,dilation_w,dilation_d,bias,group_count )"
     ),
     "CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config)",
 )
-_INSERT_CONFIG = f"INSERT INTO config VALUES ({', '.join('?' * (1 + len(PERF_FIELDS)))})"  # noqa: S608 (constants)
+_VALUES = ", ".join("?" * (1 + len(PERF_FIELDS)))
+_INSERT_CONFIG = f"INSERT INTO config VALUES ({_VALUES})"  # noqa: S608 (constants)
 _SELECT = (
     f"SELECT {', '.join(PERF_FIELDS)}, solver, params "  # noqa: S608 (constants)
     "FROM perf_db JOIN config ON perf_db.config = config.id ORDER BY perf_db.id"

@@ -159,8 +159,8 @@ def _rows(source: ResultSource, text: bool, tally: ExportTally) -> Iterator[tupl
 
 
 def perf_order(key: str) -> str:
-    """What `ProblemKey.perf_order` makes of a find-db key, without taking it all apart; for no key,
-    something else."""
+    """Return `ProblemKey.perf_order` of a find-db key without parsing all of it; for a text that is
+    no key, an arbitrary one."""
     words = key.split("-")
     dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
     if len(words) < 11 + 2 * dims:

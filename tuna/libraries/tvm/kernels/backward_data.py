@@ -2,21 +2,14 @@
 convolution of dy with some of the taps.
 
     D = copy of dy with its borders, N K/i H W i      (none where dy can be read in place)
-    for n, block group of C, row group h, column group:  (or the rows before the blocks)
-    parallel
-        for the s*s phases (a, b):
-        unrolled
-            acc[blocks][columns][b] = 0
-            registers
-            for the taps of the phase, K/i, channel in the block:                     by 1 or 4
-            unrolled
-                for column of the tile:
-                unrolled
+    for n, block group of C, row group h, column group:  (or the rows before the blocks)  parallel
+        for the s*s phases (a, b):                                                  unrolled
+            acc[blocks][columns][b] = 0                                             registers
+            for the taps of the phase, K/i, channel in the block:         by 1 or 4 unrolled
+                for column of the tile:                                             unrolled
                     x = broadcast D[n, k, h + e - t, column + e' - u, i]
-                    for block of the group:
-                    unrolled
-                        acc[block][column] += x * W[block, k, r(t), r(u), i, :]
-                        vector
+                    for block of the group:                                         unrolled
+                        acc[block][column] += x * W[block, k, r(t), r(u), i, :]     vector
         dx[rows s*h + a, columns s*column + b] = acc of phase (a, b)             and the epilogue
 
 Tap r reaches row y of dx from row (y + pad - r*dilation) / s of dy, where that is whole: which taps

@@ -1,26 +1,17 @@
 """Backward weights as a direct kernel with the roles turned: pixels are summed, channels and taps
 are the tile.
 
-    D = copy of X with its borders, N C/i H W i
-    parallel
-    G = copy of dy, N K/b OH OW b
-    parallel
-    for block group of K, C/i, ry, tap group of the row, channel group of the block:
-    parallel
-        acc[channels][taps][blocks][b] = 0
-        registers
-        for n, row, column of dy:                                             by 1 or 2 columns
-        unrolled
-            for channel, tap of the tile:
-            unrolled
+    D = copy of X with its borders, N C/i H W i                                     parallel
+    G = copy of dy, N K/b OH OW b                                                   parallel
+    for block group of K, C/i, ry, tap group of the row, channel group of the block:  parallel
+        acc[channels][taps][blocks][b] = 0                                          registers
+        for n, row, column of dy:                                 by 1 or 2 columns unrolled
+            for channel, tap of the tile:                                           unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:
-                unrolled
-                    acc[channel][tap][block] += x * G[n, block, row, column, :]
-                    vector
+                for block of the group:                                             unrolled
+                    acc[channel][tap][block] += x * G[n, block, row, column, :]     vector
         P = acc
-    dw = P in the layer's own layout
-    parallel
+    dw = P in the layer's own layout                                                parallel
 
 Groups are merged until they fill a vector, as in `direct`; what is between different groups is
 computed and left out.

@@ -1,20 +1,13 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = copy of X with its padding, N C/b H W b    (none where X can be read in place; below: in
-    parts) parallel
-    for n, block group of K, row, column group:    (or the rows before the blocks)
-    parallel
-        acc[blocks][rows][columns][b] = 0
-        registers
-        for C/b, rx, ry, channel in the block:                                    by 1, 2 or 4
-        unrolled
-            for row, column of the tile:
-            unrolled
+    D = copy of X with its padding, N C/b H W b    (or X itself, or in parts)       parallel
+    for n, block group of K, row, column group:    (or the rows before the blocks)  parallel
+        acc[blocks][rows][columns][b] = 0                                           registers
+        for C/b, rx, ry, channel in the block:                         by 1, 2 or 4 unrolled
+            for row, column of the tile:                                            unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:
-                unrolled
-                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]
-                    vector
+                for block of the group:                                             unrolled
+                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]        vector
         Y = acc                                           and the epilogue
 
 A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for
@@ -213,7 +206,7 @@ def copies(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is a row to the kernel."""
+    """A row of the answer as the kernel sees it."""
 
     merged: int  #: rows of the answer in it
     pixels: int

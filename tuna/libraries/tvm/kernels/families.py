@@ -1,5 +1,5 @@
-"""The families of kernels, one row each: where a family applies, how exact it is, how its weights are
-packed, and which module has its kernels.
+"""The families of kernels, one row each: where a family applies, how exact it is, how its weights
+are packed, and which module has its kernels.
 
 Processes without TVM and NumPy read this table too; only `Family.kernel` imports TVM.
 """
@@ -20,8 +20,8 @@ from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
 #: Taps of the filters that Winograd's families take, in each direction.
 TAPS = 3
-#: Largest error over largest magnitude of the answer of direct sums in fp32, of up to 2,048 channels
-#: and 3 x 3 taps.
+#: Largest error over largest magnitude of the answer of direct sums in fp32, of up to 2,048
+#: channels and 3 x 3 taps.
 DIRECT_ERROR = 1e-5
 
 #: Steps that pack a tensor: see `tvm/packing.py`.
@@ -30,8 +30,8 @@ Steps = dict[str, Any]
 
 @dataclass(frozen=True)
 class FamilyKernel:
-    """The functions that the module of a family has. A layer is a `stages.Layer`, of the family gemm
-    a `gemm.Product`."""
+    """The functions that the module of a family has. A layer is a `stages.Layer`, of the family
+    gemm a `gemm.Product`."""
 
     #: from K, C/groups, R, S to what the kernel takes, both NumPy
     pack_weights: Callable[[Any, Any], Any]

@@ -1,25 +1,17 @@
 """Matrix product with a tile of sums in registers and panels of both matrices in cache: all
 transposes, batches.
 
-    for batch, panel group of columns:
-    parallel
-        P = panels of B, N/b K b                 (unless packed ahead or read in place)
-        L2
+    for batch, panel group of columns:                                              parallel
+        P = panels of B, N/b K b                 (unless packed ahead or read in place)  L2
         for part of K, row group:
-            R = rows of A                        (unless read in place)
-            L1, L2
+            R = rows of A                        (unless read in place)             L1, L2
             for panel of the group:
-                acc[rows][blocks][b] = 0         (or what the parts before it left)
-                registers
-                for k of the part:                                                 by 1 or 4
-                unrolled
-                    for row of the tile:
-                    unrolled
+                acc[rows][blocks][b] = 0         (or what the parts before it left)  registers
+                for k of the part:                                        by 1 or 4 unrolled
+                    for row of the tile:                                            unrolled
                         a = broadcast R[row, k]
-                        for block of the panel:
-                        unrolled
-                            acc[row][block] += a * P[block, k, :]
-                            vector
+                        for block of the panel:                                     unrolled
+                            acc[row][block] += a * P[block, k, :]                   vector
                 C = acc                                     and the epilogue
 
 Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile
@@ -53,7 +45,7 @@ _MAX_ROWS = 28
 
 @dataclass(frozen=True)
 class Product:
-    """What a kernel is made for."""
+    """A matrix product as the kernel gets it."""
 
     config: GemmConfig
     mode: Mode  #: NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says

@@ -1,5 +1,5 @@
-"""What a schedule has to know of a CPU: width and number of vector registers, sizes of the
-caches."""
+"""The properties of a CPU that a schedule depends on: width and number of vector registers, sizes
+of the caches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Points of the families' spaces as MetaSchedule traces, and their order by estimated cycles. Imports
-TVM."""
+"""Points of the families' spaces as MetaSchedule traces, and their order by estimated cycles.
+Imports TVM."""
 
 from __future__ import annotations
 

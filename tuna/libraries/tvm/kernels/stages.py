@@ -27,8 +27,8 @@ Reader = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Layer:
-    """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them,
-    then Y."""
+    """A convolution as a kernel gets it. Its arguments are X, W, then B and R where the epilogue
+    has them, then Y."""
 
     shape: ConvShape
     mode: Mode

@@ -112,8 +112,8 @@ class Design:
         return [list(self.instructions), decided]
 
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
-        """Of a tile the logarithms of its factors, of their products from within, and of the
-        extent; of the rest, the values."""
+        """Return the features of a point: logarithms of each tile's factors, of their products from
+        the innermost on, and of the extent; the values of other decisions."""
         found: dict[str, float] = {self._name: 1.0}
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
@@ -165,7 +165,7 @@ def own_decisions(trace: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def key_of(trace: Sequence[Any]) -> str:
-    """What traces of one design have in common."""
+    """Return a text that is equal for all traces of one design."""
     return json.dumps(before_postproc(trace), separators=(",", ":"))
 
 
@@ -228,7 +228,8 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _labels(instructions: Sequence[Any]) -> dict[int, str]:
-    """What each sampling instruction decides, in words that are the same in like problems."""
+    """Return for each sampling instruction a label of what it decides; it is the same in similar
+    problems."""
     names: dict[str, str] = {}
     used: dict[str, str] = {}
     for name, inputs, attributes, outputs in instructions:

@@ -160,7 +160,7 @@ class ScheduleSpace(Space):
             schedule = Schedule(self._module, seed=seed, error_render_level="none")
             try:
                 Trace(trace.insts, {}).apply_to_schedule(schedule, remove_postproc=True)
-            except Exception:  # noqa: S112  # an invalid sample, of which TVM's primitives have many kinds
+            except Exception:  # noqa: S112  # an invalid sample: TVM's primitives fail in many ways
                 continue
             for place, value in own_decisions(self._json(schedule.trace)):
                 if place in places:
@@ -175,9 +175,7 @@ class ScheduleSpace(Space):
             return (
                 schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
             )
-        except (
-            Exception
-        ):  # an invalid combination of decisions, of which TVM's primitives have many kinds
+        except Exception:  # an invalid combination of decisions: primitives fail in many ways
             return None
 
     def _json(self, trace: Any) -> Any:
