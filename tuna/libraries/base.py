@@ -55,7 +55,7 @@ class Environment:
     arch: str
     num_cu: int
     toolchain: str
-    device: str = ""  #: name of the device for people, such as the CPU model
+    device: str = ""  #: readable name of the device, such as the CPU model
     target: str = ""  #: the compiler's target, in the library's own form
     flags: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, str] = field(
@@ -81,7 +81,7 @@ class Environment:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        """In one line, for people."""
+        """Return a readable line."""
         words = [f"{self.library} {self.library_version}", f"{self.arch} x {self.num_cu}"]
         words += [self.device] if self.device else []
         return ", ".join(words + [f"{name} {value}" for name, value in self.conditions.items()])
@@ -151,12 +151,12 @@ class Library(ABC):
     #: candidates from the trials of earlier rounds. None: no job does.
     search: Step | None = None
     #: The step, called FINALS, of an additional job that measures the winners of a config's solvers
-    #: again, in turn, for they were measured at different times; None: their times are compared as
-    #: they are.
+    #: again, interleaved, because they were measured at different times; None: their times are
+    #: compared as they are.
     finals: Step | None = None
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
-    #: What a session may choose of how its results are measured.
+    #: Conditions of measurement that a session may choose.
     conditions: Sequence[Condition] = ()
     #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use,
     #: else its measuring cores.
@@ -338,8 +338,8 @@ class Library(ABC):
         return shlex.join([*words, item.layer.text()])
 
     def readable_params(self, params: str) -> str:
-        """A candidate's params in one short line for people; they may come from another version.
-        The default changes nothing."""
+        """Return a candidate's params as one short readable line; they may come from another
+        version. The default changes nothing."""
         return params
 
     def of_rival(self, item: WorkItem, rival: Rival) -> WorkItem:

@@ -1,8 +1,8 @@
 """The children of a `CandidateLibrary`: one that builds, and those that measure.
 
-Candidates are foreign code, and a process in which one has run says what that candidate wants. So
-the candidates of an item run in a process that ends with the item, and what a worker believes
-beyond it, such as the device's peak, comes from another one.
+Candidates are foreign code: a process in which one has run cannot be trusted any more. So the
+candidates of an item run in a process that ends with the item, and facts that a worker keeps beyond
+it, such as the device's peak, come from another process.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class CandidateChildren(Library):
         return Calls(clean, forked if self.forkable else started, self._fresh(context))
 
     def _end_tainted(self, context: RunContext) -> None:
-        """End the process in which the item's candidates ran: it could lie about those of the next
-        item."""
+        """End the process in which the item's candidates ran: it could report wrong times for those
+        of the next item."""
         if not self._tainted:
             return
         self._tainted = False

@@ -52,8 +52,8 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
-#: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh
-#: processes.
+#: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
+#: measured again after a drift.
 _ROUNDS = 2
 #: Processes of one round of finals: one for all, and after a fault one for each.
 _FINALS = PROCESSES * (FINALISTS + 1)
@@ -260,7 +260,7 @@ class CandidateLibrary(CandidateChildren):
         )
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        """The winners of the config's solvers, in turn."""
+        """Measure the winners of the config's solvers again, interleaved."""
         items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
         limits = Limits(

@@ -20,15 +20,14 @@ class Condition:
     meaning: str
 
 
-#: Of every kernel that runs on this machine's cores; one with its own clock cannot be measured
-#: cold.
+#: For kernels that run on this machine's cores; one with its own clock cannot be measured cold.
 CACHES = Condition(
     "caches",
     ("warm", "cold"),
     "cold: the caches are emptied before each run, and one run is timed at a time",
 )
 
-#: Of convolutions, whose kernels often read and write blocks of channels.
+#: For convolutions, whose kernels often read and write blocks of channels.
 LAYOUTS = Condition(
     "layouts",
     ("layer", "native"),

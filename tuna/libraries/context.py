@@ -29,7 +29,7 @@ class DeviceHandle:
     """The device that a step on `Resource.DEVICE` may use, and how it is made visible to a child
     process alone."""
 
-    id: str  #: for people and locks, such as `GPU-5d5ba0d6` or `cpu3`
+    id: str  #: for logs and locks, such as `GPU-5d5ba0d6` or `cpu3`
     uuid: str = ""  #: as its driver names it; empty for cores
     #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -75,9 +75,8 @@ class RunContext:
     uses: Callable[[str], None] = _ignore
     #: working folder of children that outlive the chunk; None: `scratch`
     lasting: Path | None = None
-    builds: BuildCores | None = (
-        None  #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
-    )
+    #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
+    builds: BuildCores | None = None
 
     def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:
         """To be held during one build of at most `limit_s`, so that it does not disturb a

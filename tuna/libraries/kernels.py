@@ -59,7 +59,7 @@ class Past:
 class Known:
     """Trials of an earlier search from which this one may learn."""
 
-    label: str  #: says of which, for people
+    label: str  #: names the search in logs and reports
     #: of the same config in the same environment, measured while it was quiet: its times are those
     #: to be expected here
     same: bool

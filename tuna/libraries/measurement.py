@@ -19,7 +19,7 @@ from tuna.vocabulary import Cause
 
 #: Finalists at most, of those within `repeats.CLOSE` of the best.
 FINALISTS = 4
-#: Fresh processes in which finalists are measured again, besides the first one, and seconds for
+#: Number of fresh processes that measure finalists again, besides the first one, and seconds for
 #: each finalist in one.
 PROCESSES = 2
 _FINAL_S = 0.5
@@ -63,10 +63,8 @@ class Contest:
     limits: Limits
     #: of rivals, whose answers are known to be right, what they took
     known_ms: Mapping[int, float] | None = None
-    finalists: int = (
-        #: 0: a quick look, for something else decides; then nothing is measured again after drift
-        FINALISTS
-    )
+    #: 0: a quick look, for something else decides; then nothing is measured again after drift
+    finalists: int = FINALISTS
     #: of what was measured before; candidates far from it are no finalists
     best_ms: float | None = None
 
@@ -280,7 +278,7 @@ class _Round:
         return tuple(self._trials.values())
 
     def _again(self, finalists: list[int], processes: int, budget_s: float) -> None:
-        """Measure these in fresh processes too, in turn."""
+        """Measure the finalists in fresh processes too, interleaved."""
         for _ in range(processes):
             finalists = [
                 index for index in reversed(finalists) if self._trials[index].cause is None

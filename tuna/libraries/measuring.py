@@ -47,7 +47,7 @@ _L3_BYTES = 32 << 20
 
 #: A repeat that takes longer is followed by shorter ones.
 _LONG_S = 10 * REPEAT_S
-#: What the right answer to a job may depend on.
+#: Fields of a job that the right answer may depend on.
 _OF_REFERENCE = ("config", "target", "body")
 
 
@@ -113,7 +113,7 @@ def again(
     arrays: Sequence[Any],
     budget_s: float,
 ) -> dict[str, Any]:
-    """Time candidates whose answers are known to be right in turn, each for up to `budget_s`.
+    """Time candidates whose answers are known to be right, interleaved, each for up to `budget_s`.
 
     `jobs` are theirs, for one config and the same conditions; `times_ms` is what they took.
     """
@@ -183,7 +183,7 @@ def _timed(
 
 
 def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
-    """By the kernel's own clock, if it has one: until the interval is narrow or the time is
+    """Time a kernel by its own clock, if it has one, until the interval is narrow or the time is
     spent."""
     started = time.perf_counter()
     times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)

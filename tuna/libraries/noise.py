@@ -1,8 +1,8 @@
 """Effect of builds on other cores on the times of fixed kernels on a measuring core: for `tuna
 doctor --noise` and `scripts/bench noise`.
 
-The builds are real ones: compile steps of a library that is installed here, as many at a time as
-cores compile. The kernels are timed in pairs, in turn beside the builds and while these wait
+The builds are real ones: compile steps of a library that is installed here, as many concurrently as
+cores compile. The kernels are timed in pairs, beside the builds and while these wait
 (`core_lending.measuring` with quiet), so that what else changes on the machine changes both.
 """
 
@@ -79,7 +79,7 @@ class _Work:
 
 
 class BuildLoad:
-    """Builds as many at a time as cores compile, until the block ends."""
+    """Runs a build on each core that compiles, until the block ends."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         """Raises TunaError where no library here builds anything."""

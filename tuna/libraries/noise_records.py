@@ -29,7 +29,7 @@ class NoiseRecord:
     at: str  #: ISO 8601, UTC
     machine: Mapping[str, str]  #: which machine it is of
     library: str  #: whose builds ran
-    builds: int  #: how many at a time
+    builds: int  #: number that ran concurrently
     pairs: int
     #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time
     #: without - 1.

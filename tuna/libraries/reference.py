@@ -4,12 +4,10 @@ A kind of config names its reference as an import string (`ConfigKind.reference`
 takes a config and a seed, and returns a `Problem`:
 
 - `inputs`: the layer's arrays, random but the same for the same seed, in the types, shapes and
-  order in which every solver
-  takes them. Keep values small, so that sums do not overflow the layer's type; `random` draws them
-  as Tuna's kinds do.
+  order in which every solver takes them. Keep values small, so that sums do not overflow the
+  layer's type; `random` draws them as Tuna's kinds do.
 - `expected`: the answer as float64, in the shape and layout in which solvers write it, computed
-  from the inputs as they
-  are stored (after their rounding) and by other means than the solvers.
+  from the inputs as they are stored (after their rounding) and by other means than the solvers.
 - `answer_type`: the NumPy name of the answer's type, or `bfloat16`.
 - `tolerance`: the largest error that is rounding, relative to the largest magnitude in `expected`;
   0 demands equality.

@@ -32,11 +32,11 @@ BUDGET_S = 1.0
 WIDE = 0.05
 #: A candidate that is this many times slower than the best is measured once.
 HOPELESS = 3.0
-#: Those within this factor of the best are finalists.
+#: Candidates within this factor of the best are finalists.
 CLOSE = 1.2
 #: A repeat with less CPU time than this part of its wall time was preempted.
 _BUSY = 0.97
-#: So many undisturbed repeats are enough when the time is spent.
+#: Number of undisturbed repeats that is enough when the time is spent.
 _ENOUGH = 3
 
 
@@ -165,7 +165,7 @@ def settle(samplers: Sequence[Sampler]) -> None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median of independent `values`, of which there is at least one.
+    """Return the 95 % interval of the median of independent `values`, at least one.
 
     Between two order statistics: the median lies outside of [x(j), x(n+1-j)] with probability 2 P(B
     < j), where B is binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd

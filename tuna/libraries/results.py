@@ -152,8 +152,8 @@ class ResultSource(Protocol):
         """Whole results by config key, environment key, time, solver's name and params: a total
         order.
 
-        With `n_best` also up to so many trials of each config, solver and environment, the result
-        the first of them.
+        With `n_best` also up to that number of trials of each config, solver and environment, the
+        result the first of them.
         """
 
     def kinds_without_key(self) -> Mapping[str, int]:

@@ -1,5 +1,5 @@
-"""A base for candidate libraries some of whose solvers are searched in rounds, each of which learns
-from those before it."""
+"""A base for candidate libraries with solvers that are searched in rounds, each of which learns
+from the rounds before it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tuna.libraries.options import read
 from tuna.libraries.search.stop import Effort, SearchProgress, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
-#: What of the minutes is left for the start of workers and for finals: this part, and at most so
-#: many seconds.
+#: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
+#: seconds.
 _AROUND, _AROUND_S = 0.1, 30.0
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",
@@ -124,7 +124,7 @@ class SearchingLibrary(CandidateLibrary):
         return why == _WHY[Stop.TARGET]
 
     def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """By its trials, of which an effort has a number."""
+        """By the limit on trials, which an effort has too."""
         asked = read(self.options, options)
         trials = _rule(asked).trials
         return None if trials is None else math.ceil(trials / asked.batch)

@@ -40,7 +40,7 @@ class KindContract:
     #: The keys of the first examples, as databases have them already; a change of these loses every
     #: stored result.
     keys: Sequence[str] = ()
-    #: so many examples, from the first, are computed by the reference, where there is one
+    #: number of examples, from the first, that the reference computes, where there is one
     referenced: int = 2
 
     def test_it_is_found_by_its_name(self) -> None:

@@ -7,7 +7,7 @@ import re
 from tuna.errors import BadInput
 from tuna.libraries.exporter import UNSAFE
 
-#: How the names of SQLite perf dbs in a user's folder end, after the base name.
+#: Ending of the names of SQLite perf dbs in a user's folder, after the base name.
 _USER_PERF = "_1.1.0.udb"
 #: Names that end in a letter, a digit or a number of their own; no other name begins with one of
 #: them.

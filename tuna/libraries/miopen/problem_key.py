@@ -26,9 +26,9 @@ _ALONG = ("in", "fil", "pad", "conv_stride", "dilation")
 _DATA_TYPES = {
     name.value: name for name in (DataType.FP32, DataType.FP16, DataType.BF16, DataType.INT8)
 }
-#: How a key begins: channels and sizes.
+#: Beginning of a key: channels and sizes.
 _KEY_START = re.compile(r"\d+-\d+-\d+-")
-#: Between two fields of a key; MIOpen ships a few with negative sizes.
+#: Separator of the fields of a key; MIOpen ships a few with negative sizes.
 _HYPHEN = re.compile(r"(?<!-)-")
 
 
@@ -417,7 +417,7 @@ def _by(values: tuple[int, ...]) -> str:
 
 
 def _named(line: str) -> list[ConvConfig]:
-    """The layer of a line of a find db, of which only the key counts."""
+    """Return the layer of a find-db line; only the key matters."""
     return [to_conv(parse(line.partition("=")[0].strip()))]
 
 

@@ -15,7 +15,7 @@ from tuna.libraries.onednn import environment
 from tuna.libraries.onednn.solvers import SOLVERS
 from tuna.sandbox.discovery import Kind
 
-#: Configs that a child is asked about at a time; each takes some milliseconds.
+#: Configs in one request to a child; each takes some milliseconds.
 _BATCH = 100
 
 

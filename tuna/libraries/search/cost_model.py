@@ -41,8 +41,8 @@ _TREES: Mapping[str, Any] = {
 #: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts
 #: as.
 _SLOWEST, _FAILED = 4.0, 5.0
-#: Trials of like problems weigh together as much as so many of the problem itself, and each no more
-#: than half of one.
+#: Weight of all trials of similar problems together, and of each at most; a trial of the problem
+#: itself weighs 1.
 _SIBLINGS_WEIGH, _SIBLING_WEIGHS = 64.0, 0.5
 #: By how much trials must spread, in squares of what a prior predicts of them, to say as much of it
 #: as is believed without them.
@@ -55,7 +55,7 @@ Features = Mapping[str, float]
 class TrialSource:
     """Trials of one problem in one environment, to learn from."""
 
-    label: str  #: says which, for people
+    label: str  #: names the problem in the model's header
     trials: Sequence[KnownTrial]
     sibling: bool = False  #: of another size or another device than what is searched
 

@@ -12,26 +12,26 @@ from typing import Literal
 from tuna.libraries.search.cost_model import CostModel, TrialSource, learn
 from tuna.libraries.search.space import KnownTrial, Point, Space, in_order
 
-#: What is expected of points, in their order: the less, the better.
+#: Predicted costs of points, in their order: the smaller, the better.
 Costs = Callable[[Sequence[Point]], Sequence[float]]
 
 _POPULATION = 512
 _GENERATIONS = 5
 #: The fastest candidates of the history, from which each search starts.
 _PARENTS = 64
-#: How many of a generation are crossed; the others are mutated.
+#: Share of a generation that is crossed; the others are mutated.
 _CROSSED = 0.15
 
 Strategy = Literal["search", "random"]
 
-#: Spaces of at most so many points are ranked whole; larger ones are bred.
+#: Largest space that is ranked whole; larger ones are bred.
 SMALL = 4096
 #: Trials with a time before a model is trained on them; until then the space's prior chooses, or
 #: chance.
 _FEWEST = 8
-#: Of the same problem's fastest candidates in earlier searches, how many are measured again.
+#: Number of the same problem's fastest candidates in earlier searches that are measured again.
 _AGAIN = 4
-#: Of a batch, how much is random, so that a model that errs meets what it does not know.
+#: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
 _RANDOM_SHARE = 0.1
 #: Points that are drawn for each candidate wanted before a space counts as exhausted.
 _DRAWS = 50

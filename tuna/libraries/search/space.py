@@ -49,8 +49,8 @@ class Space(ABC):
 
     @abstractmethod
     def features_of(self, params: str) -> Mapping[str, float] | None:
-        """The same of a candidate of this problem or one like it; None for params in which they
-        cannot be seen."""
+        """Return the features of a candidate of this problem or a similar one; None if the params
+        do not have them."""
 
     @abstractmethod
     def random(self, chance: Random) -> Point:
@@ -78,7 +78,7 @@ class KnownTrial:
 def in_order(history: Iterable[KnownTrial]) -> Sequence[KnownTrial]:
     """The trials sorted by params, one for each; of several trials of one candidate the fastest.
 
-    So what is learned does not depend on the order in which they were measured.
+    So the model does not depend on the order of measurement.
     """
     best: dict[str, KnownTrial] = {}
     for trial in history:

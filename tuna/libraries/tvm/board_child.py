@@ -25,7 +25,7 @@ from tuna.libraries.tvm import problems, tasks
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.rpc import facts, last_line
 
-#: What is read on the board between cold runs: more than the last cache of any board that there is.
+#: Bytes that are read on the board between cold runs: more than the last-level cache of any board.
 _FLUSH_BYTES = 64 << 20
 
 
@@ -78,7 +78,7 @@ def close_session() -> dict[str, Any]:
 
 
 def ping() -> dict[str, Any]:
-    """Whether the board answers; raises BoardLost."""
+    """Call the board; raises BoardLost if it does not answer."""
     try:
         return {"threads": int(_current().remote.get_function("runtime.NumThreads")())}
     except Exception as error:
@@ -86,7 +86,7 @@ def ping() -> dict[str, Any]:
 
 
 def probe(loader: str) -> dict[str, Any]:
-    """Nothing: how fast this machine is says nothing of the board."""
+    """Return no probe: the speed of this machine says nothing about the board."""
     return {}
 
 

@@ -27,9 +27,9 @@ from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
-#: How long to wait for a free board: when a chunk begins, and after an error.
+#: Seconds to wait for a free board: when a chunk begins, and after an error.
 _WAIT_S, _AGAIN_S = 20.0, 10.0
-#: Seconds in which the server of a board is started again after a crash.
+#: Seconds until the server of a board has restarted after a crash.
 _BACK_S = 3.0
 #: A board's server ends a session by itself this long after the last item could have ended, should
 #: we not.

@@ -23,13 +23,13 @@ from tuna.sandbox.processes import Child, ChildCancelled, child_env
 CHILD = "tuna.libraries.tvm.board_child"
 #: Seconds for a child's start, which imports TVM, and for the handshake with a board.
 START_S, HANDSHAKE_S = 120.0, 20.0
-#: How long a worker that starts, or a new session, waits for a free board.
+#: Seconds that a starting worker, or a new session, waits for a free board.
 _FIRST_WAIT_S = 30.0
 _CONNECT_S = 3.0
-#: For so long at a time the tracker is asked, so that a worker that ends need not wait longer; and
-#: the pause between.
+#: Timeout of one request to the tracker, which bounds the wait of a worker that ends; and the pause
+#: between two.
 _SLICE_S, _PAUSE_S = 2.0, 0.2
-#: What the child's error begins with where the board itself failed.
+#: Prefix of the child's error where the board itself failed.
 _LOST = "BoardLost: "
 
 

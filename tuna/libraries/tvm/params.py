@@ -1,4 +1,4 @@
-"""Short text of a candidate's parameters, for people. Reads the record as JSON and needs no TVM."""
+"""Short readable text of a candidate's parameters. Reads the record as JSON and needs no TVM."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tuna.errors import BadInput
 #: Deeper nesting is a loop, or no argument of a model.
 _DEEPEST = 16
 _INT64 = 1 << 63
-#: Of a handle and what belongs to it, on the board.
+#: Bytes of a handle and its bookkeeping on the board.
 _HANDLE_BYTES = 64
 
 
@@ -77,7 +77,7 @@ class RemoteValues:
         return min((one for one in (found, there) if one is not None), default=None)
 
     def check(self, needed_bytes: int, what: str) -> None:
-        """Raise BadInput if so many bytes more do not fit."""
+        """Raise BadInput if `needed_bytes` more do not fit."""
         free = self.free_bytes
         if free is not None and needed_bytes > free:
             raise BadInput(

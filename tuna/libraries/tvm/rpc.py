@@ -1,7 +1,7 @@
 """TVM's RPC tracker, asked with a deadline, and sessions with the boards that it lists.
 
 TVM's own client waits for a tracker without limit. Its protocol is small (tvm/rpc/base.py): both
-sides send a magic number, then messages of a length of 4 bytes and JSON, answered in turn.
+sides send a magic number, then messages of a length of 4 bytes and JSON, each of which is answered.
 `connect` alone imports TVM; it waits in C++ where no deadline holds, so it is called in a child
 process that can be killed.
 """
@@ -154,7 +154,7 @@ class Tracker:
 
 
 def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes; raises OSError, TimeoutError included."""
+    """Receive exactly `size` bytes; raises OSError, TimeoutError included."""
     found = b""
     while len(found) < size:
         left_s = deadline - time.monotonic()

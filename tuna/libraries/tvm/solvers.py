@@ -268,7 +268,7 @@ SEARCHED: tuple[TvmSolver, ...] = (
     _searched("TvmConvWinograd", "convolution", "Winograd", _winograd),
     _searched("TvmGemmDirect", "gemm", "GEMM", _gemm),
 )
-#: What TVM makes of a layer without a tuning database, in the layer's own layouts.
+#: The baseline: TVM's code for a layer without a tuning database, in the layer's own layouts.
 UNTUNED = TvmSolver(
     Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False),
     _untuned,

@@ -37,7 +37,7 @@ _ATTRIBUTES: Mapping[str, type] = {
     ),
     **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
 }
-#: Of these the order says nothing.
+#: Lists whose order has no meaning.
 _SETS = ("mattr", "libs")
 #: `device` says no more than the architecture does.
 _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
@@ -85,7 +85,7 @@ def to_text(target: Mapping[str, Any]) -> str:
 
 
 def to_words(target: Mapping[str, Any]) -> str:
-    """The text of older releases, for people: `llvm -mcpu=znver4 -num-cores=2`."""
+    """Return a target as text in the form of older releases: `llvm -mcpu=znver4 -num-cores=2`."""
     plain = {
         name: ",".join(value) if isinstance(value, list) else value
         for name, value in target.items()

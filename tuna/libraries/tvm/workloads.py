@@ -24,7 +24,7 @@ _TILE = 4
 
 
 def make(solver: str, config: Config) -> Any:
-    """The IRModule, with one function `main`, in which `solver` expresses `config`."""
+    """Return `config` as `solver` expresses it: an IRModule with one function `main`."""
     builder = _BUILDERS[solver]
     # 64-bit indices, as in the functions of a Relax model: without them no record matches one of
     # its layers.

@@ -27,15 +27,13 @@ def check(files: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Find
     """Check MIOpen's databases in a folder, given by form.
 
     - find db: every line reads, its key is what MIOpen would write for that problem, no key and no
-      solver in a line
-      comes twice, times are positive numbers, solvers are known
+      solver in a line comes twice, times are positive numbers, solvers are known
     - a tunable solver in a find db has its row in the perf db of the same name
     - the kernels of the fastest solver of each problem are in the kernel db of the same name, else
       of the architecture
     - perf db: no key and solver twice
     - kernel db: every blob unpacks to its size and MD5, no name and arguments come twice, the
-      journal is no WAL, and no
-      arguments name target features
+      journal is no WAL, and no arguments name target features
 
     A find db does not say which kernels it needs: `known.kernels_of` has those that sessions
     recorded.

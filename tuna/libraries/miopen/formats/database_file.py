@@ -30,7 +30,7 @@ class DatabaseKind(str, Enum):
         return self.value.partition(" ")[0]
 
 
-#: How the names of each kind end, but for `.bz2`.
+#: Endings of the names of each kind, without `.bz2`.
 ENDS = {
     DatabaseKind.FIND: (".fdb.txt", ".ufdb.txt"),
     DatabaseKind.PERF: (".db.txt", ".udb.txt", ".db", ".udb"),

@@ -17,11 +17,11 @@ block is innermost for a reason: with the pixel innermost LLVM keeps all broadca
 unrolls the inner two loops, finds the same pixel under different columns of taps, keeps it for
 later and spills.
 
-Where neither the input nor the weights stay in L2, so many rows go together that their input does,
-and the weights pass for each; on one core D then is made for these rows alone, just before. Where
-not even the weights of a block group stay there, C/b goes outside of the rows: the sums of all
-pixels of a block group then lie in cache, LLVM keeps those of a tile in registers for one block of
-input channels, and each tile asks for the weights of the next block.
+Where neither the input nor the weights stay in L2, rows are grouped so that the input of a group
+does, and the weights are read once for each group; on one core D then is made for these rows alone,
+just before. Where not even the weights of a block group stay there, C/b goes outside of the rows:
+the sums of all pixels of a block group then lie in cache, LLVM keeps those of a tile in registers
+for one block of input channels, and each tile asks for the weights of the next block.
 
 With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6
 wide. `rows_of` says what is done with the last tile of a row; rows of a 1x1 convolution are one row

@@ -222,8 +222,8 @@ def cycles(product: Product, params: GemmParams) -> float:
 
 
 def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
-    """Numbers of parts of K, the likelier first: where the rows of a tile would fill L1, so many
-    that they take a third of it."""
+    """Return numbers of parts of K, the likelier first: enough parts that the rows of a tile do not
+    fill L1."""
     if 4 * rows * k <= machine.l1_bytes // 2:
         return [1]
     parts = (

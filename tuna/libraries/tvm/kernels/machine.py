@@ -16,7 +16,7 @@ _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
 #: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
 FMA_LATENCY = 4
-#: Cycles in which a core reads a line from L2 when it streams, and the bytes of one.
+#: Cycles per line that a core streams from L2, and the bytes of a line.
 _L2_LINE_CYCLES = 2.0
 _LINE_BYTES = 64
 

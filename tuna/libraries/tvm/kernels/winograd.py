@@ -58,8 +58,8 @@ _UNROLLS = (4, 1)
 _FEW_TILES = 64
 #: Values of a filter's tap that are transformed at once, so that they stay in cache.
 _PACKED = 1 << 13
-#: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made
-#: longer by so many.
+#: A stride of V and M that is a multiple of `_WAY` fp32 values (a quarter of a way of L1) is made
+#: longer by `_SHIFT`.
 _WAY, _SHIFT = 256, 32
 _POINTS = 16
 _DOWN, _ACROSS, _WEIGHTS, _PRODUCT, _UP, _ALONG = (
@@ -273,7 +273,8 @@ def space(layer: Layer, outputs: int) -> list[WinogradParams]:
 
 
 def _unrolls(layer: Layer, tile: tuple[int, int, int], unroll: int) -> bool:
-    """Whether a step of so many input channels divides a block and leaves the sums in registers."""
+    """Whether a step of `unroll` input channels divides a block and leaves the sums in
+    registers."""
     _, tiles, blocks = tile
     return layer.shape.in_block % unroll == 0 and unroll * tiles * blocks <= STEP_SUMS
 
