@@ -51,7 +51,8 @@ from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.miopen.formats.database_file import kind_of
 readers = [parse_file, _load, tvm_db._lines, kind_of]
-readers += [lambda path, read=module.read: list(read(path)) for module in (find_db, perf_db, kernel_db)]
+lazy = [find_db.read, perf_db.read, perf_db.read_text, kernel_db.read]
+readers += [lambda path, read=read: list(read(path)) for read in lazy]
 for read in readers:
     try:
         read(Path("big"))
