@@ -31,7 +31,7 @@ from tuna.configs import from_json
 from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.proposal import propose
-from tuna.libraries.tvm import problems, records
+from tuna.libraries.tvm import problems, schedules
 from tuna.libraries.tvm.compiler import module_of, space_of
 
 FOLDER = Path(__file__).parent / "trials"
@@ -138,7 +138,7 @@ def _measured(
     module: Any, params: str, target: str, problem: reference.Problem
 ) -> tuple[float | None, str | None]:
     candidate = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
-        records.schedule_of(module, params).mod
+        schedules.schedule_of(module, params).mod
     )
     run = tvm.tirx.build(candidate, target=problems.target_of(target))["main"]
     answer = tvm.runtime.tensor(problem.blank())

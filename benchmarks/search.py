@@ -30,7 +30,7 @@ from benchmarks.harness import Outcome
 from tuna.libraries.search.cost_model import TrialSource, learn
 from tuna.libraries.search.proposal import Strategy, propose
 from tuna.libraries.search.space import KnownTrial, Point, Space
-from tuna.libraries.tvm.search.decisions import Design
+from tuna.libraries.tvm.decisions import Design
 
 FOLDER = Path(__file__).parent / "trials"
 #: In which share of the tasks the area must be larger than random's, and what of random's it must

@@ -30,10 +30,10 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.cost_model import CostModel
 from tuna.libraries.search.proposal import propose
 from tuna.libraries.search.space import KnownTrial
-from tuna.libraries.tvm import problems, records
+from tuna.libraries.tvm import problems, schedules
 from tuna.libraries.tvm.compiler import TvmBuilder, module_of, space_of
-from tuna.libraries.tvm.search.decisions import Design, factorisations, tiling_features
-from tuna.libraries.tvm.search.schedules import ScheduleSpace
+from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
+from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.search import history
 from tuna.vocabulary import Cause
 
@@ -44,12 +44,12 @@ REBUILD = """
 import hashlib, json, sys, tvm
 from tvm_layers import conv
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import records
+from tuna.libraries.tvm import schedules
 from tuna.libraries.tvm.compiler import module_of, space_of
 from tuna.libraries.search.proposal import propose
 job = KernelJob(conv(), sys.argv[1], sys.argv[2])
 params = sys.stdin.read()
-schedule = records.schedule_of(module_of(job), params)
+schedule = schedules.schedule_of(module_of(job), params)
 print(hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest())
 print(json.dumps(propose(space_of(job), [], count=2, seed=3)))
 """
@@ -86,7 +86,7 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
         command, env=given, input=batch[1], capture_output=True, text=True, check=True
     )
     digest, proposed = done.stdout.splitlines()
-    schedule = records.schedule_of(module_of(job()), batch[1])
+    schedule = schedules.schedule_of(module_of(job()), batch[1])
     assert digest == hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest()
     assert json.loads(proposed) == batch
 
@@ -127,8 +127,8 @@ def test_params_are_the_same_after_a_rebuild() -> None:
     for solver, candidates in proposed.items():
         module = module_of(job(solver))
         for params in candidates:
-            again = records.schedule_of(module, params)
-            assert records.to_params(module, problems.target_of(CPU), again) == params
+            again = schedules.schedule_of(module, params)
+            assert schedules.to_params(module, problems.target_of(CPU), again) == params
 
 
 def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
 )
 def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
     with pytest.raises(BadInput, match="no schedule of this problem"):
-        records.schedule_of(module_of(job()), params)
+        schedules.schedule_of(module_of(job()), params)
     assert searched_space().point_of(params) is None
 
 

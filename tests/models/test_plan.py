@@ -17,7 +17,7 @@ from tuna.configs import ConvConfig, TaskConfig
 from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, inputs, timing
@@ -136,9 +136,9 @@ def test_functions_without_a_core_are_tasks_by_their_text() -> None:
     assert set(named) == set(first.bodies) == set(second.bodies)
     assert all(len(task.structure) == 16 for task in named.values())
     text = next(iter(first.bodies.values()))
-    assert tasks.to_text(tasks.module_of(text)["main"]) == text
+    assert functions.to_text(functions.module_of(text)["main"]) == text
     with pytest.raises(BadInput, match="cannot be read"):
-        tasks.module_of("@T.prim_func")
+        functions.module_of("@T.prim_func")
 
 
 def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:

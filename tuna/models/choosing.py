@@ -11,7 +11,7 @@ import tvm
 
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.errors import BadInput
-from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels.points import cold_cycles
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -58,10 +58,10 @@ def _of_function(body: str) -> dict[str, float]:
     """None for a function that cannot be tuned, and for one of an import by a version of Tuna that
     wrote another text."""
     try:
-        module = tasks.module_of(body)
+        module = functions.module_of(body)
     except BadInput:
         return {}
-    return {FUNCTION.name: tasks.cycles(module)} if tasks.can_be_tuned(module) else {}
+    return {FUNCTION.name: functions.cycles(module)} if functions.can_be_tuned(module) else {}
 
 
 def choose(

@@ -21,7 +21,7 @@ from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
-from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.rpc import facts, last_line
 
@@ -142,7 +142,11 @@ class BoardLoader(TvmLoader):
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, computed on this machine, whatever the board
         is."""
-        return tasks.problem(tasks.read(job.body), tvm.target.Target("llvm")) if job.body else None
+        return (
+            functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
+            if job.body
+            else None
+        )
 
 
 def _current() -> _Session:

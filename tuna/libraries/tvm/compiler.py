@@ -23,9 +23,9 @@ from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
 from tuna.libraries.search.cost_model import TrialSource
 from tuna.libraries.search.space import KnownTrial
-from tuna.libraries.tvm import functions, problems, records, targets, tasks, workloads
+from tuna.libraries.tvm import functions, problems, schedules, targets, workloads
 from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.search.schedules import ScheduleSpace, import_intrinsics
+from tuna.libraries.tvm.schedules import ScheduleSpace, import_intrinsics
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
@@ -43,7 +43,8 @@ class TvmBuilder(Builder):
         module, target = module_of(job), problems.target_of(job.target)
         return list(
             dict.fromkeys(
-                records.to_params(module, target, schedule) for schedule in _proposals(job, module)
+                schedules.to_params(module, target, schedule)
+                for schedule in _proposals(job, module)
             )
         )
 
@@ -66,11 +67,11 @@ class TvmBuilder(Builder):
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
-        return records.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
+        return schedules.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """A shared library with the function `main`."""
-        module = records.schedule_of(module_of(job), params).mod
+        module = schedules.schedule_of(module_of(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
@@ -95,7 +96,7 @@ def module_of(job: KernelJob) -> tvm.IRModule:
     if problem is not None:
         return problem.workload()
     if BY_NAME[job.solver] is FUNCTION:
-        return tasks.read(job.body)
+        return functions.read(job.body)
     with problems.target_of(job.target):
         return workloads.make(job.solver, job.config)
 
@@ -114,7 +115,7 @@ def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
     if problem is not None:
         return map(problem.candidate, problem.indices(job.count, str(job.options.get("first", ""))))
     if BY_NAME[job.solver] is FUNCTION:
-        return _of_function(job, module) if tasks.can_be_tuned(module) else []
+        return _of_function(job, module) if functions.can_be_tuned(module) else []
     return (
         [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
     )

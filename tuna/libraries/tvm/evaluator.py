@@ -16,7 +16,7 @@ import tvm.runtime
 
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.reference import Problem
-from tuna.libraries.tvm import problems, solvers, tasks
+from tuna.libraries.tvm import functions, problems, solvers
 
 #: Sets of packed inputs that are kept: of NaN, and of the layer's values.
 _KEPT = 2
@@ -66,7 +66,7 @@ class TvmLoader(Loader):
         """Return the problem of a task without a core, which is a function: its answer is that of
         its code without a schedule."""
         return (
-            tasks.problem(tasks.read(job.body), problems.target_of(job.target))
+            functions.problem(functions.read(job.body), problems.target_of(job.target))
             if job.body
             else None
         )

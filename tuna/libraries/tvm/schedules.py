@@ -21,9 +21,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
+from tuna.errors import BadInput
 from tuna.libraries.search.space import Point, Space
-from tuna.libraries.tvm import records
-from tuna.libraries.tvm.search.decisions import (
+from tuna.libraries.tvm.decisions import (
     Design,
     before_postproc,
     key_of,
@@ -95,7 +95,7 @@ class ScheduleSpace(Space):
         not there to the next one."""
         design, *values = point
         schedule = self._applied(self.designs[design].trace(tuple(values)))
-        return schedule and records.to_params(self._module, self._target, schedule)
+        return schedule and to_params(self._module, self._target, schedule)
 
     def features(self, point: Point) -> Mapping[str, float]:
         """As the design has them."""
@@ -182,7 +182,7 @@ class ScheduleSpace(Space):
         record = ms.database.TuningRecord(
             trace, ms.database.Workload(self._module), None, self._target, []
         )
-        return json.loads(records.to_text(record.as_json()))[0]
+        return json.loads(to_text(record.as_json()))[0]
 
 
 def _trace(params: str) -> Any:
@@ -240,3 +240,45 @@ def import_intrinsics(wanted: tuple[str, ...] | None = None, architecture: str =
         return False
     tvm.s_tir.tensor_intrin = package
     return True
+
+
+def to_params(module: Any, target: Any, schedule: Schedule) -> str:
+    """The params of a schedule of `module`; the same text in every process."""
+    arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+    record = ms.database.TuningRecord(
+        schedule.trace, ms.database.Workload(module), None, target, arguments
+    )
+    return to_text(record.as_json())
+
+
+def schedule_of(module: Any, params: str) -> Schedule:
+    """The schedule with these params; raises BadInput for a text that is no record of a schedule of
+    `module`."""
+    try:
+        record = ms.database.TuningRecord.from_json(
+            json.loads(params), ms.database.Workload(module)
+        )
+        schedule = Schedule(module)
+        record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    except Exception as error:  # TVM's reader and its primitives have many ways to fail
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
+        raise BadInput(f"The params are no schedule of this problem: {reason}") from error
+    return schedule
+
+
+def to_text(value: Any) -> str:
+    """TVM's containers and numbers as JSON."""
+    return json.dumps(_plain(value), separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """TVM's containers and numbers as Python's."""
+    if value is None or isinstance(value, bool | float | int):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "__iter__"):
+        return [_plain(item) for item in value]
+    return int(value)
