@@ -171,7 +171,7 @@ def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> Non
     other = problems.with_family(large, "direct", Mode.NATIVE, target)
     assert found is not None
     assert other is not None
-    index = other.family.space(other.layer).index(space.family.space(space.layer)[2])
+    index = other.family.kernel.space(other.layer).index(space.family.kernel.space(space.layer)[2])
     assert str(found.function.script()) == str(other.candidate(index).mod["main"].script())
     damaged = Kernels(target, {large.key: Record("TvmConvTile", "[]", similar=True)})
     assert damaged(large) is not None
