@@ -207,7 +207,8 @@ class Library(ABC):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str] | None]]:
-        """For each config the names of the solvers that can run it in a session's environment.
+        """Yield each config with the names of the solvers that can run it in a session's
+        environment.
 
         None for a config that gets no answer, such as one on which the library's program crashes;
         it counts as a failure.

@@ -141,7 +141,8 @@ class CandidateLibrary(CandidateChildren):
         return max(super().most_trials(options), read(self.options, options).candidates)
 
     def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
-        """Not where the job's candidates are compared in another way, and so have no finalists."""
+        """False where the job's candidates are compared in another way, and so have no
+        finalists."""
         return options.get("finalists") != 0
 
     def probe(self, device: DeviceHandle) -> str:

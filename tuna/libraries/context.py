@@ -14,7 +14,7 @@ from tuna.sandbox.core_lending import BuildCores
 
 
 class ArtifactStore(Protocol):
-    """Where compiled code lives, addressed by the SHA-256 of its bytes."""
+    """Store of compiled code, addressed by the SHA-256 of its bytes."""
 
     def put(self, data: bytes) -> str:
         """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and
@@ -79,8 +79,8 @@ class RunContext:
     builds: BuildCores | None = None
 
     def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:
-        """To be held during one build of at most `limit_s`, so that it does not disturb a
-        measurement: see `BuildCores.build`."""
+        """Return a context to hold during one build of at most `limit_s`, so that it does not
+        disturb a measurement: see `BuildCores.build`."""
         return (
             self.builds.build(limit_s, pid, self.cancelled)
             if self.builds

@@ -258,7 +258,8 @@ class Exporter(ABC, Generic[Options]):
     def path(
         self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
     ) -> Path:
-        """Where the export goes; raises BadInput for a `filename` that is no plain base name."""
+        """Return the path of the export; raises BadInput for a `filename` that is no plain base
+        name."""
         base = base_name(source.arch, source.num_cu) if filename is None else given_name(filename)
         packed = ".bz2" if getattr(options, "packed", False) else ""
         return directory / f"{base}{self.ending(source, options)}{packed}"

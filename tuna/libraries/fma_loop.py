@@ -76,7 +76,8 @@ class FmaLoop:
         return self._encoded(_BROADCAST, register, 0, modrm, 0) + bytes([scaled])
 
     def _encoded(self, opcode: int, register: int, second: int, modrm: int, base: int) -> bytes:
-        """With registers below 16; prefixes hold inverted bits."""
+        """Return the encoding of an instruction with registers below 16; prefixes hold inverted
+        bits."""
         high = (~register >> 3 & 1) << 7 | 1 << 6 | (~base & 1) << 5
         if self.bits == 512:
             return bytes([0x62, high | 1 << 4 | 2, (~second & 15) << 3 | 5, 0x48, opcode, modrm])

@@ -37,12 +37,12 @@ def _no_half_characters(text: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """None for a value that is not finite, or that nothing measures."""
+    """Return None for a value that is not finite, or that nothing measures."""
     return None if isinstance(value, float) and not abs(value) <= _MOST else value
 
 
 def _possible_peak(value: Any) -> Any:
-    """None for a peak that no device has."""
+    """Return None for a peak that no device has."""
     return None if isinstance(value, float | int) and not 0 < value <= _MOST_GFLOPS else value
 
 

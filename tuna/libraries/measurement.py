@@ -305,8 +305,8 @@ def _best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
-    """With what its processes found: buffers come to lie elsewhere in each, so each has one
-    vote."""
+    """Return the trial with the timings of its processes: buffers come to lie elsewhere in each, so
+    each has one vote."""
     clocks = {timing["clock"] for timing in timings}
     update = {
         "times_ms": tuple(time_ms for timing in timings for time_ms in timing["times_ms"]),
@@ -350,5 +350,5 @@ def build_fault(error: Exception) -> tuple[Cause, str]:
 
 
 def _change(one: float, other: float) -> float:
-    """As a part of the smaller value."""
+    """Return the difference of two values as a part of the smaller one."""
     return max(one, other) / min(one, other) - 1

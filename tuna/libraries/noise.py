@@ -161,7 +161,7 @@ class FixedKernels:
         self._child.close()
 
     def times(self) -> Times:
-        """Each kernel's median."""
+        """Measure each kernel; return the medians."""
         request = {"op": "time", "budget_s": _TURN_S}
         return {
             name: self._child.call({**request, "name": name}, _KERNEL_LIMIT_S)
@@ -202,7 +202,8 @@ def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[Tu
 
 
 def differences(found: Sequence[TurnPair]) -> dict[str, dict[str, float]]:
-    """By kernel and clock: the median over the pairs of time beside builds / time without - 1."""
+    """Return by kernel and clock the median over the pairs of time beside builds / time without -
+    1."""
     each: dict[str, dict[str, list[float]]] = {}
     for pair in found:
         for kernel, clocks in pair.beside.items():
@@ -233,7 +234,7 @@ def measure(
 
 
 def record(settings: Settings, found: Sequence[TurnPair]) -> NoiseRecord:
-    """As `noise_records.store` takes it."""
+    """Return the record of these pairs, for `noise_records.store`."""
     return NoiseRecord(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine_identity(settings),

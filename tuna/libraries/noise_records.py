@@ -94,8 +94,8 @@ def last(settings: Settings) -> NoiseRecord | None:
 
 
 def quiet_needed(settings: Settings, *, cores_only: bool = True) -> Quiet:
-    """By TUNA_QUIET; `cores_only`: whether it is this machine's cores that are measured, and no
-    other device."""
+    """Decide by TUNA_QUIET; `cores_only`: whether this machine's cores are measured, and no other
+    device."""
     if settings.quiet != "auto":
         return Quiet(settings.quiet == "yes", f"TUNA_QUIET={settings.quiet}")
     if not cores_only:

@@ -86,7 +86,8 @@ class OneStepLibrary(CandidateLibrary):
 
 @contextlib.contextmanager
 def _here(context: RunContext, body: str | None) -> Iterator[RunContext]:
-    """With a store of artifacts that is gone afterwards, and has the config's body."""
+    """Lend a context with a store of artifacts that is removed afterwards, and has the config's
+    body."""
     with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
         store = Artifacts(folder_url(Path(folder, "built")), Path(folder, "cache"))
         if body:

@@ -39,7 +39,7 @@ class Probe:
     copy_s: float  #: of a copy in the L2 cache
 
     def as_json(self) -> dict[str, Any]:
-        """As a child process answers."""
+        """The answer of a child process."""
         return asdict(self)
 
 

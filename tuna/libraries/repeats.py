@@ -61,7 +61,7 @@ class Timing:
     noisy: bool  #: never quiet, or the interval is wide
 
     def as_json(self) -> dict[str, Any]:
-        """As a child process answers."""
+        """The answer of a child process."""
         return asdict(self)
 
 
@@ -108,7 +108,7 @@ class Sampler:
         self._spent_s = 0.0
 
     def add(self) -> None:
-        """One repeat more."""
+        """Measure one more repeat."""
         started = time.perf_counter()
         self._all.append(self._once())
         self._spent_s += time.perf_counter() - started

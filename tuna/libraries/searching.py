@@ -91,7 +91,7 @@ class SearchingLibrary(CandidateLibrary):
         )
 
     def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
-        """By the first rule of `search.stop` that holds."""
+        """Return the reason of the first rule of `search.stop` that holds."""
         asked = read(self.options, options)
         rule = _rule(asked)
         planned = asked.batch * found.opened
@@ -105,32 +105,32 @@ class SearchingLibrary(CandidateLibrary):
         return _WHY[why] if why else None
 
     def most_trials(self, options: Mapping[str, Any]) -> int:
-        """Or those of a round."""
+        """Return the larger one of the candidates and the trials of a round."""
         return max(super().most_trials(options), read(self.options, options).batch)
 
     def warm_starts(self, options: Mapping[str, Any]) -> bool:
-        """Unless the option says otherwise."""
+        """Return the option `warm_start`."""
         return read(self.options, options).warm_start
 
     def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
-        """By the option `minutes`: without what comes before and after, and in full."""
+        """Return the option `minutes`, without the time before and after, and in full."""
         asked = read(self.options, options)
         if asked.minutes is None:
             return None
         return SearchLimits(60 * asked.minutes - _around_s(asked), 60 * asked.minutes)
 
     def gives_up_rest(self, why: str) -> bool:
-        """Where it has what it was for."""
+        """True if the search ended by its target."""
         return why == _WHY[Stop.TARGET]
 
     def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """By the limit on trials, which an effort has too."""
+        """Return the limit on trials, which an effort has too, as rounds."""
         asked = read(self.options, options)
         trials = _rule(asked).trials
         return None if trials is None else math.ceil(trials / asked.batch)
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
-        """None after a round that proposed nothing: the space is exhausted."""
+        """Return None after a round that proposed nothing: the space is exhausted."""
         return super().next_step(result, steps) if result.trials else None
 
     def work_of(self, step: Step) -> Work:

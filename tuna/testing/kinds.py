@@ -52,7 +52,7 @@ class KindContract:
             assert config.kind == self.kind.name
 
     def test_the_json_form_leads_back(self) -> None:
-        """Through a real JSON text, to an equal config with the same key."""
+        """A real JSON text gives an equal config with the same key."""
         for config in self.examples:
             again = from_json(json.loads(json.dumps(config.to_json())))
             assert again == config

@@ -126,8 +126,8 @@ class MiopenLibrary(Library):
         return environment.describe()
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those
-        installed here."""
+        """Return the environment with these arch, num_cu, rocm_v and miopen_v; the versions default
+        to those installed here."""
         self.expect_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
         return environment.from_options(facts)
 
@@ -152,7 +152,7 @@ class MiopenLibrary(Library):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str] | None]]:
-        """By fin, in blocks that run concurrently; a config that crashes fin has no answer."""
+        """Ask fin, in blocks that run concurrently; a config that crashes fin has no answer."""
         blocks = _blocks(layer for layer in configs if isinstance(layer, Layer))
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             place = FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
@@ -201,7 +201,7 @@ class MiopenLibrary(Library):
         return [step] if step.endswith("_compile") else [step.replace("_eval", "_compile"), step]
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """As for every library, and for which device."""
+        """Return the command line of every library, with the device as its target."""
         return f"{super().reproduce(item)} --target {shlex.quote(item.target)}"
 
 
@@ -456,5 +456,5 @@ def _times(started_at: float, shared_by: int) -> dict[str, float]:
 
 
 def _kind(step: str) -> str:
-    """`find` or `perf`."""
+    """Return `find` or `perf`."""
     return step.split("_")[1]

@@ -114,7 +114,7 @@ class ProblemKey:
 
     @property
     def spatial_dim(self) -> int:
-        """2 or 3."""
+        """Number of spatial dimensions, 2 or 3."""
         return len(self.in_size)
 
     def text(self) -> str:

@@ -243,7 +243,8 @@ class Dnnl:
     def convolution_forward(
         self, x: Handle, w: Handle, y: Handle, geometry: Sequence[Sequence[int]]
     ) -> Implementations:
-        """`geometry`: strides, dilations less 1, left and right padding, by spatial axis."""
+        """Return the implementations; `geometry`: strides, dilations less 1, left and right
+        padding, by spatial axis."""
         function = "dnnl_convolution_forward_primitive_desc_create"
         mode = (_FORWARD_INFERENCE, _CONVOLUTION_AUTO)
         return self._implementations(function, *mode, x, w, None, y, *map(_dims, geometry), None)
@@ -251,13 +252,13 @@ class Dnnl:
     def convolution_backward_data(
         self, dy: Handle, w: Handle, dx: Handle, geometry: Sequence[Sequence[int]]
     ) -> Implementations:
-        """As the forward one."""
+        """Return the implementations of backward data; arguments as for the forward convolution."""
         function = "dnnl_convolution_backward_data_primitive_desc_create"
         descriptions = (_CONVOLUTION_AUTO, dx, w, dy)
         return self._implementations(function, *descriptions, *map(_dims, geometry), None, None)
 
     def matmul(self, a: Handle, b: Handle, c: Handle) -> Implementations:
-        """A times B."""
+        """Return the implementations of A times B."""
         return self._implementations("dnnl_matmul_primitive_desc_create", a, b, None, c, None)
 
     def _implementations(self, function: str, *arguments: object) -> Implementations:

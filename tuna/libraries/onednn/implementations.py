@@ -146,7 +146,7 @@ def describe(path: str) -> dict[str, Any]:
 
 
 def applicable(path: str, configs: Sequence[dict[str, Any]], native: bool) -> dict[str, Any]:
-    """For each config the solvers that have an implementation."""
+    """Return for each config the solvers that have an implementation."""
     return {"solvers": [list(solvers_of(load(path), config, native)) for config in configs]}
 
 

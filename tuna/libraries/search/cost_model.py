@@ -156,7 +156,7 @@ class CostModel:
 def _trust(
     expected: NDArray[np.float32], found: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> float:
-    """From 0 to 1, how far trials bear the prior out: the slope of a line through them, and 1
+    """Return from 0 to 1 how far trials confirm the prior: the slope of a line through them, and 1
     before there are many."""
     x = expected - np.average(expected, weights=weights)
     y = found - np.average(found, weights=weights)

@@ -54,7 +54,7 @@ class Space(ABC):
 
     @abstractmethod
     def random(self, chance: Random) -> Point:
-        """Any point."""
+        """Return a random point."""
 
     @abstractmethod
     def mutated(self, point: Point, chance: Random) -> Point:

@@ -114,7 +114,7 @@ class BoardKernel(Kernel):
         return self._to_answer(self._tensors[-1].numpy())
 
     def times_ms(self, number: int, repeats: int) -> list[float]:
-        """By `time_evaluator` on the board."""
+        """Measure by `time_evaluator` on the board."""
         flush = {"cache_flush_bytes": _FLUSH_BYTES} if self._cold else {}
         timed = self._module.time_evaluator(
             "main", self._device, number=number, repeat=repeats, **flush

@@ -35,7 +35,7 @@ _LOST = "BoardLost: "
 
 @dataclass(frozen=True)
 class BoardPool:
-    """Where boards are found: a tracker, and their key there."""
+    """The boards of a tracker with one device key."""
 
     tracker: Tracker
     key: str

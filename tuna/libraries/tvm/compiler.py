@@ -51,7 +51,7 @@ class TvmBuilder(Builder):
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
-        """By `search.proposal`."""
+        """Propose candidates by `search.proposal`."""
         others = [
             TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
         ]

@@ -91,7 +91,7 @@ class Design:
         return math.prod(len(decision.options) for decision in self.decisions)
 
     def values(self) -> Iterator[tuple[int, ...]]:
-        """All combinations."""
+        """Yield all combinations of decisions."""
         for parts in itertools.product(*(decision.options for decision in self.decisions)):
             yield tuple(itertools.chain.from_iterable(parts))
 
@@ -145,7 +145,7 @@ class Design:
         return float(self.instructions[decision.instruction][2][0][value[0]])
 
     def _tiling(self, values: tuple[int, ...]) -> dict[str, float]:
-        """See `tiling_features`."""
+        """Return the `tiling_features` of a point."""
         split = list(zip(self.decisions, self.split(values), strict=True))
         tiles = [value for decision, value in split if decision.kind == _TILE]
         location = sum(value[0] for decision, value in split if decision.kind == _LOCATION)

@@ -72,7 +72,7 @@ class TvmLoader(Loader):
         )
 
     def error_bound(self, job: KernelJob) -> float:
-        """As the solver states it."""
+        """Return the bound that the solver states."""
         return solvers.error_bound(job.solver, job.config)
 
     def _inputs(self, problem: problems.FamilyProblem, given: Sequence[np.ndarray]) -> list[Any]:

@@ -61,5 +61,5 @@ def _annotated(
 
 
 def _location(decision: int) -> str:
-    """Where a block is computed: -1 at the root, -2 inlined, else the number of a loop."""
+    """Return where a block is computed: -1 at the root, -2 inlined, else the number of a loop."""
     return {-1: "at root", -2: "inlined"}.get(decision, f"at loop {decision}")

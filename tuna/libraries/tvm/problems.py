@@ -52,8 +52,8 @@ class FamilyProblem:
         return min(wanted, len(self.family.kernel.space(self.layer))) if fits else 0
 
     def index_of(self, point: str) -> int | None:
-        """Where the point with this text lies in the space, None where the space does not have
-        it."""
+        """Return the index of the point with this text in the space, None if the space does not
+        have it."""
         texts = (
             [points.text_of(own) for own in self.family.kernel.space(self.layer)]
             if self.count(1)

@@ -32,7 +32,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BoardAddress:
-    """Where a board that a tracker gave away is served: the match key admits one client, once."""
+    """Address of a board that a tracker gave away: the match key admits one client, once."""
 
     host: str
     port: int

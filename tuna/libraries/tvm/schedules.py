@@ -75,17 +75,17 @@ class ScheduleSpace(Space):
         }
 
     def points(self) -> Iterator[Point]:
-        """Design after design."""
+        """Yield the points, design after design."""
         for index, design in enumerate(self.designs):
             for values in design.values():
                 yield (index, *values)
 
     def size(self) -> int:
-        """With combinations that are no valid schedule."""
+        """Count points, with combinations that are no valid schedule."""
         return sum(design.size() for design in self.designs)
 
     def point_of(self, params: str) -> Point | None:
-        """By the instructions of the record's trace."""
+        """Find the design by the instructions of the record's trace."""
         trace = _trace(params)
         design = self._by_key.get(key_of(trace)) if trace else None
         return None if trace is None or design is None else (design, *values_of(trace))
@@ -98,12 +98,12 @@ class ScheduleSpace(Space):
         return schedule and to_params(self._module, self._target, schedule)
 
     def features(self, point: Point) -> Mapping[str, float]:
-        """As the design has them."""
+        """Return the features of the design's decisions."""
         design, *values = point
         return self.designs[design].features(tuple(values))
 
     def features_of(self, params: str) -> Mapping[str, float] | None:
-        """From the record's own trace."""
+        """Return the features of the record's own trace."""
         trace = _trace(params)
         if not trace:
             return None
@@ -137,7 +137,7 @@ class ScheduleSpace(Space):
         return (point[0], *(number for part in parts for number in part))
 
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
-        """Within a design, each decision of one or the other."""
+        """Take each decision from one or the other, within a design."""
         if one[0] != other[0]:
             return one
         design = self.designs[one[0]]

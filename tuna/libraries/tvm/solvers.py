@@ -117,7 +117,8 @@ def unsupported(config: Config) -> str:
 
 
 def mode_of(conditions: Mapping[str, str]) -> Mode:
-    """In which layouts the families' kernels read and write: the condition `layouts`."""
+    """Return the layouts in which the families' kernels read and write, by the condition
+    `layouts`."""
     return Mode(conditions.get("layouts", Mode.LAYER.value))
 
 

@@ -241,20 +241,20 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
     options = TvmOptions
 
     def accepts(self, source: ResultSource) -> None:
-        """Only of one environment: TVM takes no notice of a record's target."""
+        """Refuse a source with several environments: TVM ignores a record's target."""
         if source.library != "tvm" or not source.environment_key:
             raise BadInput(
                 f"{source.title} is for {source.library}: only a tvm session has a TVM database."
             )
 
     def ending(self, source: ResultSource, options: TvmOptions) -> str:
-        """The only one."""
+        """Always `.tvm`."""
         return ".tvm"
 
     def write(
         self, path: Path, source: ResultSource, options: TvmOptions, tally: ExportTally
     ) -> int:
-        """By driver command, time, solver."""
+        """Write the layers by driver command, time, solver."""
         return write(path, source.environment_key, _layers(source, options.top, tally))
 
     def recognises(self, path: Path, head: bytes) -> bool:

@@ -124,7 +124,7 @@ class LibraryContract:
         )
 
     def test_no_configs_have_no_answers(self, library: Library) -> None:
-        """And no fault."""
+        """No configs are no error."""
         assert list(library.applicable([], library.environment())) == []
 
     def test_steps_have_names_limits_and_a_way(self, library: Library, turns: list[Turn]) -> None:
@@ -183,7 +183,7 @@ class LibraryContract:
         assert [turn.error for turn in turns if turn.error] == []
 
     def test_each_item_has_one_result(self, turns: list[Turn]) -> None:
-        """In any order; none is missing, doubled or of a job that was not given."""
+        """Results come in any order; none is missing, doubled or of a job that was not given."""
         for turn in turns:
             assert sorted(result.job_id for result in turn.results) == sorted(
                 item.job_id for item in turn.items
@@ -195,7 +195,7 @@ class LibraryContract:
             assert (result.attempt, result.step) == (item.attempt, item.step)
 
     def test_a_result_is_good_or_has_a_cause(self, turns: list[Turn]) -> None:
-        """Never both, never neither."""
+        """A result is never both, never neither."""
         for _, result in _pairs(turns):
             assert result.ok is (result.cause is None)
 
@@ -228,8 +228,8 @@ class LibraryContract:
                 assert any(trial.cause is None for trial in result.trials)
 
     def test_times_are_positive_and_finite(self, turns: list[Turn]) -> None:
-        """From 1 ns to a day, and `time_ms` is between the least and the greatest of the
-        repeats."""
+        """A time is from 1 ns to a day, and `time_ms` lies between the least and the greatest of
+        the repeats."""
         for _, result in _pairs(turns):
             for trial in result.trials:
                 assert all(map(is_time, trial.times_ms))
@@ -279,7 +279,7 @@ class LibraryContract:
             assert StepResult.model_validate_json(result.model_dump_json()) == result
 
     def test_no_items_have_no_results(self, library: Library, context: RunContext) -> None:
-        """And no fault."""
+        """No items are no error."""
         for step in library.steps:
             assert list(library.run(step, [], context)) == []
 

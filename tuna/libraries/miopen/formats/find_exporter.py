@@ -87,12 +87,12 @@ class FindExporter(Exporter[FindOptions]):
                 )
 
     def type_of(self, key: str) -> str:
-        """As the end of a find-db key names them."""
+        """Read them from the end of a find-db key."""
         words = key.split("-")
         return f"{words[-2]} {words[-1].partition('_')[0]}" if len(words) > 1 else ""
 
     def usable(self, value: tuple[Any, ...]) -> bool:
-        """Only with a time that can be written."""
+        """True if the time can be written."""
         return find_db.time_text(value[0]) is not None
 
     def checker(self) -> Check:
@@ -102,7 +102,7 @@ class FindExporter(Exporter[FindOptions]):
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
     ) -> None:
-        """By key, time, solver."""
+        """Write the entries by key, time, solver."""
         with open(path, "wb") as stream:
             find_db.write(stream, _merged(pairs))
 

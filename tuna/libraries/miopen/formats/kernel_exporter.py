@@ -36,13 +36,13 @@ class KernelExporter(Exporter[MiopenExportOptions]):
     options = MiopenExportOptions
 
     def ending(self, source: ResultSource, options: MiopenExportOptions) -> str:
-        """The only one."""
+        """Always `.kdb`."""
         return ".kdb"
 
     def write(
         self, path: Path, source: ResultSource, options: MiopenExportOptions, tally: ExportTally
     ) -> int:
-        """In the order of problems, each name and arguments once."""
+        """Write the kernels in the order of problems, each name and arguments once."""
         return kernel_db.write(path, _records(source, tally))
 
     def recognises(self, path: Path, head: bytes) -> bool:
@@ -62,7 +62,7 @@ class KernelExporter(Exporter[MiopenExportOptions]):
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
     ) -> None:
-        """By name and arguments; the code comes from the file that has it."""
+        """Write the kernels by name and arguments; the code comes from the file that has it."""
         with kernel_db.lookup(master) as old, kernel_db.lookup(target) as new:
             kernel_db.write(
                 path, ((new if pair.b else old)(pair.key, pair.solver) for pair in pairs)

@@ -63,13 +63,13 @@ class PerfExporter(Exporter[PerfOptions]):
     options = PerfOptions
 
     def ending(self, source: ResultSource, options: PerfOptions) -> str:
-        """By the variant."""
+        """`.db.txt` for the text form, else `.db`."""
         return ".db.txt" if options.text else ".db"
 
     def write(
         self, path: Path, source: ResultSource, options: PerfOptions, tally: ExportTally
     ) -> int:
-        """By key, time, solver."""
+        """Write the rows by key, time, solver."""
         return _write(path, _records(source, options.text, tally), options.text)
 
     def recognises(self, path: Path, head: bytes) -> bool:
@@ -85,7 +85,7 @@ class PerfExporter(Exporter[PerfOptions]):
             yield Entry(text, record.solver, (record.params,))
 
     def type_of(self, key: str) -> str:
-        """As the fields name them."""
+        """Read them from the key's fields."""
         perf = PerfKey.parse(key)
         return f"{perf.data_type} {perf.direction}"
 
@@ -96,7 +96,7 @@ class PerfExporter(Exporter[PerfOptions]):
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
     ) -> None:
-        """By key and solver, in the variant that the name says."""
+        """Write the rows by key and solver; `name` ends in `.txt` for the text form."""
         _write(path, _merged(pairs), name.endswith(".txt"))
 
 

@@ -215,7 +215,8 @@ class Rows:
 
 @functools.lru_cache(maxsize=256)
 def rows_of(layer: Layer) -> Rows:
-    """So many rows of the answer in one that a tile divides it well.
+    """Return the number of rows of the answer that are one row to the kernel, so that a tile
+    divides it well.
 
     The pixels of a 1x1 convolution lie side by side, and what does not fill a tile is computed for
     nothing. In another one rows of taps end inside of a tile: each tile then has separate code, as

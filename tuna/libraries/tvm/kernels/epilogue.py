@@ -110,7 +110,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def tanh(x: Any) -> Any:
-    """By `sigmoid`; its error is 1e-7 of 1, not of the answer."""
+    """tanh by `sigmoid`; its error is 1e-7 of 1, not of the answer."""
     return _const(2.0) * sigmoid(_const(2.0) * x) - _const(1.0)
 
 
