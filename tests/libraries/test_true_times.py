@@ -181,7 +181,7 @@ def sampled(*found: Repeat, budget_s: float = 1.0, **options: Any) -> tuple[repe
         return next(source)
 
     sampler = Sampler(once, budget_s, **options)
-    repeats.settle([sampler])
+    repeats.sample_until_done([sampler])
     return sampler.timing(), taken
 
 

@@ -177,10 +177,10 @@ class Library(ABC):
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """The environment of another machine, described by `facts`; raises BadInput where that
         makes no sense."""
-        self.expect_facts(facts)
+        self.check_facts(facts)
         return self.environment()
 
-    def expect_facts(self, facts: Mapping[str, str], *known: str) -> None:
+    def check_facts(self, facts: Mapping[str, str], *known: str) -> None:
         """Raise BadInput if there are other `facts` of an environment than these."""
         if others := sorted(facts.keys() - set(known)):
             takes = (

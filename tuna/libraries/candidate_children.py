@@ -160,7 +160,7 @@ class CandidateChildren(Library):
     def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
         """`used`: the builder or loader that it is started for."""
         visible = context.device.variables if context.device else {}
-        writable = room(context, name)
+        writable = child_folder(context, name)
         gpus = context.device is not None and not context.device.cores_only
         return Child(
             module,
@@ -168,7 +168,7 @@ class CandidateChildren(Library):
             memory_bytes=self.memory_bytes,
             cpus=context.cpus,
             cwd=writable,
-            box=Box(writable=(writable,), readable=(lasting(context),), gpus=gpus),
+            box=Box(writable=(writable,), readable=(_lasting_folder(context),), gpus=gpus),
             imports=[used.partition(":")[0]],
         )
 
@@ -207,13 +207,13 @@ def body(digest: str, context: RunContext) -> Path:
     return path
 
 
-def room(context: RunContext, name: str) -> Path:
+def child_folder(context: RunContext, name: str) -> Path:
     """The folder that a child may write to; what is to be measured lies beside it, where it may
     only read."""
-    folder = lasting(context) / name
+    folder = _lasting_folder(context) / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def lasting(context: RunContext) -> Path:
+def _lasting_folder(context: RunContext) -> Path:
     return context.lasting or context.scratch

@@ -25,7 +25,7 @@ from tuna.libraries.candidate_children import (
     CandidateChildren,
     artifact,
     body,
-    room,
+    child_folder,
 )
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.conditions import CACHES, Condition
@@ -123,7 +123,7 @@ class CandidateLibrary(CandidateChildren):
             finally:
                 self._end_tainted(context)
                 for name in (BUILD, MEASURE):
-                    empty(room(context, name))
+                    empty(child_folder(context, name))
             yield result_of(
                 item,
                 started_at=started_at,
@@ -185,7 +185,7 @@ class CandidateLibrary(CandidateChildren):
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
         call = self._builder_caller(self._job(item, asked, context), context)
-        path = room(context, BUILD) / "workload"
+        path = child_folder(context, BUILD) / "workload"
         try:
             # that a search proposed
             params = {one.index: one.params or "" for one in item.candidates}
@@ -229,7 +229,7 @@ class CandidateLibrary(CandidateChildren):
     ) -> Trial:
         """`first`: what a child is asked before it builds, so that its start is not the candidate's
         time."""
-        path = room(context, BUILD) / f"candidate-{index}{self.suffix}"
+        path = child_folder(context, BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:
@@ -306,7 +306,7 @@ class CandidateLibrary(CandidateChildren):
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
                 calls.here("prepare", self.start_timeout_s)
-        clock, inputs = time.monotonic(), room(context, MEASURE) / "inputs"
+        clock, inputs = time.monotonic(), child_folder(context, MEASURE) / "inputs"
         found = Measurement(calls, contest, paths, inputs).run(self._highest_gflops)
         facts: dict[str, Any] = {
             "trials": found.trials,

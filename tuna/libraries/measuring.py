@@ -37,7 +37,7 @@ from tuna.libraries.repeats import (
     Timing,
     half_width,
     repeat,
-    settle,
+    sample_until_done,
     timing,
 )
 from tuna.sandbox import address_space, seccomp
@@ -178,7 +178,7 @@ def _timed(
         for index, (contestant, own) in enumerate(zip(contestants, found, strict=True))
         if own is None
     }
-    settle(list(samplers.values()))
+    sample_until_done(list(samplers.values()))
     return [own if own is not None else samplers[index].timing() for index, own in enumerate(found)]
 
 

@@ -157,7 +157,7 @@ class Sampler:
         return median_interval(times_ms)[0] > self._beyond_ms
 
 
-def settle(samplers: Sequence[Sampler]) -> None:
+def sample_until_done(samplers: Sequence[Sampler]) -> None:
     """Let the samplers take turns until each is done."""
     while waiting := [sampler for sampler in samplers if not sampler.done]:
         for sampler in waiting:

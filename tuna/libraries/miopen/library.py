@@ -128,7 +128,7 @@ class MiopenLibrary(Library):
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """Return the environment with these arch, num_cu, rocm_v and miopen_v; the versions default
         to those installed here."""
-        self.expect_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
+        self.check_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
         return environment.from_options(facts)
 
     def toolchain(self) -> str:

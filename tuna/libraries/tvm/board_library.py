@@ -178,8 +178,8 @@ class BoardTvmLibrary(TvmLibrary):
                 f" {gone}"
             )
 
-    def _child(self, module: str, room: str, context: RunContext, threads: int, used: str) -> Child:
-        child = super()._child(module, room, context, threads, used)
+    def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
+        child = super()._child(module, name, context, threads, used)
         if module == self.measuring and child.box is not None:
             child.box = dataclasses.replace(child.box, gpus=False, network=True)
         return child
