@@ -108,15 +108,16 @@ def _finalists(
     from tuna.libraries.tvm.kernels import machine
     from tuna.libraries.tvm.kernels.families import GEMM
     from tuna.libraries.tvm.kernels.gemm import Product
+    from tuna.libraries.tvm.kernels.points import candidate
     from tuna.libraries.tvm.kernels.shape import Mode
 
     target, problem = host_target(contest.cores), reference.make(config)
     product = Product(config, Mode.NATIVE, machine.from_target(target))
     a, b = problem.inputs
-    arrays = [a, GEMM.pack_weights(product, b), problem.blank()]
+    arrays = [a, GEMM.kernel.pack_weights(product, b), problem.blank()]
     looks = []
-    for index, point in enumerate(GEMM.space(product)[: options.candidates]):
-        function = tvm.tirx.build(GEMM.candidate(product, index).mod, target=target)["main"]
+    for index, point in enumerate(GEMM.kernel.space(product)[: options.candidates]):
+        function = tvm.tirx.build(candidate(GEMM, product, index).mod, target=target)["main"]
         function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         function(*tensors)

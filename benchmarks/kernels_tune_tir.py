@@ -31,7 +31,7 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
 
     from tuna.libraries import reference
     from tuna.libraries.tvm import workloads
-    from tuna.libraries.tvm.boot import import_intrinsics
+    from tuna.libraries.tvm.schedules import import_intrinsics
 
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:

@@ -26,11 +26,10 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.harness import Outcome
-from tuna.libraries.search.cost_model import Source, learn
-from tuna.libraries.search.history import Measured
+from tuna.libraries.search.cost_model import TrialSource, learn
 from tuna.libraries.search.proposal import Strategy, propose
-from tuna.libraries.search.space import Point, Space
-from tuna.libraries.tvm.search.decisions import Design
+from tuna.libraries.search.space import KnownTrial, Point, Space
+from tuna.libraries.tvm.decisions import Design
 
 FOLDER = Path(__file__).parent / "trials"
 #: Share of the tasks with a larger area than random's; least area of each task relative to
@@ -46,7 +45,7 @@ class Table(Space):
     """A table as a space: its rows are all points that there are."""
 
     name: str
-    rows: Sequence[Measured]
+    rows: Sequence[KnownTrial]
     described: Mapping[str, Mapping[str, float]]  #: features by params, of all tables
     prior: bytes | None = None
 
@@ -78,7 +77,7 @@ class Table(Space):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         return one
 
-    def measured(self, params: str) -> Measured:
+    def measured(self, params: str) -> KnownTrial:
         """The trial as it was recorded."""
         point = self.point_of(params)
         assert point is not None
@@ -170,7 +169,7 @@ def read(folder: Path) -> dict[str, Table]:
         rows = []
         for index, line in enumerate(lines):
             design, *values = line["point"]
-            rows.append(Measured(f"{header['task']} {index}", line["seconds"], line["cause"]))
+            rows.append(KnownTrial(f"{header['task']} {index}", line["seconds"], line["cause"]))
             described[rows[-1].params] = designs[design].features(tuple(values))
         tables[header["task"]] = Table(header["task"], rows, described)
     return tables
@@ -190,9 +189,9 @@ def replay(
     table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table
 ) -> list[float]:
     """The curve of one search."""
-    history: list[Measured] = []
+    history: list[KnownTrial] = []
     strategy: Strategy = "random" if way == "random" else "search"
-    others = [Source(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
+    others = [TrialSource(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
     while len(history) < trials:
         asked = min(batch, trials - len(history))
         proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, others=others)
@@ -220,7 +219,7 @@ def prior_of(tables: Iterable[Table]) -> bytes:
     }
     return learn(
         described.get,
-        [Source(table.name, table.rows) for table in known],
+        [TrialSource(table.name, table.rows) for table in known],
         trees=_TREES,
         depth=_DEPTH,
     )

@@ -11,6 +11,6 @@ from benchmarks.search import FOLDER, prior_of, read
 
 if __name__ == "__main__":
     made = prior_of(read(FOLDER).values())
-    file = Path(__file__).parents[1] / "tuna/libraries/tvm/search/prior.model"
+    file = Path(__file__).parents[1] / "tuna/libraries/tvm/prior.model"
     file.write_bytes(made)
     print(f"{file}: {len(made)} bytes")

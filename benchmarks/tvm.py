@@ -180,7 +180,7 @@ def _tune_tir(layers: Sequence[str], trials: int, batch: int, folder: str) -> in
     from tvm.s_tir import meta_schedule as ms
 
     from tuna.libraries.tvm import workloads
-    from tuna.libraries.tvm.boot import import_intrinsics
+    from tuna.libraries.tvm.schedules import import_intrinsics
 
     import_intrinsics()
     target = host_target(1)

@@ -16,7 +16,7 @@ from tuna.configs import ConvConfig, parse_line
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
-from tuna.libraries.miopen import MiopenLibrary, environment, kernels
+from tuna.libraries.miopen import MiopenLibrary, environment, kernel_objects
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
@@ -213,7 +213,7 @@ def test_the_kernels_of_tuned_params_come_from_a_build_with_them(
     (final,) = measured(context, [TUNABLE], again)
     assert final.trials[0].params == params
     assert final.kernels
-    every = kernels.Compiled.load(context.artifacts.get(built[0].trials[0].artifact or ""))
+    every = kernel_objects.Compiled.load(context.artifacts.get(built[0].trials[0].artifact or ""))
     assert {code.args for code in final.kernels} < {code.args for code in every.kernels}
     untuned = measured(context, [TUNABLE], compiled(context, [TUNABLE]))[0]
     assert untuned.trials[0].params != params

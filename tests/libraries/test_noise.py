@@ -11,7 +11,7 @@ from test_candidates import ToyLibrary
 
 from tuna.errors import TunaError
 from tuna.libraries import noise, noise_records
-from tuna.libraries.noise import Pair
+from tuna.libraries.noise import TurnPair
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.sandbox import core_lending
 from tuna.settings import Settings
@@ -94,7 +94,7 @@ def test_the_difference_is_the_median_over_pairs_by_kernel_and_clock() -> None:
         {"k": {"cpu": 1.0}},
         {"k": {"cpu": 1.0, "wall": 1.0}},
     ]
-    pairs = [Pair(one, other, 1.0, 0.0) for one, other in zip(beside, alone, strict=True)]
+    pairs = [TurnPair(one, other, 1.0, 0.0) for one, other in zip(beside, alone, strict=True)]
     assert noise.differences(pairs) == {"k": {"cpu": pytest.approx(0.1)}}, (
         "of three pairs only one knows the wall time"
     )

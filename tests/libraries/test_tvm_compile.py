@@ -14,7 +14,7 @@ import pytest
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm.schedules import import_intrinsics
 from tuna.vocabulary import Cause
 
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
@@ -102,7 +102,7 @@ def test_tvm_takes_the_params_and_the_workload_into_its_own_database(
 
 FAST = """
 import sys, tvm
-from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm.schedules import import_intrinsics
 done = import_intrinsics()
 print(done, "tvm.s_tir.tensor_intrin.cuda" in sys.modules, tvm.s_tir.tensor_intrin.x86.__name__)
 """
@@ -124,10 +124,12 @@ def test_a_second_import_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 PROPOSE = """
 import json, sys
-from tuna.libraries.tvm import boot, compiler
-if sys.argv[2] == "plain": print(boot.import_intrinsics(("no_such_machine",)))
-else: print(boot.import_intrinsics())
-print(json.dumps(compiler.propose(**json.loads(sys.argv[1]))["params"]))
+from tuna.libraries import building
+from tuna.libraries.tvm.schedules import import_intrinsics
+if sys.argv[2] == "plain": print(import_intrinsics(("no_such_machine",)))
+else: print(import_intrinsics())
+job = json.loads(sys.argv[1])
+print(json.dumps(building.propose("tuna.libraries.tvm.compiler:TvmBuilder", job)["params"]))
 """
 
 

@@ -18,7 +18,7 @@ from tuna.configs import ConvConfig, TaskConfig
 from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, inputs, onnx_reference
@@ -149,9 +149,9 @@ def test_functions_without_a_core_are_tasks_by_their_text() -> None:
     assert set(named) == set(first.bodies) == set(second.bodies)
     assert all(len(task.structure) == 16 for task in named.values())
     text = next(iter(first.bodies.values()))
-    assert tasks.to_text(tasks.module_of(text)["main"]) == text
+    assert functions.to_text(functions.module_of(text)["main"]) == text
     with pytest.raises(BadInput, match="cannot be read"):
-        tasks.module_of("@T.prim_func")
+        functions.module_of("@T.prim_func")
 
 
 def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
@@ -184,7 +184,7 @@ def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> Non
     other = problems.with_family(large, "direct", Mode.NATIVE, target)
     assert found is not None
     assert other is not None
-    index = other.family.space(other.layer).index(space.family.space(space.layer)[2])
+    index = other.family.kernel.space(other.layer).index(space.family.kernel.space(space.layer)[2])
     assert str(found.function.script()) == str(other.candidate(index).mod["main"].script())
     damaged = TaskKernels(target, {large.key: Record("TvmConvTile", "[]", similar=True)})
     assert damaged(large) is not None

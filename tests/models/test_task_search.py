@@ -16,7 +16,7 @@ from tvm.target import codegen
 
 from tuna.configs import TaskConfig
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import tasks
+from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
@@ -31,7 +31,7 @@ TASK = TaskConfig(name="softmax", body="0" * 64)
 
 def job(made: Any, folder: Path, count: int = 4) -> KernelJob:
     path = folder / "body"
-    path.write_text(tasks.to_text(made))
+    path.write_text(functions.to_text(made))
     return KernelJob(TASK, FUNCTION.name, TARGET, {}, 5, count, body=str(path))
 
 
@@ -79,14 +79,14 @@ def taken() -> Any:
 def test_only_functions_of_fp32_with_one_answer_are_tuned(
     made: Any, can: bool, tmp_path: Path
 ) -> None:
-    assert tasks.can_be_tuned(tasks.module_of(tasks.to_text(made))) == can
+    assert functions.can_be_tuned(functions.module_of(functions.to_text(made))) == can
     assert bool(TvmBuilder().propose(job(made, tmp_path, 1))) == can
-    assert bool(choosing.estimates(TASK, None, tasks.to_text(made))) == can
+    assert bool(choosing.estimates(TASK, None, functions.to_text(made))) == can
 
 
 def test_the_inputs_of_a_root_are_positive() -> None:
-    problem = tasks.problem(
-        tasks.module_of(tasks.to_text(applied(topi.sqrt, 64))),
+    problem = functions.problem(
+        functions.module_of(functions.to_text(applied(topi.sqrt, 64))),
         tvm.target.Target(json.loads(TARGET)),
     )
     assert np.allclose(problem.expected**2, problem.inputs[0])

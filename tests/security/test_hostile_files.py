@@ -47,12 +47,12 @@ def _refused(call: Callable[[], object], *words: str) -> None:
 _READERS = """
 from tuna.cli.mituna.yaml_steps import _load
 from tuna.configs import parse_file
-from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db, perf_text
+from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.miopen.formats.database_file import kind_of
 readers = [parse_file, _load, tvm_db._lines, kind_of]
-formats = (find_db, perf_text, perf_db, kernel_db)
-readers += [lambda path, read=module.read: list(read(path)) for module in formats]
+lazy = [find_db.read, perf_db.read, perf_db.read_text, kernel_db.read]
+readers += [lambda path, read=read: list(read(path)) for read in lazy]
 for read in readers:
     try:
         read(Path("big"))

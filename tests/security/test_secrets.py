@@ -300,7 +300,7 @@ def test_fin_does_not_get_the_settings(
     )
     script.chmod(0o755)
     monkeypatch.setattr(fin, "program", lambda: script)
-    assert fin.call([{}], fin.Place(tmp_path)) == [{}]
+    assert fin.call([{}], fin.FinCall(tmp_path)) == [{}]
     assert "MIOPEN_FIND_MODE" in (tmp_path / "env").read_text()
     assert not _leaks((tmp_path / "env").read_text())
     assert os.environ["TUNA_DB_URL"] == "hunter2"

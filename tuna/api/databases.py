@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from tuna.exports.diff import Diff
     from tuna.exports.intake import ImportReport
     from tuna.exports.merge import MergeReport
-    from tuna.libraries.database_check import Findings
-    from tuna.libraries.exporter import Pair
+    from tuna.libraries.exporter import Findings, Pair
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def import_database(
     from tuna.db import sessions
     from tuna.exports.importer import import_db
     from tuna.exports.registry import exporter_of
-    from tuna.libraries.miopen.formats import naming
+    from tuna.libraries.miopen import names
     from tuna.libraries.registry import get_library
 
     engine = open_database()
@@ -111,7 +110,7 @@ def import_database(
             hint="give it with --session-id",
         )
     if session_id is None:
-        arch, num_cu = naming.parse_name(path.name)
+        arch, num_cu = names.parse_name(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
         for name, flag in (
             ("rocm_v", "--rocm-version"),
@@ -169,8 +168,9 @@ def check_databases(directory: Path, library: str = "miopen") -> Findings:
 
     from tuna.db import solvers
     from tuna.db.engine import reading
-    from tuna.exports.check import Known, check
+    from tuna.exports.check import check
     from tuna.exports.source import kernels_of
+    from tuna.libraries.exporter import CheckFacts
 
     known: dict[str, bool] | None
     with reading(open_database()) as connection:
@@ -180,4 +180,4 @@ def check_databases(directory: Path, library: str = "miopen") -> Findings:
             }
         except BadInput:
             known = None
-        return check(directory, Known(known, partial(kernels_of, connection, library)))
+        return check(directory, CheckFacts(known, partial(kernels_of, connection, library)))

@@ -104,7 +104,7 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
     import json
 
     from tuna.libraries.tvm import targets
-    from tuna.libraries.tvm.boards import Boards as Found
+    from tuna.libraries.tvm.boards import BoardPool as Found
     from tuna.libraries.tvm.environment import tvm_version
     from tuna.settings import get_settings
 

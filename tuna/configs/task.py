@@ -112,4 +112,4 @@ def _is_epilogue(parts: tuple[str, ...]) -> bool:
     return len(functions) <= 1 and left.count(RESIDUAL) == len(left) - len(functions) <= 1
 
 
-KIND = ConfigKind(TaskConfig, reference="tuna.libraries.task_reference:problem")
+KIND = ConfigKind(TaskConfig, reference="tuna.libraries.reference:task")

@@ -163,12 +163,12 @@ class ResultSource(Protocol):
         """Whole results by config key, environment key, time, solver's name and params: a total
         order.
 
-        With `n_best` also up to so many trials of each config, solver and environment, the result
-        the first of them.
+        With `n_best` also up to that number of trials of each config, solver and environment, the
+        result the first of them.
         """
 
     def kinds_without_key(self) -> Mapping[str, int]:
-        """How many results have no `problem_key`, by their config's kind."""
+        """Return the number of results without a `problem_key`, by their config's kind."""
 
     def kernels(self, result_ids: Iterable[int]) -> Iterator[KernelOf]:
         """The code objects of these results, in the order of the ids, at least one for each."""

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs.task import ACTIVATIONS
-from tuna.libraries.task_reference import FUNCTIONS
+from tuna.libraries.reference import FUNCTIONS
 from tuna.models.graph import Graph, Node, constant_of, extents
 
 #: Operators from which exporters make an activation. GELU by tanh has nine.

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline
 
 from tuna.configs import TaskConfig
-from tuna.libraries.tvm import tasks
+from tuna.libraries.tvm.functions import to_text
 from tuna.libraries.tvm.kernels import machine
 from tuna.models import graph, groups
 from tuna.models.emit import Emitter
@@ -97,7 +97,7 @@ def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
             functions[name] = cores[name]
             continue
         function = module[name]
-        text = tasks.to_text(function)
+        text = to_text(function)
         digest = hashlib.sha256(text.encode()).hexdigest()
         bodies[digest] = text
         structure = tvm_ffi.structural_hash(function.without_attr("global_symbol"))

@@ -10,11 +10,11 @@ import tvm
 
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.errors import BadInput
-from tuna.libraries.tvm import problems, tasks
-from tuna.libraries.tvm.kernels.families import cold_cycles
+from tuna.libraries.tvm import functions, problems
+from tuna.libraries.tvm.kernels.points import cold_cycles
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
-from tuna.libraries.tvm.solvers import FAMILIES, FUNCTION
+from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna.models import build, in_model, inputs
 from tuna.models.emit import Chosen
 from tuna.models.kernels import Record, TaskKernels
@@ -38,14 +38,14 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
     if task.core is None:
         return _of_function(body)
     found = {}
-    for row in FAMILIES:
+    for row in TILED:
         gemm = row.family == "gemm"
         if gemm is not isinstance(task.core, GemmConfig):
             continue
         problem = problems.with_family(task, row.family, Mode(task.layouts), target)
         if problem is not None and problem.count(1):
-            points = problem.family.space(problem.layer)
-            found[row.name] = float(problem.family.cycles(problem.layer, points[0]))
+            points = problem.family.kernel.space(problem.layer)
+            found[row.name] = float(problem.family.kernel.cycles(problem.layer, points[0]))
             # products have one family, so that weights decide nothing
             if isinstance(problem.layer, Layer):
                 found[row.name] += cold_cycles(problem.family, problem.layer.shape)
@@ -55,10 +55,10 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
 def _of_function(body: str) -> dict[str, float]:
     """Estimate a function; empty if it cannot be tuned, or an older Tuna wrote its text."""
     try:
-        module = tasks.module_of(body)
+        module = functions.module_of(body)
     except BadInput:
         return {}
-    return {FUNCTION.name: tasks.cycles(module)} if tasks.can_be_tuned(module) else {}
+    return {FUNCTION.name: functions.cycles(module)} if functions.can_be_tuned(module) else {}
 
 
 def choose(

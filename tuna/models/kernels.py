@@ -16,8 +16,9 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels import machine, shape
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.gemm import Product
+from tuna.libraries.tvm.kernels.points import layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import BY_NAME
@@ -99,7 +100,7 @@ def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
     layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
     if layer is None:
         return None
-    families = [family for family in FAMILIES.values() if winograd or "winograd" not in family.name]
+    families = [family for family in FAMILIES.values() if winograd or not family.outputs]
     order = ranked(layer, families, cold_weights=True)
     if not order:
         return None
@@ -131,15 +132,17 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
     return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
 
 
-def _chosen(problem: problems.Problem, module: Any) -> Chosen:
+def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
         packed = problem.layer.mode is Mode.NATIVE
-        pack_product = partial(problem.family.pack_weights, problem.layer) if packed else None
+        pack_product = partial(problem.family.kernel.pack_weights, problem.layer) if packed else None
         return Chosen(module["main"], pack_product, None)
     sizes = problem.layer.shape
 
     def pack(weights: Any) -> Any:
         assert isinstance(problem.config, ConvConfig)
-        return problem.family.pack_weights(sizes, shape.forward_weights(problem.config, weights))
+        return problem.family.kernel.pack_weights(
+            sizes, shape.forward_weights(problem.config, weights)
+        )
 
     return Chosen(module["main"], pack, sizes)

@@ -47,13 +47,13 @@ class NoopLibrary(Library):
         return Environment(self.name, "1", "none", 0, f"{self.name}-1")
 
     def solvers(self) -> Sequence[Solver]:
-        """Ten names."""
+        """Return ten solvers."""
         return [Solver(f"Noop{number}", self.kinds, "Direct") for number in range(10)]
 
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
-        """Everything applies."""
+        """Every solver applies to every config."""
         names = [solver.name for solver in self.solvers()]
         return ((config, names) for config in configs)
 

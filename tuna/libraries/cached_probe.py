@@ -1,5 +1,5 @@
-"""What a library's child found out about this machine, kept in TUNA_HOME: to ask again takes
-seconds at each worker's start."""
+"""Facts that a library's child found out about this machine, cached in TUNA_HOME: to ask again
+takes seconds at each worker's start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tuna.files import atomic_file
 from tuna.settings import get_settings
 
 
-def found_once(
+def cached_probe(
     name: str, key: Sequence[str | int], find: Callable[[], Mapping[str, str]]
 ) -> Mapping[str, str]:
-    """What `find` returned last time for `key`, which holds all that the answer depends on; else
-    what it returns now."""
+    """Return the cached answer of `find` for `key`, which holds all that the answer depends on;
+    without one call `find` and cache its answer."""
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     path = get_settings().home / "cache" / "machine" / f"{name}-{digest}.json"
     with contextlib.suppress(OSError, ValueError, AttributeError):  # absent or damaged

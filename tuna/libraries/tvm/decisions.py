@@ -18,13 +18,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tuna.libraries.tvm.search import tiling
-
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
 #: Where a block is computed that has no loop to be at: at the root.
 _ROOT = -1
+
+_SPATIAL, _REDUCTION = 4, 2
+#: Values of fp32 in a vector, from the longest on.
+_LANES = (16, 8, 4)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Design:
         return math.prod(len(decision.options) for decision in self.decisions)
 
     def values(self) -> Iterator[tuple[int, ...]]:
-        """All combinations."""
+        """Yield all combinations of decisions."""
         for parts in itertools.product(*(decision.options for decision in self.decisions)):
             yield tuple(itertools.chain.from_iterable(parts))
 
@@ -110,8 +112,8 @@ class Design:
         return [list(self.instructions), decided]
 
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
-        """Of a tile the logarithms of its factors, of their products from within, and of the
-        extent; of the rest, the values."""
+        """Return the features of a point: logarithms of each tile's factors, of their products from
+        the innermost on, and of the extent; the values of other decisions."""
         found: dict[str, float] = {self._name: 1.0}
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
@@ -143,12 +145,12 @@ class Design:
         return float(self.instructions[decision.instruction][2][0][value[0]])
 
     def _tiling(self, values: tuple[int, ...]) -> dict[str, float]:
-        """See `tiling.features`."""
+        """Return the `tiling_features` of a point."""
         split = list(zip(self.decisions, self.split(values), strict=True))
         tiles = [value for decision, value in split if decision.kind == _TILE]
         location = sum(value[0] for decision, value in split if decision.kind == _LOCATION)
         names = [instruction[0] for instruction in self.instructions]
-        return tiling.features(tiles, self.unrolling(values), location, names)
+        return tiling_features(tiles, self.unrolling(values), location, names)
 
 
 def before_postproc(trace: Sequence[Any]) -> list[Any]:
@@ -163,7 +165,7 @@ def own_decisions(trace: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def key_of(trace: Sequence[Any]) -> str:
-    """What traces of one design have in common."""
+    """Return a text that is equal for all traces of one design."""
     return json.dumps(before_postproc(trace), separators=(",", ":"))
 
 
@@ -226,7 +228,8 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _labels(instructions: Sequence[Any]) -> dict[int, str]:
-    """What each sampling instruction decides, in words that are the same in like problems."""
+    """Return for each sampling instruction a label of what it decides; it is the same in similar
+    problems."""
     names: dict[str, str] = {}
     used: dict[str, str] = {}
     for name, inputs, attributes, outputs in instructions:
@@ -249,3 +252,49 @@ def _labels(instructions: Sequence[Any]) -> dict[int, str]:
         repeats = sum(known == label or known.startswith(f"{label}#") for known in labels.values())
         labels[place] = f"{label}#{repeats}" if repeats else label
     return labels
+
+
+def tiling_features(
+    tiles: Sequence[Sequence[int]], unrolling: int, location: int, instructions: Sequence[str]
+) -> dict[str, float]:
+    """Return features of a tiled loop nest that mean the same for every problem: logarithms to the
+    base 2 of products of factors; none for a nest without spatial tiles.
+
+    MetaSchedule tiles a nest for a CPU as SSRSRS: the spatial loops four times (from 0, outermost,
+    to 3), the reductions twice. The innermost part of the last spatial loop becomes vectors; those
+    of the others are values that are kept in registers.
+
+    `tiles`: the factors of each tiled loop, the outermost first; `unrolling`: statements that a
+    nest is unrolled to at most; `location`: the sum of sampled compute locations; `instructions`:
+    names of the trace's.
+    """
+    spatial = [tile for tile in tiles if len(tile) == _SPATIAL]
+    reductions = [tile for tile in tiles if len(tile) == _REDUCTION]
+    if not spatial:
+        return {}
+    *others, last = spatial
+    found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
+    found |= {
+        f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others)
+        for part in range(_SPATIAL)
+    }
+    found |= {
+        f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)
+    }
+    inner = sum(math.log2(tile[-1]) for tile in reductions)
+    kept = found["tiling.last3"] + found["tiling.others3"]
+    lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
+    unrolled = math.log2(unrolling + 1)
+    return {
+        **found,
+        "tiling.lanes": math.log2(lanes),
+        "tiling.inner_reduction": inner,
+        "tiling.outer_reduction": sum(math.log2(tile[0]) for tile in reductions),
+        "tiling.registers": math.log2(2**kept / lanes + 1),
+        "tiling.body": kept + inner,
+        "tiling.unrolling": unrolled,
+        "tiling.beyond_unrolling": kept + inner - unrolled,
+        "tiling.location": float(location),
+        "tiling.caches": float(instructions.count("CacheWrite")),
+        "tiling.moved": float(instructions.count("ReverseComputeAt")),
+    }

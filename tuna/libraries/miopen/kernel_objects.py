@@ -28,7 +28,7 @@ class BadKernel(Exception):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelObject:
     """A code object with its key in MIOpen: source file and compiler options."""
 
     file: str
@@ -81,7 +81,7 @@ class Compiled:
             raise KeyError("of the compile step, which is no manifest,") from None
 
 
-def decode(found: Mapping[str, Any]) -> Kernel:
+def decode(found: Mapping[str, Any]) -> KernelObject:
     """The kernel in one of fin's kernel objects, verified; raises BadKernel.
 
     Some versions of fin use the URL-safe alphabet padded with dots, and truncate the text at the
@@ -114,10 +114,10 @@ def decode(found: Mapping[str, Any]) -> Kernel:
         raise BadKernel(f"{file}: the kernel has {len(code)} bytes, not the declared {size}")
     if hashlib.md5(code, usedforsecurity=False).hexdigest() != md5:
         raise BadKernel(f"{file}: the kernel's MD5 is not {md5}")
-    return Kernel(file, options, code)
+    return KernelObject(file, options, code)
 
 
-def encode(kernel: Kernel) -> dict[str, Any]:
+def encode(kernel: KernelObject) -> dict[str, Any]:
     """The kernel object for fin's eval steps."""
     return {
         "kernel_file": kernel.file,
@@ -148,6 +148,6 @@ def fetch(compiled: Compiled, artifacts: ArtifactStore) -> list[dict[str, Any]]:
     """The kernel objects for fin's eval steps; raises KeyError if an artifact is missing or
     damaged."""
     return [
-        encode(Kernel(code.name, code.args, artifacts.get(code.artifact)))
+        encode(KernelObject(code.name, code.args, artifacts.get(code.artifact)))
         for code in compiled.kernels
     ]
