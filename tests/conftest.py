@@ -3,8 +3,14 @@ lines in it."""
 
 from __future__ import annotations
 
-import gc
 import os
+import sys
+
+# Hundreds of processes import Tuna and its tests; without bytecode each compiles them first.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+import gc
 import shutil
 import signal
 import tempfile

@@ -98,7 +98,7 @@ def _referred(value: Any) -> list[Any]:
     names = set(_names(value.__code__))
     for one in [value.__globals__[name] for name in names if name in value.__globals__]:
         if isinstance(one, ModuleType):
-            found += [getattr(one, name) for name in names if hasattr(one, name)]
+            found += [vars(one)[name] for name in names & vars(one).keys()]
         found.append(one)
     found = [one for one in found if isinstance(one, ModuleType | FunctionType | type)]
     return [*found, *(names & TVM)]  # imported where it is used
