@@ -188,6 +188,7 @@ def test_printed_commands_that_repeat_attempts_work_when_pasted(
         assert (ended.code, "ok" in ended.out) == (0, True), line
 
 
+@pytest.mark.service
 def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     ended = type_in("tuna", "doctor", "--json")
     found = {finding["what"]: finding for finding in json.loads(ended.out)}
@@ -196,6 +197,7 @@ def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     assert found["artifacts"]["ok"]
 
 
+@pytest.mark.service
 def test_a_library_that_is_not_here_is_absent_and_no_fault(
     type_in: Type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_library_that_is_not_here_is_absent_and_no_fault(
     assert re.search(r"^ ?absent +library miopen +not usable here: ", ended.out, re.MULTILINE)
 
 
+@pytest.mark.service
 def test_an_extra_that_is_not_installed_is_a_row_with_the_line_to_type(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +302,7 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
     assert (home / "tuna.sqlite").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.service
 def test_the_doctor_measures_noise_and_says_what_follows(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +334,7 @@ def test_the_doctor_measures_noise_and_says_what_follows(
     assert "builds stop while cores are measured" in type_in("tuna", "doctor").out
 
 
+@pytest.mark.service
 def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     """U15: it fails the check of the cores and each library that measures on them."""
     from tuna.settings import get_settings
@@ -341,6 +346,7 @@ def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.M
     assert ended.out.count("4000") == 1, ended.out
 
 
+@pytest.mark.service
 def test_the_doctor_writes_to_the_artifact_store_each_time(
     type_in: Type, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

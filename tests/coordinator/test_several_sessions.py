@@ -405,6 +405,7 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
+@pytest.mark.service
 def test_an_outage_of_redis_that_lasts_too_long_ends_a_run_with_a_sentence(
     sqlite_engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

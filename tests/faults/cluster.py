@@ -38,7 +38,7 @@ from tuna.testing.servers import install_mariadb, killed_with_parent, listens, w
 from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0
-_START_S = 30.0
+_START_S = 120.0
 _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
 _TOKENS = 20
@@ -182,7 +182,7 @@ class Cluster:
             for one in (process, *workers):
                 one.kill()
         process.wait(_START_S)
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
         if alive:
             raise ClusterError(f"{alive} outlived the {name} process")
 

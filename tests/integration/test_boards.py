@@ -164,8 +164,8 @@ def test_a_killed_board_loses_nothing_and_is_used_again(shell: Shell) -> None:
     )
     started = time.monotonic()
     on_boards.send_signal(signal.SIGTERM)
-    on_boards.wait(30)
-    assert time.monotonic() - started < 5
+    on_boards.wait(60)
+    assert time.monotonic() - started < 20  # and the bound is 30
 
 
 def wait_for_aside(shell: Shell) -> dict[str, object]:

@@ -110,6 +110,7 @@ def toy_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "find_library", lambda _: ToyLibrary())
 
 
+@pytest.mark.service
 @pytest.mark.skipif(len(CPUS) < 2, reason="builds would run on the core that is measured")
 def test_kernels_are_timed_beside_builds_and_without_them(tmp_path: Path, toy_builds: None) -> None:
     settings = _settings(tmp_path)

@@ -31,6 +31,8 @@ from tuna.libraries.onednn.solvers import (
 )
 from tuna.sandbox.cores import eval_cpus
 
+pytestmark = pytest.mark.service
+
 NATIVE = {"layouts": "native"}
 
 

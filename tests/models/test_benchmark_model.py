@@ -317,7 +317,7 @@ def test_a_board_that_says_nothing_ends_at_the_deadline(
                     [{}],
                 )
             )
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 60
 
 
 def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[..., Path]) -> None:

@@ -49,7 +49,7 @@ def python(program: str, timeout_s: float = LIMIT_S, **limits: object) -> proces
     return run([sys.executable, "-c", program], timeout_s=timeout_s, **limits)  # type: ignore[arg-type]
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -369,7 +369,7 @@ def test_a_call_that_nobody_wants_any_more_ends_and_the_next_starts_another_chil
     pid, asked = child.pid, time.monotonic()
     with pytest.raises(ChildCancelled):
         child.call({"op": "hang"}, LIMIT_S, lambda: time.monotonic() - asked > 0.2)
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < LIMIT_S
     assert pid is not None
     assert eventually(lambda: gone(pid))
     assert child.call({"op": "echo", "value": 2}, LIMIT_S)["value"] == 2

@@ -16,6 +16,8 @@ from tuna.libraries.miopen import answers, fin, kernel_objects
 from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.vocabulary import Cause
 
+pytestmark = pytest.mark.service
+
 DEEP = 100_000
 STEP, COMPILE = "miopen_find_eval", "miopen_find_compile"
 

@@ -193,6 +193,7 @@ def test_the_walk_finds_the_options_of_every_program() -> None:
     assert len(_cases()) > 60
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("database", "name"),
     [*(("sqlite", name) for name in NASTY), *(("mariadb", name) for name in _ON_MARIADB)],
