@@ -135,7 +135,9 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
         packed = problem.layer.mode is Mode.NATIVE
-        pack_product = partial(problem.family.kernel.pack_weights, problem.layer) if packed else None
+        pack_product = (
+            partial(problem.family.kernel.pack_weights, problem.layer) if packed else None
+        )
         return Chosen(module["main"], pack_product, None)
     sizes = problem.layer.shape
 
