@@ -1,8 +1,8 @@
 """Marks tests by what they need, `service` or `tvm`, and fails a test that starts a server without
 the mark.
 
-A test needs what its own code, its fixtures, or the helpers in `tests` that they call refer to. What
-is started in another way is marked by hand: `@pytest.mark.service`.
+A test needs what its own code, its fixtures, or the helpers in `tests` that they call refer to.
+What is started in another way is marked by hand: `@pytest.mark.service`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_both_provenances_answer_the_same_questions() -> None:
 
 @pytest.mark.parametrize("words", [["query", "--limit", "1"], ["query", "--arch", "none"]])
 def test_a_query_starts_without_the_models(home: Path, words: list[str]) -> None:
-    """Importing them, and configuring their mappers, took a quarter of the time of a short query."""
+    """Importing and configuring them took a quarter of the time of a short query."""
     text = (
         "import sys; from click.testing import CliRunner; from tuna.cli.main import tuna;"
         f"CliRunner().invoke(tuna, {words!r});"
