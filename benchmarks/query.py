@@ -44,7 +44,7 @@ def _measure(db: str, rows: int) -> int:
     from tuna.db.database import open_database
     from tuna.db.engine import make_engine, reading
     from tuna.db.schema import upgrade
-    from tuna.results.query import query
+    from tuna.results.result_query import query
     from tuna.settings import get_settings
 
     engine = make_engine(get_settings().sql_url)
@@ -82,7 +82,7 @@ def _best(call: Any) -> float:
 
 
 def _questions() -> dict[str, Any]:
-    from tuna.results.rows import ResultFilter as Ask
+    from tuna.results.result_rows import ResultFilter as Ask
 
     return {
         "all": Ask(),

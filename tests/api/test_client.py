@@ -27,7 +27,7 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.results.rows import html_table
+from tuna.results.result_rows import html_table
 from tuna.vocabulary import BASELINE
 
 ROOT = Path(__file__).parents[2]

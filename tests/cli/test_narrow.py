@@ -20,7 +20,7 @@ from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview
 from tuna.doctor.findings import Finding
 from tuna.queue.heartbeat import WorkerStatus
-from tuna.reports.status import LiveSession, Snapshot
+from tuna.reports.status import LiveSession, LiveSnapshot
 from tuna.workers.launch import RunStopped, local_workers
 
 ROWS = [
@@ -123,14 +123,16 @@ def _session(number: int, jobs: dict[str, int], unfinished: int) -> LiveSession:
     return LiveSession(overview, unfinished, 1.5, 3600.0, None)
 
 
-def _snapshot(*sessions: LiveSession, workers: int = 3) -> Snapshot:
+def _snapshot(*sessions: LiveSession, workers: int = 3) -> LiveSnapshot:
     worker = WorkerStatus(
         name="a", role="eval", host="host.example.org", pid=4711, device="AMD EPYC 9B45",
         environment="",
         toolchains=(), job_ids=(1, 2), started_at=0.0, seen_at=0.0,
     )  # fmt: skip
     at = datetime(2026, 3, 2, tzinfo=timezone.utc)
-    return Snapshot(at, sessions, tuple(replace(worker, pid=4711 + n) for n in range(workers)), 1.0)
+    return LiveSnapshot(
+        at, sessions, tuple(replace(worker, pid=4711 + n) for n in range(workers)), 1.0
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

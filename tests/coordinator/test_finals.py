@@ -23,7 +23,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job
 from tuna.drain.drain import Drain
 from tuna.exports.source import of_session
-from tuna.golden import candidates
+from tuna.golden import releasable
 from tuna.jobs.release import release
 from tuna.jobs.scope import Scope
 from tuna.jobs.serving import SessionWork
@@ -232,7 +232,7 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
     with reading(one.engine) as connection:
         source = of_session(connection, one.session_id, None)
         found = {record.solver: record for record in source.records()}
-        result = candidates.select(candidates.ResultSelection(one.session_id), ["worker"])
+        result = releasable.select(releasable.ResultSelection(one.session_id), ["worker"])
         workers = connection.execute(
             sa.select(result.c.worker, sa.func.count()).group_by(result.c.worker)
         ).all()

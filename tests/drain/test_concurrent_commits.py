@@ -24,8 +24,8 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial as Measured
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import StreamEntry
-from tuna.results.query import query
-from tuna.results.rows import ResultFilter
+from tuna.results.result_query import query
+from tuna.results.result_rows import ResultFilter
 
 #: Sessions of the environment; each has two jobs of the solver, whose results come from two
 #: processes at once.

@@ -23,7 +23,7 @@ from tuna.exports.importer import import_db
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries.miopen.formats.find_db import time_text
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
-from tuna.results.records import spread_of
+from tuna.results.whole_results import spread_of
 from tuna.vocabulary import BASELINE
 
 JSON, CSV = JsonExporter(), CsvExporter()

@@ -12,7 +12,7 @@ from golden_scene import ASM, GEMM, A, B, C, D, Scene
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import ResultsChanged, build, check_gate, compare, entries
-from tuna.golden.compare import PromotionReport, Tally
+from tuna.golden.compare import ModelTally, PromotionReport
 
 WINO = "ConvBinWinogradRxSf2x3g1"
 OLD = {(A, ASM): 1.0, (A, GEMM): 3.0, (B, ASM): 2.0, (C, ASM): 4.0}
@@ -35,7 +35,7 @@ def _grown(scene: Scene, before: dict[str, float], after: dict[str, float]) -> P
     return scene.report(2)
 
 
-def _numbers(tally: Tally) -> tuple[int, ...]:
+def _numbers(tally: ModelTally) -> tuple[int, ...]:
     return (tally.faster, tally.slower, tally.equal, tally.new, tally.missing)
 
 

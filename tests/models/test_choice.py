@@ -10,7 +10,7 @@ from builders import START, DatabaseBuilder, memory
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models
 from tuna.models import choice
-from tuna.models.choice import Source
+from tuna.models.choice import ResultScope
 from tuna.models.manifest import Manifest, ManifestTask
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
@@ -18,7 +18,7 @@ TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))
 LARGER = replace(TASK, core=replace(CORE, batchsize=8))
 NAMED = TaskConfig(name="max_pool", body="0" * 64)
 TARGET = '{"kind":"llvm","mcpu":"znver5","num-cores":2}'
-EVERYTHING = Source()
+EVERYTHING = ResultScope()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_best_of_each_solver_comes_first_and_then_what_was_close(
     build.trial(job.job_id, 9, None, params="failed", cause="wrong_result")
     found = choice.finalists(build.connection, manifest(TASK, NAMED), EVERYTHING)
     assert {key: names(each) for key, each in found.items()} == {TASK.key: ["f4", "f2", "f4b"]}
-    direct = choice.finalists(build.connection, manifest(TASK), Source(winograd=False))
+    direct = choice.finalists(build.connection, manifest(TASK), ResultScope(winograd=False))
     assert names(direct[TASK.key]) == ["tile"]
 
 
@@ -82,7 +82,10 @@ def test_results_with_emptied_caches_are_not_compared_with_others(build: Databas
     assert choice.winners(build.connection, manifest(TASK), EVERYTHING)[TASK.key].params == "warm"
     build.winner(cold(build), task, build.solver("Tile"), 0.2, params="cold")
     assert choice.winners(build.connection, manifest(TASK), EVERYTHING)[TASK.key].params == "cold"
-    assert choice.winners(build.connection, manifest(TASK), Source(warm))[TASK.key].params == "warm"
+    assert (
+        choice.winners(build.connection, manifest(TASK), ResultScope(warm))[TASK.key].params
+        == "warm"
+    )
 
 
 def test_other_machines_versions_and_simulated_times_do_not_count(build: DatabaseBuilder) -> None:
@@ -117,7 +120,7 @@ def test_a_golden_version_counts_alone(build: DatabaseBuilder) -> None:
     }
     build.insert(models.GoldenEntry, golden_id=golden, time_ms=2.0, params="golden", **entry)
     assert names(
-        choice.finalists(build.connection, manifest(TASK), Source(golden_id=golden))[TASK.key]
+        choice.finalists(build.connection, manifest(TASK), ResultScope(golden_id=golden))[TASK.key]
     ) == ["golden"]
 
 
@@ -151,5 +154,5 @@ def test_what_won_for_the_bare_layer_is_the_warm_start_in_whatever_layouts(
         choice.nearest(build.connection, manifest(TASK), EVERYTHING, ())[TASK.key].params
         == "larger"
     )
-    direct = choice.warm_starts(build.connection, manifest(TASK), Source(winograd=False))
+    direct = choice.warm_starts(build.connection, manifest(TASK), ResultScope(winograd=False))
     assert direct == {TASK.key: {"Tile": "tile"}}

@@ -20,9 +20,9 @@ from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.reports import curves, formats, html
 from tuna.reports.curves import curve
-from tuna.reports.layers import Measured, best_so_far
+from tuna.reports.layers import MeasuredTrial, best_so_far
 from tuna.reports.queries import read_figures
-from tuna.reports.report_data import Point
+from tuna.reports.report_data import CurvePoint
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -291,9 +291,9 @@ def test_a_full_disk_keeps_the_older_report(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def search(times: Sequence[float]) -> tuple[Point, ...]:
+def search(times: Sequence[float]) -> tuple[CurvePoint, ...]:
     """A search with these times."""
-    return best_so_far([Measured(number, time_ms) for number, time_ms in enumerate(times)])
+    return best_so_far([MeasuredTrial(number, time_ms) for number, time_ms in enumerate(times)])
 
 
 def test_curves_of_one_or_of_very_many_trials_can_be_drawn() -> None:

@@ -16,7 +16,7 @@ from softmax_kind import Softmax
 from tuna.configs import parse_line
 from tuna.db import models
 from tuna.errors import NotFound
-from tuna.reports.layers import Measured, best_so_far
+from tuna.reports.layers import MeasuredTrial, best_so_far
 from tuna.reports.queries import read_figures
 from tuna.testing.kinds import registered
 
@@ -171,8 +171,8 @@ def test_a_kind_that_somebody_brings_has_rates_too(build: DatabaseBuilder) -> No
     assert figures.best.gflops == pytest.approx(layer.flops / 0.5e-3 / 1e9)
 
 
-@given(st.lists(st.builds(Measured, st.integers(0, 9), st.floats(1e-3, 1e3)), max_size=30))
-def test_the_best_so_far_never_rises(measured: list[Measured]) -> None:
+@given(st.lists(st.builds(MeasuredTrial, st.integers(0, 9), st.floats(1e-3, 1e3)), max_size=30))
+def test_the_best_so_far_never_rises(measured: list[MeasuredTrial]) -> None:
     points = best_so_far(measured)
     assert [point.number for point in points] == list(range(1, len(measured) + 1))
     assert sorted(point.time_ms for point in points) == sorted(trial.time_ms for trial in measured)

@@ -13,9 +13,9 @@ from tuna.configs import ConvConfig, TaskConfig, parse_line
 from tuna.db import models, networks
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
-from tuna.results import query as result_query
-from tuna.results.query import query
-from tuna.results.rows import ResultFilter
+from tuna.results import result_query
+from tuna.results.result_query import query
+from tuna.results.result_rows import ResultFilter
 from tuna.vocabulary import BASELINE
 
 CONV, POINTWISE, GEMM = (parse_line(DRIVERS[place])[0] for place in (1, 2, 5))

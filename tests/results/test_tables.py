@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from tuna.db.models import Base
-from tuna.results import tables
+from tuna.results import core_tables
 from tuna.results.selectable import RELEASES, SESSIONS, TRIALS, Results
 
-TABLES = [one for one in vars(tables).values() if isinstance(one, sa.TableClause)]
+TABLES = [one for one in vars(core_tables).values() if isinstance(one, sa.TableClause)]
 #: Types whose values are other ones in the database.
 CONVERTED = ("BOOLEAN", "JSON", "DATETIME", "BLOB")
 
@@ -62,7 +62,7 @@ def test_a_query_starts_without_the_models(home: Path, words: list[str]) -> None
     text = (
         "import sys; from click.testing import CliRunner; from tuna.cli.main import tuna;"
         f"CliRunner().invoke(tuna, {words!r});"
-        "print('tuna.results.query' in sys.modules, 'sqlalchemy.orm' in sys.modules)"
+        "print('tuna.results.result_query' in sys.modules, 'sqlalchemy.orm' in sys.modules)"
     )
     subprocess.run([sys.executable, "-m", "tuna", "query"], check=True)  # makes the database
     done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tuna import api
 from tuna.errors import BadInput
-from tuna.results.rows import MAX_LIMIT, ResultFilter, ResultRows
+from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRows
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tuna import api
 from tuna.api.chain import SessionPlan
 from tuna.errors import BadInput
-from tuna.results.rows import DEFAULT_LIMIT, ResultFilter, ResultRows, html_table, moment
+from tuna.results.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, html_table, moment
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress

@@ -122,7 +122,7 @@ def build_model(
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         manifest = _for_cores(model.manifest)
-        source = choice.Source(session_id, _golden_id(connection, golden), winograd)
+        source = choice.ResultScope(session_id, _golden_id(connection, golden), winograd)
         started = time.perf_counter()
         known = choice.finalists(connection, manifest, source)
         alike = choice.nearest(connection, manifest, source, known)

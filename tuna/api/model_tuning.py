@@ -65,7 +65,7 @@ def tune_model(
     started = time.monotonic()
     with reading(open_database()) as connection:
         model = store.find(connection, name)
-        source = choice.Source(winograd=winograd)
+        source = choice.ResultScope(winograd=winograd)
         known = choice.winners(connection, model.manifest, source)
     session = sessions.init_session("tvm", SESSION, conditions={"caches": "cold"})
     sessions.update_solvers("tvm")
@@ -136,7 +136,7 @@ def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunabl
 
     with reading(open_database()) as connection:
         found = store.tunable(connection, model, session_id, winograd=winograd)
-        won = choice.warm_starts(connection, model.manifest, choice.Source(winograd=winograd))
+        won = choice.warm_starts(connection, model.manifest, choice.ResultScope(winograd=winograd))
         digests = [
             entry.task.body
             for entry in model.manifest.tasks

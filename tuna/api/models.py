@@ -119,7 +119,7 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         winners, shared = (
-            choice.winners(connection, model.manifest, choice.Source()),
+            choice.winners(connection, model.manifest, choice.ResultScope()),
             store.counts(connection, model),
         )
     tasks = []

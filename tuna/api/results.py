@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage
-    from tuna.results.rows import ResultFilter, ResultRow, ResultRows
+    from tuna.results.result_rows import ResultFilter, ResultRow, ResultRows
     from tuna.results.untried import LayerWithoutSolver, TargetMet
 
 
@@ -20,7 +20,7 @@ def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.results.query import query as read
+    from tuna.results.result_query import query as read
 
     with reading(open_database()) as connection:
         return read(connection, wanted, with_commands=with_commands)
@@ -34,7 +34,7 @@ def winners(session_id: int, tag: str | None = None, *, with_commands: bool = Tr
     """
     from dataclasses import replace
 
-    from tuna.results.rows import MAX_LIMIT, ResultFilter
+    from tuna.results.result_rows import MAX_LIMIT, ResultFilter
 
     found = query(
         ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands
@@ -73,7 +73,7 @@ def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithout
 def coverage(
     name: str, arch: str, *, device: str | None = None, library: str | None = None
 ) -> Coverage:
-    """How much of a model, network or tag has results on `arch`, by weight; see `models.coverage`.
+    """Return the part of a model, network or tag that has results on `arch`; see `models.coverage`.
     Raises NotFound."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading

@@ -18,11 +18,11 @@ from tuna.cli.console import GAP, print_json, print_table, say, terminal_width
 from tuna.cli.winners import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.messages import counted
-from tuna.results.rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
+from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage
-    from tuna.results.rows import ResultRow, ResultRows
+    from tuna.results.result_rows import ResultRow, ResultRows
 
 #: Layers that needed no trial which are named one by one.
 _MOST_KNOWN = 20

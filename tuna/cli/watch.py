@@ -19,7 +19,7 @@ from tuna.vocabulary import State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tuna.reports.status import LiveSession, Snapshot
+    from tuna.reports.status import LiveSession, LiveSnapshot
 
 #: More sessions than this do not fit a screen; those with work to do come first, then the newest.
 _MOST_SESSIONS = 12
@@ -53,7 +53,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
                 time.sleep(0.0 if snapshot.read_share < 1.0 else interval_s)
 
 
-def lines(snapshot: Snapshot) -> list[str]:
+def lines(snapshot: LiveSnapshot) -> list[str]:
     """A line for each session."""
     workers = _DASH if snapshot.workers is None else str(len(snapshot.workers))
     return [
@@ -65,7 +65,7 @@ def lines(snapshot: Snapshot) -> list[str]:
     ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
 
 
-def view(snapshot: Snapshot, width: int = 160, height: int = 50) -> RenderableType:
+def view(snapshot: LiveSnapshot, width: int = 160, height: int = 50) -> RenderableType:
     """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left
     out."""
     from rich.console import Group
@@ -95,7 +95,7 @@ def _lines(part: RenderableType, width: int) -> int:
     return len(Console(width=width).render_lines(part))
 
 
-def _chosen(snapshot: Snapshot, most: int = _MOST_SESSIONS) -> list[LiveSession]:
+def _chosen(snapshot: LiveSnapshot, most: int = _MOST_SESSIONS) -> list[LiveSession]:
     first = sorted(
         snapshot.sessions,
         key=lambda session: (not session.unfinished, -session.overview.session_id),
@@ -105,7 +105,7 @@ def _chosen(snapshot: Snapshot, most: int = _MOST_SESSIONS) -> list[LiveSession]
     )
 
 
-def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
+def _sessions(snapshot: LiveSnapshot, width: int, most: int) -> RenderableType:
     chosen = _chosen(snapshot, most)
     rows = [
         (
@@ -154,7 +154,7 @@ def _done(session: LiveSession) -> float | None:
     return (wanted - session.unfinished) / wanted if wanted else None
 
 
-def _workers(snapshot: Snapshot, width: int, most: int) -> RenderableType:
+def _workers(snapshot: LiveSnapshot, width: int, most: int) -> RenderableType:
     from rich.text import Text
 
     if snapshot.workers is None:
@@ -218,7 +218,7 @@ def _eta(session: LiveSession) -> str:
     return _DASH if session.eta_s is None else duration(session.eta_s)
 
 
-def _document(snapshot: Snapshot) -> dict[str, Any]:
+def _document(snapshot: LiveSnapshot) -> dict[str, Any]:
     fields = asdict(snapshot) | {"at": snapshot.at.isoformat()}
     for session, shown in zip(snapshot.sessions, fields["sessions"], strict=True):
         if session.totals is not None:

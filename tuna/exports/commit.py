@@ -23,7 +23,7 @@ ENDING = JsonExporter.extension
 
 @dataclass(frozen=True)
 class Commit:
-    """What a commit left in the table."""
+    """The outcome of a commit, in the table."""
 
     path: Path
     results: int  #: of all layers and environments

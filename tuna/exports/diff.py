@@ -16,7 +16,7 @@ _WHAT = ("added", "removed", "changed", "same")
 
 @dataclass(frozen=True)
 class Diff:
-    """How a database `b` differs from `a`."""
+    """Differences of a database `b` from `a`."""
 
     a: Path
     b: Path
@@ -32,7 +32,7 @@ class Diff:
         return any(count for (what, _, _), count in self.counts.items() if what != "same")
 
     def total(self, what: str) -> int:
-        """How many entries are added, removed, changed or the same."""
+        """Return the number of entries that are added, removed, changed or the same."""
         return sum(count for key, count in self.counts.items() if key[0] == what)
 
     def rows(self) -> list[tuple[str | int, ...]]:

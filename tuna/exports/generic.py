@@ -1,4 +1,4 @@
-"""What the generic exports, JSON and CSV, share: whole results of every library and kind, one row
+"""The base of the generic exports, JSON and CSV: whole results of every library and kind, one row
 per config and solver."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION = 1
 
 
 class GenericOptions(FileOptions):
-    """How to write whole results."""
+    """Options of an export of whole results."""
 
     top: int | None = Field(
         None, ge=1, description="solvers kept for a config and environment; default: all"

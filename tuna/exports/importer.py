@@ -20,7 +20,7 @@ from tuna.db.models import Config, FindDb, Solver
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.exports import registry
-from tuna.exports.intake import Batch, ImportReport, Task
+from tuna.exports.intake import Batch, ImportReport, ImportRun
 from tuna.libraries.exporter import ImportedResult
 from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import find_db
@@ -33,7 +33,9 @@ from tuna.libraries.results import NO_TIME, is_time
 from tuna.vocabulary import canonical_name
 
 #: How the records of a file are read, and how they are stored.
-_Reading: TypeAlias = tuple[Callable[[Path], Iterator[Any]], Callable[[Task, Iterator[Any]], None]]
+_Reading: TypeAlias = tuple[
+    Callable[[Path], Iterator[Any]], Callable[[ImportRun, Iterator[Any]], None]
+]
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
 
@@ -71,7 +73,7 @@ def import_db(
         session_id = session_id if isinstance(session_id, int) else session_id(connection)[0]
         library = sessions.get(connection, session_id).environment.library
         solvers, new_solvers = _add_solvers(connection, library, wanted)
-    task = Task(engine, session_id, source, solvers, new_solvers)
+    task = ImportRun(engine, session_id, source, solvers, new_solvers)
     store(task, read())
     return task.report()
 
@@ -168,7 +170,7 @@ def _add_solvers(
     return ids, len(new)
 
 
-def _import_find(task: Task, records: Iterator[FindRecord]) -> None:
+def _import_find(task: ImportRun, records: Iterator[FindRecord]) -> None:
     params = _params_without_times(task)
 
     def distinct() -> Iterator[FindRecord]:
@@ -253,9 +255,9 @@ def _put_items(
                 batch.skipped["the session has measured it"] += 1
 
 
-def _params_without_times(task: Task) -> dict[tuple[PerfKey, int], str]:
-    """What an earlier import of a perf db stored: it may have named another layer of those that
-    share a perf-db row."""
+def _params_without_times(task: ImportRun) -> dict[tuple[PerfKey, int], str]:
+    """Return the params that an earlier import of a perf db stored: it may have named another layer
+    of those that share a perf-db row."""
     query = (
         sa.select(Config.problem_key, FindDb.solver_id, FindDb.params)
         .join(Config, Config.id == FindDb.config_id)
@@ -272,7 +274,7 @@ def _params_without_times(task: Task) -> dict[tuple[PerfKey, int], str]:
         }
 
 
-def _import_perf(task: Task, records: Iterator[PerfRecord]) -> None:
+def _import_perf(task: ImportRun, records: Iterator[PerfRecord]) -> None:
     wanted: dict[PerfKey, dict[str, str]] = {}
     for record in records:
         solvers = wanted.setdefault(record.key, {})
@@ -310,7 +312,7 @@ def _put_params(batch: Batch, ids: Sequence[int], preferred: int, solver: str, p
         batch.skipped["the session has measured it"] += 1
 
 
-def _layers_of(task: Task, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]]:
+def _layers_of(task: ImportRun, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]]:
     """The configs that are there already and share these perf-db rows, in the order of their
     keys."""
     found: dict[PerfKey, list[int]] = {key: [] for key in wanted}
@@ -347,7 +349,7 @@ def _layer_or_problem_of_row(key: PerfKey) -> Layer:
         return ProblemConfig(problem_key.problem_of(key).text())
 
 
-def _import_results(task: Task, records: Iterator[ImportedResult]) -> None:
+def _import_results(task: ImportRun, records: Iterator[ImportedResult]) -> None:
     def store(batch: Batch, part: Sequence[ImportedResult]) -> None:
         layers: dict[str, Layer] = {}
         for record in part:

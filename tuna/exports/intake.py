@@ -42,7 +42,7 @@ class ImportReport:
 
 
 @dataclass
-class Task:
+class ImportRun:
     """One import in progress."""
 
     engine: sa.Engine
@@ -85,7 +85,7 @@ class Batch:
     """Some problems of the file, in one transaction; its counts are discarded when it has to be
     retried."""
 
-    task: Task
+    task: ImportRun
     connection: sa.Connection
     counts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)

@@ -37,7 +37,7 @@ def exporters() -> Sequence[AnyExporter]:
 
 
 def forms() -> list[str]:
-    """What can be given for `--form`, sorted."""
+    """Return the names that `--form` takes, sorted."""
     return sorted({exporter.form for exporter in exporters()})
 
 

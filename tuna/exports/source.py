@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.results import KernelOf, ResultRecord, SolverFacts
-from tuna.results.records import good_trials, records
+from tuna.results.core_tables import config, environment, golden, kernel, session, solver
 from tuna.results.selectable import RELEASES, SESSIONS, Results
-from tuna.results.tables import config, environment, golden, kernel, session, solver
+from tuna.results.whole_results import good_trials, records
 
 _FETCH_ROWS = 5000
 _BATCH = 500

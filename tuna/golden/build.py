@@ -14,9 +14,9 @@ from tuna.db.engine import transaction
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.golden import candidates, entries
-from tuna.golden.candidates import ResultSelection
+from tuna.golden import entries, releasable
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
+from tuna.golden.releasable import ResultSelection
 from tuna.golden.versions import MAX_VERSION, Version, find, missing, of_library
 from tuna.messages import counted
 from tuna.vocabulary import GoldenState
@@ -108,7 +108,7 @@ def build(
     def write(connection: sa.Connection) -> BuildReport:
         plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
         if wanted is not None:
-            candidates.check(connection, wanted)
+            releasable.check(connection, wanted)
         return _carry_out(connection, plan)
 
     return transaction(engine, write)
@@ -156,7 +156,7 @@ def _library(
     if wanted is None:
         assert base_version is not None
         return find(connection, base_version, library).library
-    return candidates.session(connection, wanted.session_id, library).environment.library
+    return releasable.session(connection, wanted.session_id, library).environment.library
 
 
 def _no_base(
@@ -176,7 +176,7 @@ def _no_base(
 
 def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
     golden_id = _version_row(connection, plan)
-    result = candidates.select(plan.wanted, _READ) if plan.wanted else None
+    result = releasable.select(plan.wanted, _READ) if plan.wanted else None
     base = (
         entries.of_version(plan.base).select("id", *_READ).subquery("entry") if plan.base else None
     )
@@ -202,7 +202,7 @@ def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
             connection, GoldenEntry.golden_id == golden_id, GoldenEntry.source.is_not(None)
         ),
         kernels=_kernels(connection, golden_id),
-        left_out=candidates.impossible(connection, plan.wanted) if plan.wanted else 0,
+        left_out=releasable.impossible(connection, plan.wanted) if plan.wanted else 0,
     )
 
 
@@ -230,7 +230,7 @@ def _version_row(connection: sa.Connection, plan: _Plan) -> int:
 
 
 def _replaced(connection: sa.Connection, versions: set[int], newer: sa.Subquery) -> int:
-    """How many results there are for which one of the versions has an entry."""
+    """Return the number of results for which one of the versions has an entry."""
     entry = aliased(GoldenEntry)
     there = sa.exists().where(entry.golden_id.in_(versions), _same(entry, newer.c))
     return connection.execute(

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import networks
-from tuna.golden import candidates, entries
-from tuna.golden.candidates import ResultSelection
-from tuna.golden.entries import Entry
+from tuna.golden import entries, releasable
+from tuna.golden.entries import ReleaseEntry
+from tuna.golden.releasable import ResultSelection
 from tuna.golden.versions import Version, find, of_library
 from tuna.messages import counted
 from tuna.results.selectable import Results
@@ -31,7 +31,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Tally:
+class ModelTally:
     """A model's layers counted by outcome. Times are sums over layers that both sides have, each
     times its weight."""
 
@@ -60,8 +60,8 @@ class Tally:
 class Change:
     """A layer whose time changed."""
 
-    before: Entry
-    after: Entry
+    before: ReleaseEntry
+    after: ReleaseEntry
 
     @property
     def ratio(self) -> float:
@@ -94,14 +94,14 @@ class PromotionReport:
     version: int | None  #: None: the subject is a session
     session_id: int | None
     against: int | None  #: the other version; None: there is none
-    total: Tally
-    models: tuple[Tally, ...]
+    total: ModelTally
+    models: tuple[ModelTally, ...]
     regressions: tuple[Change, ...]  #: the worst, worst first
     gains: tuple[Change, ...]  #: the best, best first
     #: fastest solver before, after, for how many layers
     solver_changes: tuple[tuple[str, str, int], ...]
     #: the first few of the layers that only the other version has
-    missing_layers: tuple[Entry, ...]
+    missing_layers: tuple[ReleaseEntry, ...]
     #: of every slower layer, largest first
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)
     left_out: int = 0  #: results of the session that are not releasable and therefore not compared
@@ -198,14 +198,14 @@ def report_session(
 
     Raises NotFound, or BadInput when the session does not belong to `library`.
     """
-    session = candidates.session(connection, session_id, library)
+    session = releasable.session(connection, session_id, library)
     environment = session.environment
     other = find(connection, version, environment.library)
     wanted = ResultSelection(session_id, allow_imported=True, allow_noisy=True)
-    subject = _Side(environment.library, candidates.releasable(wanted), None, session_id)
+    subject = _Side(environment.library, releasable.releasable(wanted), None, session_id)
     device = entries.of_version(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
-    return replace(found, left_out=candidates.refused(connection, wanted))
+    return replace(found, left_out=releasable.refused(connection, wanted))
 
 
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
@@ -318,7 +318,7 @@ def _fastest(connection: sa.Connection, rows: Results) -> dict[_Layer, _Fastest]
 
 def _tallies(
     connection: sa.Connection, before: dict[_Layer, _Fastest], after: dict[_Layer, _Fastest]
-) -> tuple[Tally, tuple[Tally, ...]]:
+) -> tuple[ModelTally, tuple[ModelTally, ...]]:
     weights = networks.occurrences(connection)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -331,7 +331,7 @@ def _tallies(
                 times[name][0] += old.time_ms * weight
                 times[name][1] += new.time_ms * weight
     tallies = {
-        name: Tally(
+        name: ModelTally(
             name,
             before_ms=times[name][0],
             after_ms=times[name][1],
@@ -339,7 +339,7 @@ def _tallies(
         )
         for name, outcomes in counts.items()
     }
-    total = tallies.pop(TOTAL, Tally(TOTAL))
+    total = tallies.pop(TOTAL, ModelTally(TOTAL))
     return total, tuple(
         sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name))
     )
@@ -355,7 +355,7 @@ def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
     )
 
 
-def _tally_line(tally: Tally) -> str:
+def _tally_line(tally: ModelTally) -> str:
     numbers = " ".join(
         f"{n:7}" for n in (tally.faster, tally.slower, tally.equal, tally.new, tally.missing)
     )
@@ -372,7 +372,7 @@ def _percent(fraction: float) -> str:
     return f"{fraction * 100:.4g} %"
 
 
-def _short(entry: Entry) -> str:
+def _short(entry: ReleaseEntry) -> str:
     params = (
         entry.params
         if len(entry.params) <= _MAX_PARAMS_CHARS

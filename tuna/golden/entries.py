@@ -19,7 +19,7 @@ KEY = ("arch", "num_cu", "config_id", "solver_id")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReleaseEntry:
     """One result of a golden version or of a session, with its provenance."""
 
     id: int  #: of the golden entry, or of the row of find_db
@@ -81,20 +81,22 @@ def of_version(version: Version, arch: str | None = None, num_cu: int | None = N
     return found.only(found["arch"] == arch, found["num_cu"] == num_cu)
 
 
-def read(connection: sa.Connection, results: Results, ids: Iterable[int]) -> dict[int, Entry]:
+def read(
+    connection: sa.Connection, results: Results, ids: Iterable[int]
+) -> dict[int, ReleaseEntry]:
     """The entries among `results` with these ids; raises ResultsChanged if one is gone."""
     wanted = sorted(set(ids))
-    found: dict[int, Entry] = {}
-    columns = [_NAMES.get(name, name) for name in Entry.__dataclass_fields__]
+    found: dict[int, ReleaseEntry] = {}
+    columns = [_NAMES.get(name, name) for name in ReleaseEntry.__dataclass_fields__]
     for some in parts(wanted):
         query = results.select(*columns).where(results["id"].in_(some))
         for row in connection.execute(query):
-            entry = Entry(*row)
+            entry = ReleaseEntry(*row)
             found[entry.id] = replace(entry, problem_key=entry.problem_key or "")
     if len(found) < len(wanted):
         raise ResultsChanged
     return found
 
 
-#: Field of `Entry` -> column, where they differ.
+#: Field of `ReleaseEntry` -> column, where they differ.
 _NAMES = {"version": "golden"}

@@ -16,7 +16,7 @@ from tuna.db.models import Config, GoldenEntry, Solver
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
 from tuna.golden import entries
-from tuna.golden.entries import Entry
+from tuna.golden.entries import ReleaseEntry
 from tuna.golden.versions import Version, find, of_library
 from tuna.results.selectable import RELEASES
 
@@ -37,10 +37,10 @@ class Explanation:
     """An entry, its code objects, and the same entry (device, config, solver) of the base
     version."""
 
-    entry: Entry
+    entry: ReleaseEntry
     kernels: tuple[str, ...]  #: SHA-256 of each
     base_version: int | None
-    base: Entry | None
+    base: ReleaseEntry | None
     base_kernels: tuple[str, ...]
     #: why the search that found it ended; "": none did, or its session has another result now
     search_ended: str = ""
@@ -57,7 +57,7 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """How the entry relates to the base's, in one sentence."""
+        """The entry's relation to the base's, in one sentence."""
         if self.base_version is None:
             return "the version has no base"
         if self.base is None:
@@ -204,7 +204,7 @@ def _searches_ended(connection: sa.Connection, ids: Sequence[int]) -> dict[int, 
     return {number: ended[job_id] for number, job_id in jobs.items() if job_id in ended}
 
 
-def _result_lines(mark: str, entry: Entry, kernels: tuple[str, ...]) -> list[str]:
+def _result_lines(mark: str, entry: ReleaseEntry, kernels: tuple[str, ...]) -> list[str]:
     algorithm = f", {entry.algorithm}" if entry.algorithm else ""
     found = [
         f"  {mark}{entry.time_ms:.6g} ms, workspace {entry.workspace_bytes} bytes{algorithm}",

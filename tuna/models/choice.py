@@ -37,7 +37,7 @@ class Winner:
 
 
 @dataclass(frozen=True)
-class Source:
+class ResultScope:
     """Which results count: those of one session, of one golden version, or all on machines like the
     model's target."""
 
@@ -46,7 +46,9 @@ class Source:
     winograd: bool = True  #: without it only direct sums
 
 
-def winners(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, Winner]:
+def winners(
+    connection: sa.Connection, manifest: Manifest, source: ResultScope
+) -> dict[str, Winner]:
     """The fastest result of each task by its key."""
     return {
         key: found[0]
@@ -55,7 +57,7 @@ def winners(connection: sa.Connection, manifest: Manifest, source: Source) -> di
 
 
 def finalists(
-    connection: sa.Connection, manifest: Manifest, source: Source
+    connection: sa.Connection, manifest: Manifest, source: ResultScope
 ) -> dict[str, list[Winner]]:
     """The fastest kernels of each task by its key: the best of each solver first, then what came
     close to one of them."""
@@ -78,7 +80,7 @@ def finalists(
 
 
 def nearest(
-    connection: sa.Connection, manifest: Manifest, source: Source, known: Iterable[str]
+    connection: sa.Connection, manifest: Manifest, source: ResultScope, known: Iterable[str]
 ) -> dict[str, Winner]:
     """For each task that is not among the `known` keys the winner of that one which is the most
     alike.
@@ -95,7 +97,7 @@ def nearest(
 
 
 def warm_starts(
-    connection: sa.Connection, manifest: Manifest, source: Source
+    connection: sa.Connection, manifest: Manifest, source: ResultScope
 ) -> dict[str, dict[str, str]]:
     """For each task the points that won for the task or bare layer that is the most alike, by
     solver, the fastest first.
@@ -117,7 +119,7 @@ def _with_cores(manifest: Manifest) -> list[TaskConfig]:
 def _alike(
     connection: sa.Connection,
     manifest: Manifest,
-    source: Source,
+    source: ResultScope,
     tasks: Sequence[TaskConfig],
     *,
     other_layouts: bool,
@@ -156,7 +158,7 @@ def _keys(manifest: Manifest) -> set[str]:
 def _others(
     connection: sa.Connection,
     manifest: Manifest,
-    source: Source,
+    source: ResultScope,
     cores: Sequence[ConvConfig | GemmConfig],
 ) -> list[tuple[str, TaskConfig]]:
     """All tasks that have a result, and the bare layers among `cores` that have one, as tasks; with
@@ -183,7 +185,7 @@ def _as_task(config: AnyConfig, conditions: Mapping[str, Any]) -> TaskConfig | N
 
 
 def _results(
-    connection: sa.Connection, manifest: Manifest, source: Source, keys: Iterable[str]
+    connection: sa.Connection, manifest: Manifest, source: ResultScope, keys: Iterable[str]
 ) -> dict[str, list[Winner]]:
     """The best result of each solver of these configs, the fastest first.
 
@@ -213,7 +215,7 @@ def _fastest_first(found: Mapping[tuple[bool, str], Winner]) -> list[Winner]:
     return sorted(alike, key=lambda winner: (winner.time_ms, winner.solver))
 
 
-def _comparable(manifest: Manifest, source: Source) -> Results:
+def _comparable(manifest: Manifest, source: ResultScope) -> Results:
     """Measured results of TVM's version and the kernels as they are now."""
     results = SESSIONS if source.golden_id is None else RELEASES
     where = [

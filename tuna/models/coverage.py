@@ -1,4 +1,5 @@
-"""How much of a model, a network or a tag has results on an architecture, by weight."""
+"""Coverage: the part of a model, a network or a tag that has results on an architecture, by
+weight."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from tuna.configs.similarity import family, size_distance
 from tuna.db import networks
 from tuna.db.batches import parts
 from tuna.errors import NotFound
+from tuna.results.core_tables import config, config_tag, environment
 from tuna.results.selectable import BOTH, Results
-from tuna.results.tables import config, config_tag, environment
 
 
 class Cover(str, enum.Enum):
-    """What is known of a layer."""
+    """A layer's class, by the results that there are."""
 
     EXACT = "exact"  #: it was measured on such a device
     NEAR = "near"  #: a layer that differs in sizes alone was
@@ -55,12 +56,12 @@ class Coverage:
 
     @property
     def shares(self) -> Mapping[Cover, float]:
-        """Of the weight."""
+        """Shares of the weight."""
         return self._shares([layer.weight for layer in self.layers])
 
     @property
     def work_shares(self) -> Mapping[Cover, float]:
-        """Of the floating-point operations, as far as they are counted."""
+        """Shares of the floating-point operations, as far as they are counted."""
         return self._shares([layer.weight * layer.flops for layer in self.layers])
 
     def of(self, cover: Cover) -> tuple[CoveredLayer, ...]:
@@ -95,8 +96,8 @@ def coverage(
     device: str | None = None,
     library: str | None = None,
 ) -> Coverage:
-    """What the results on `arch` (and `device`, text in its name) cover of the model, network or
-    tag `name`.
+    """Return the coverage of the model, network or tag `name` by results on `arch` (and `device`,
+    text in its name).
 
     Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
     NotFound for a name that is neither, and for an architecture without any session.

@@ -87,7 +87,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found."""
+    """Sessions side by side."""
 
     sessions: tuple[ComparedSession, ...]
     layers: tuple[ComparedLayer, ...]
@@ -290,7 +290,7 @@ def _geometric_means(common: Sequence[ComparedLayer]) -> tuple[float, ...]:
 
 
 def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tuple[str, ...]:
-    """What of the sessions' machines and ways to measure is not the same, a sentence each."""
+    """Return the differences of the sessions' machines and ways to measure, a sentence each."""
     facts: dict[str, list[str]] = {
         "measured on different devices": [one.device for one in environments],
         "measured on different numbers of compute units": [str(one.num_cu) for one in environments],

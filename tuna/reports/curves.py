@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tuna.reports.report_data import Point
+from tuna.reports.report_data import CurvePoint
 
 #: The drawing and the field in it that the axes enclose, in SVG units.
 WIDTH, HEIGHT = 360.0, 196.0
@@ -41,7 +41,7 @@ class Dot:
 
     x: str
     y: str
-    point: Point
+    point: CurvePoint
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Curve:
 
 
 def curve(
-    searches: Mapping[str, Sequence[Point]], levels: Mapping[str, float] | None = None
+    searches: Mapping[str, Sequence[CurvePoint]], levels: Mapping[str, float] | None = None
 ) -> Curve:
     """The drawing of the searches of a layer's solvers; equal points give equal text.
 
@@ -99,7 +99,7 @@ def curve(
     def y(time_ms: float) -> str:
         return f"{BOTTOM - (BOTTOM - TOP) * math.log(time_ms / low) / math.log(high / low):.1f}"
 
-    def dot(point: Point, time_ms: float) -> Dot:
+    def dot(point: CurvePoint, time_ms: float) -> Dot:
         return Dot(x(point.number), y(time_ms), point)
 
     step = 1 + len(every) // _MAX_DOTS

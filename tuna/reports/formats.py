@@ -34,7 +34,7 @@ def percent(value: float | None) -> str:
 
 
 def factor(value: float | None) -> str:
-    """How many times as much."""
+    """A factor: so many times as much."""
     return _DASH if value is None else f"{value:.2f}×"
 
 

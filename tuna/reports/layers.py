@@ -18,7 +18,7 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.results import is_time
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.network_totals import Counts, ordered
-from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
+from tuna.reports.report_data import CurvePoint, LayerFigures, OtherTime, SolverFigures
 from tuna.reports.steps import Steps
 from tuna.results.selectable import SESSIONS, last_good_attempts
 from tuna.results.untried import LayerWithoutSolver, without_solver
@@ -40,7 +40,7 @@ _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTrial:
     """A good trial."""
 
     number: int  #: among the candidates of its job
@@ -56,7 +56,7 @@ class _Search:
     trials: int = 0
     failed: int = 0
     early: int = 0  #: that ended early
-    measured: list[Measured] = field(default_factory=list)
+    measured: list[MeasuredTrial] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _JobRow:
 
     @property
     def interval_ms(self) -> tuple[float, float] | None:
-        """Of the winner's time."""
+        """The interval of the winner's time."""
         return None if self.low_ms is None or self.high_ms is None else (self.low_ms, self.high_ms)
 
     @property
@@ -98,7 +98,7 @@ class _JobRow:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is known of jobs beside their rows, by job id."""
+    """Facts about jobs that are not in their rows, by job id."""
 
     searches: Mapping[int, _Search]
     commands: Mapping[int, str]
@@ -159,7 +159,8 @@ def _without_solver(one: LayerWithoutSolver, count: int, other: OtherTime | None
 
 
 def _readable(name: str) -> Callable[[str], str]:
-    """What makes params of the library readable; those of an unknown library stay as they are."""
+    """Return the function that makes params of the library readable; an unknown library's stay as
+    they are."""
     try:
         library = get_library(name)
     except TunaError:
@@ -225,7 +226,7 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
             search.failed += 1
         elif is_time(row.time_ms):
             search.early += row.ended_early
-            search.measured.append(Measured(row.number, row.time_ms, row.round, row.job_id))
+            search.measured.append(MeasuredTrial(row.number, row.time_ms, row.round, row.job_id))
     return searches
 
 
@@ -332,7 +333,7 @@ def _is_round(row: _JobRow) -> bool:
 
 
 def _state(rows: Sequence[_JobRow]) -> State:
-    """Of a search: whether it goes on, or how it ended."""
+    """Return the state of a search: whether it goes on, or how it ended."""
     if rows[0].stopped is None:
         return State.SEARCHING
     ended = [state for state in _ENDS if any(row.state == state.value for row in rows)]
@@ -340,7 +341,7 @@ def _state(rows: Sequence[_JobRow]) -> State:
 
 
 def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> SolverFigures:
-    """Of a job, or of the rounds of a search."""
+    """Return the figures of a job, or of the rounds of a search."""
     row = min(
         (one for one in rows if one.winner_ms),
         key=lambda one: one.winner_ms or 0.0,
@@ -413,16 +414,16 @@ def _no_winner(solvers: Sequence[SolverFigures]) -> str:
 
 
 def best_so_far(
-    measured: Sequence[Measured], params: Callable[[Measured], str] = lambda trial: ""
-) -> tuple[Point, ...]:
+    measured: Sequence[MeasuredTrial], params: Callable[[MeasuredTrial], str] = lambda trial: ""
+) -> tuple[CurvePoint, ...]:
     """Good trials as a search: in order of their rounds and numbers, with the best time so far."""
-    points: list[Point] = []
+    points: list[CurvePoint] = []
     best = float("inf")
     for position, trial in enumerate(
         sorted(measured, key=lambda trial: (trial.round, trial.number, trial.time_ms)), 1
     ):
         best = min(best, trial.time_ms)
         points.append(
-            Point(position, trial.time_ms, best, trial.number, params(trial), trial.round)
+            CurvePoint(position, trial.time_ms, best, trial.number, params(trial), trial.round)
         )
     return tuple(points)

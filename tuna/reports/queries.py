@@ -18,9 +18,9 @@ from tuna.reports.network_totals import totals
 from tuna.reports.report_data import (
     Against,
     FailureFigures,
-    Header,
     OtherTime,
     ReportFigures,
+    ReportHeader,
 )
 from tuna.reports.steps import read_steps
 from tuna.results.selectable import SESSIONS
@@ -60,7 +60,7 @@ def read_figures(
     layers = read_layers(connection, session_id, session.environment.library, steps, counts, others)
     # Served by ix_find_db_simulated_session_id.
     of_session = SESSIONS.only(SESSIONS["session_id"] == session_id)
-    header = Header(
+    header = ReportHeader(
         session_id=session.id,
         reason=session.reason,
         library=session.environment.library,

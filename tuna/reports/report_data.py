@@ -27,7 +27,7 @@ class Against:
 
 
 @dataclass(frozen=True)
-class Header:
+class ReportHeader:
     """The session, its environment (every field, in order) and its time span."""
 
     session_id: int
@@ -44,7 +44,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """A measured trial in its solver's search: its number in order of measurement, its time, the
     best time so far."""
 
@@ -58,7 +58,7 @@ class Point:
 
 @dataclass(frozen=True)
 class SolverFigures:
-    """What one solver reached for a layer; times and rates are None without a checked winner."""
+    """The best of one solver for a layer; times and rates are None without a checked winner."""
 
     job_id: int  #: of a search the round that has the winner, else its first
     solver: str
@@ -79,7 +79,7 @@ class SolverFigures:
     clock: str = ""  #: which clock timed it, "wall" or "cpu"; "" if that was not recorded
     baseline: bool = False  #: the library's default, before any tuning
     reproduce: str = ""  #: command that repeats the winner's measurement
-    points: tuple[Point, ...] = ()  #: of its search
+    points: tuple[CurvePoint, ...] = ()  #: of its search
     early: int = 0  #: trials that ended early, far slower than the best
     rounds: int = 0  #: of a search; 0: the job is none
     #: why the search ended, or what is known already, so that there was nothing to do
@@ -175,7 +175,7 @@ class FailureFigures:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """How one device spent the time between its first and its last measurement."""
+    """The use of one device between its first and its last measurement."""
 
     name: str
     peak_gflops: float | None
@@ -214,7 +214,7 @@ class TotalFigures:
 class ReportFigures:
     """All figures of a session."""
 
-    header: Header
+    header: ReportHeader
     layers: tuple[LayerFigures, ...]
     totals: tuple[
         TotalFigures, ...

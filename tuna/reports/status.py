@@ -45,7 +45,7 @@ class LiveSession:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class LiveSnapshot:
     """State of all sessions, or of one, at a moment."""
 
     at: datetime
@@ -65,7 +65,7 @@ class Watcher:
         self._only = session_id
         self._totals = Totals(trials=False)
 
-    def look(self, budget_s: float = 0.5) -> Snapshot:
+    def look(self, budget_s: float = 0.5) -> LiveSnapshot:
         """A snapshot; a long history is read in parts of about `budget_s` seconds. Raises
         NotFound."""
         found = with_commands(self._engine, overview.read(self._engine, self._only))
@@ -92,7 +92,7 @@ class Watcher:
                         totals=mine,
                     )
                 )
-        return Snapshot(utc_now(), tuple(shown), workers, 1.0 if whole else self._totals.share)
+        return LiveSnapshot(utc_now(), tuple(shown), workers, 1.0 if whole else self._totals.share)
 
 
 def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
@@ -137,7 +137,7 @@ def _rates(connection: sa.Connection) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is left of a session, if all capable workers work on it alone. Of a search only open
+    """The rest of a session, if all capable workers work on it alone. Of a search only open
     rounds count."""
 
     unfinished: int  #: jobs

@@ -22,13 +22,13 @@ class Steps:
     device_of_job: Mapping[int, str]
 
     def peak_gflops(self, job_id: int) -> float | None:
-        """Of the device that measured the job."""
+        """Return the peak of the device that measured the job."""
         name = self.device_of_job.get(job_id, "")
         return next((device.peak_gflops for device in self.devices if device.name == name), None)
 
 
 def read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
-    """What the accepted attempts of the session's jobs say."""
+    """Read the accepted attempts of the session's jobs."""
     by_name = sa.select(Device.name, Device.peak_gflops, Device.peak_source).where(
         Device.environment_id == environment_id
     )

@@ -26,7 +26,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True)
 class Key:
-    """What step results are grouped by."""
+    """The key that step results are grouped by."""
 
     session_id: int
     device: str  #: empty for a step on a CPU
@@ -252,7 +252,7 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
 
 
 def most_at_once(spans: Iterable[Sum]) -> int:
-    """How many of the spans overlap at most: a process that was replaced by another counts once
+    """Return the largest number of spans that overlap: a process that was replaced by another counts once
     with it."""
     ends: list[tuple[datetime, int]] = []
     for span in spans:

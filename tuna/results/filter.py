@@ -14,9 +14,7 @@ import sqlalchemy as sa
 
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
-from tuna.results.rows import MAX_LIMIT, ResultFilter
-from tuna.results.selectable import Results
-from tuna.results.tables import (
+from tuna.results.core_tables import (
     config,
     config_tag,
     device,
@@ -26,6 +24,8 @@ from tuna.results.tables import (
     solver,
     step_result,
 )
+from tuna.results.result_rows import MAX_LIMIT, ResultFilter
+from tuna.results.selectable import Results
 
 _Condition = sa.ColumnElement[bool]
 #: Digits of a config key that name it.

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.types import timed
-from tuna.results.tables import (
+from tuna.results.core_tables import (
     config,
     config_tag,
     environment,
@@ -180,7 +180,7 @@ def _columns(table: sa.TableClause, *names: str) -> dict[str, Any]:
 
 
 def _about(base: Any, environment_id: Any, needs: str) -> dict[str, _Join]:
-    """What a result is about: its config, solver, session and environment."""
+    """The joins with the config, solver, session and environment of a result."""
     key = sa.func.coalesce(config.c.problem_key, base.c.get("problem_key", sa.null()))
     of_config = _columns(config, "kind", "driver", "json")
     of_environment = _columns(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db.searches import MET
-from tuna.results.tables import config, config_tag, job, no_solver
+from tuna.results.core_tables import config, config_tag, job, no_solver
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class ResultRow:
 
     @property
     def marks(self) -> str:
-        """What is to be known of the time, in words."""
+        """Reservations about the time, in words."""
         return ", ".join(word for word in ("noisy", "simulated", "baseline") if getattr(self, word))
 
     def as_json(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ _FAULT_BY = ("library_version", "job_state", "trial_cause", "attempt_id")
 
 
 def candidates(wanted: ResultSelection) -> Results:
-    """The session's results that are asked for."""
+    """Return the session's results that are asked for."""
     mine = SESSIONS["session_id"] == wanted.session_id
     found = SESSIONS.only(mine, SESSIONS.no_baseline)
     if wanted.kind is None:
@@ -95,7 +95,7 @@ def candidates(wanted: ResultSelection) -> Results:
 
 
 def releasable(wanted: ResultSelection) -> Results:
-    """Those of the candidates that have no fault."""
+    """Return the candidates that have no fault."""
     return candidates(wanted).only(_fault(wanted).is_(None), by=_FAULT_BY)
 
 

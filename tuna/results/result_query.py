@@ -16,8 +16,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.searches import why_ended
+from tuna.results.core_tables import config
 from tuna.results.filter import Conditions, conditions
-from tuna.results.rows import ResultFilter, ResultRow, ResultRows
+from tuna.results.result_rows import ResultFilter, ResultRow, ResultRows
 from tuna.results.selectable import (
     BOTH,
     SESSIONS,
@@ -26,7 +27,6 @@ from tuna.results.selectable import (
     Results,
     last_good_attempts,
 )
-from tuna.results.tables import config
 from tuna.vocabulary import BASELINE
 
 #: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone
@@ -241,7 +241,7 @@ def _commands(
 
 
 def _other_command(row: Any) -> str:
-    """What shows more of a result that cannot be measured again here."""
+    """Return the command that shows more of a result that cannot be measured again here."""
     if row.golden is not None:
         words = [
             "tuna",

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from tuna.db.searches import rounds_of
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
+from tuna.results.core_tables import environment, trial
 from tuna.results.selectable import GOOD_TRIAL, Results
-from tuna.results.tables import environment, trial
 
 _FETCH_ROWS = 1000
 _COLUMNS = (
