@@ -7,7 +7,6 @@ import functools
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +19,10 @@ from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import ArtifactRefused, Artifacts
 from tuna.coordinator import key_rotation
-from tuna.coordinator.key_rotation import Retirement, announce, replace, sign_all, sign_page
+from tuna.coordinator.key_rotation import announce, replace, sign_all
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
-from tuna.db.models import FormerKey, Job, JobArtifact
-from tuna.db.types import utc_now
+from tuna.db.models import Job, JobArtifact
 from tuna.libraries.items import WorkItem
 from tuna.queue.announcements import artifact_keys
 from tuna.queue.keys import prefix
@@ -38,7 +36,8 @@ class Scene:
     """Three jobs that need an artifact each, in a folder."""
 
     def __init__(self, engine: sa.Engine, folder: Path) -> None:
-        self.engine, self.settings = engine, get_settings()
+        self.engine, self.settings, self.folder = engine, get_settings(), folder
+        self.signed = self.refused = 0
         self.files = UrlFiles((folder / "store").as_uri())
         self.store = Artifacts(self.files, folder / "cache", self.keys(), newest=self.keys)
         make_jobs(engine, 3, solvers=["Noop0"])
@@ -54,22 +53,20 @@ class Scene:
         with reading(self.engine) as connection:
             return sessions.artifact_keys(connection, self.settings)
 
-    def rotate(self, *, leaked: bool = False) -> None:
-        replace(self.engine, self.settings, leaked=leaked)
+    def rotate(self, *, leaked: bool = False, killed_after: int | None = None) -> None:
+        """As the command does, which may be killed after some pages."""
+        keys = replace(self.engine, self.settings, leaked=leaked)
+        store = Artifacts(self.files, self.folder / "of the command", keys)
+        for number, page in enumerate(sign_all(self.engine, store)):
+            self.signed += page.signed
+            self.refused += page.refused
+            if number == killed_after:
+                break
         self.store.refresh()
 
-    def a_day_later(self) -> None:
-        with writing(self.engine) as connection:
-            connection.execute(
-                sa.update(FormerKey).values(superseded_at=utc_now() - timedelta(days=1, seconds=1))
-            )
-
-    def retired(self) -> None:
-        """Until a coordinator has forgotten the former keys."""
-        retirement = Retirement(self.engine, self.store)
-        for _ in range(10):
-            retirement.tick()
-        self.store.refresh()
+    def readable(self) -> int:
+        """Of the artifacts that jobs need, with the keys that are accepted now."""
+        return len([self.store.get(digest) for digest in self.digests])
 
 
 @pytest.fixture
@@ -77,63 +74,51 @@ def scene(engine: sa.Engine, tuna_home: Path) -> Scene:
     return Scene(engine, tuna_home)
 
 
-def test_what_jobs_need_is_signed_again_before_the_former_key_is_forgotten(scene: Scene) -> None:
+def test_the_former_key_is_accepted_until_the_next_rotation(scene: Scene) -> None:
     before, forgotten = scene.keys(), scene.store.put(b"that no job needs")
     scene.rotate()
     assert scene.keys().public[1:] == before.public
-    (page,) = sign_all(scene.engine, scene.store)
-    assert page[1:] == (3, 0)
-    scene.retired()
-    assert len(scene.keys().public) == 2, "its time is not over"
-    scene.a_day_later()
-    scene.retired()
-    assert scene.keys().public == (scene.store.keys or before).public[:1] != before.public
-    assert [scene.store.get(digest) for digest in scene.digests] == [
-        scene.files.read(digest) for digest in scene.digests
-    ]
+    assert (scene.signed, scene.refused) == (3, 0)
+    assert scene.store.get(forgotten)
+    scene.rotate()
+    assert len(scene.keys().public) == 2
+    assert before.public[0] not in scene.keys().public
+    assert scene.readable() == 3, "signed again"
     with pytest.raises(ArtifactRefused):
         scene.store.get(forgotten)
 
 
-def test_a_rotation_that_was_killed_is_completed_by_a_coordinator_and_may_be_repeated(
+def test_a_rotation_that_was_killed_loses_nothing_and_may_be_repeated(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_rotation, "_PAGE", 1)
+    scene.rotate(killed_after=0)
+    assert (scene.signed, scene.readable()) == (1, 3)
     scene.rotate()
-    first = sign_page(scene.engine, scene.store)  # and killed
-    assert first.last == scene.digests[0]
-    retirement = Retirement(scene.engine, scene.store)
-    scene.a_day_later()
-    retirement.tick()
-    scene.rotate()  # amid what a coordinator does with the first
-    for _ in range(3):
-        retirement.tick()
-    scene.store.refresh()
-    assert len(scene.keys().public) == 2
-    assert len([scene.store.get(digest) for digest in scene.digests]) == 3
-    scene.a_day_later()
-    scene.retired()
-    assert len(scene.keys().public) == 1
-    assert len([scene.store.get(digest) for digest in scene.digests]) == 3
+    assert (scene.signed, scene.readable()) == (4, 3)
+    scene.rotate()
+    assert (scene.signed, scene.refused, scene.readable()) == (7, 0, 3)
 
 
 def test_rotations_at_once_come_one_after_the_other(scene: Scene) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: replace(scene.engine, scene.settings, leaked=False), range(4)))
-    scene.store.refresh()
-    assert len(set(scene.keys().public)) == 5
-    assert len([scene.store.get(digest) for digest in scene.digests]) == 3
-    assert {page[1:] for page in sign_all(scene.engine, scene.store)} == {(3, 0)}
+        made = list(
+            pool.map(lambda _: replace(scene.engine, scene.settings, leaked=False), range(4))
+        )
+    assert len({keys.public[0] for keys in made}) == 4
+    latest = next(keys for keys in made if keys.public[0] == scene.keys().public[0])
+    assert scene.keys().public == latest.public[:2], "the one before it is accepted"
 
 
 def test_what_a_leaked_key_signed_is_refused_at_once(scene: Scene) -> None:
     scene.rotate()
+    scene.signed = 0
     scene.rotate(leaked=True)
     assert len(scene.keys().public) == 1
+    assert (scene.signed, scene.refused) == (0, 3)
     for digest in scene.digests:
         with pytest.raises(ArtifactRefused):
             scene.store.get(digest)
-    assert next(sign_all(scene.engine, scene.store))[1:] == (0, 3)
 
 
 def test_who_still_has_the_former_key_looks_for_a_newer_one_before_it_refuses(
@@ -222,13 +207,13 @@ def test_a_worker_that_runs_signs_with_the_new_key(
 def test_the_command_rotates_and_shows_no_secret(engine: sa.Engine, type_in: Callable) -> None:
     assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
     first = json.loads(type_in("tuna", "key", "show", "--json").out)
-    assert [one["accepted_until"] for one in first] == [None]
+    assert [one["signs"] for one in first] == [True]
     ended = type_in("tuna", "key", "rotate")
     assert ended.code == 0
     second = json.loads(type_in("tuna", "key", "show", "--json").out)
     assert second[0]["id"] in ended.out
     assert (second[1]["id"], second[1]["public"]) == (first[0]["id"], first[0]["public"])
-    assert second[1]["accepted_until"] is not None
+    assert [one["signs"] for one in second] == [True, False]
     shown = type_in("tuna", "key", "show").out
     assert all(one["id"] in shown for one in second)
     assert type_in("tuna", "key", "rotate", "--leaked").code == 0

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from tuna.errors import BadInput
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A key that verifies artifacts, by its id; the one without `accepted_until` signs, too."""
+    """A key that verifies artifacts, by its id."""
 
     id: str
     public: str  #: hex
-    accepted_until: datetime | None
+    signs: bool  #: the current one; a former one is accepted until the next rotation
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,8 @@ class RotatedKey:
 
 
 def list_keys() -> list[SigningKey]:
-    """The key that signs artifacts, then former ones that are still accepted, the latest first."""
+    """Return the key that signs artifacts, then the former one, if it is still accepted."""
     from tuna.artifacts.signatures import key_id
-    from tuna.coordinator import key_rotation
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -37,10 +35,8 @@ def list_keys() -> list[SigningKey]:
 
     with reading(open_database()) as connection:
         keys = sessions.artifact_keys(connection, get_settings())
-        until = key_rotation.accepted_until(connection)
     return [
-        SigningKey(key_id(public), public, until.get(public) if number else None)
-        for number, public in enumerate(keys.public)
+        SigningKey(key_id(public), public, number == 0) for number, public in enumerate(keys.public)
     ]
 
 
@@ -48,8 +44,7 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
     """Sign artifacts with a new key from now on, and sign again what jobs need.
 
     `leaked`: what former keys signed is refused at once, and compiled again. Raises BadInput where
-    TUNA_ARTIFACTS_KEY is the key, ServiceError if Redis or the artifact store does not answer;
-    after the key was made, coordinators do the rest.
+    TUNA_ARTIFACTS_KEY is the key, ServiceError if Redis or the artifact store does not answer.
     """
     from tuna.api.services import artifact_store
     from tuna.coordinator import key_rotation
@@ -71,11 +66,13 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
         )
     ensure_services(settings)
     client = connect(settings)
-    key_rotation.replace(engine, settings, leaked=leaked)
+    keys = key_rotation.replace(engine, settings, leaked=leaked)
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
     key_rotation.announce(engine, client, settings, namespace)
+    store = artifact_store(engine)
+    store.keys = keys
     signed = refused = 0
-    for page in key_rotation.sign_all(engine, artifact_store(engine)):
+    for page in key_rotation.sign_all(engine, store):
         signed, refused = signed + page.signed, refused + page.refused
     return RotatedKey(list_keys()[0], signed, refused)

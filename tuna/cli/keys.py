@@ -20,30 +20,14 @@ def key() -> None:
 @key.command()
 @options.as_json
 def show(as_json: bool) -> None:
-    """Show the key that signs artifacts, and former ones that are still accepted: ids and public
+    """Show the key that signs artifacts, and the former one while it is accepted: ids and public
     keys."""
     found = api.list_keys()
     if as_json:
-        until = [
-            one.accepted_until and one.accepted_until.isoformat(timespec="seconds") for one in found
-        ]
-        print_json(
-            [
-                {**asdict(one), "accepted_until": when}
-                for one, when in zip(found, until, strict=True)
-            ]
-        )
+        print_json([asdict(one) for one in found])
         return
     rows = [
-        (
-            one.id,
-            (
-                f"accepted until {one.accepted_until:%Y-%m-%d %H:%M} UTC"
-                if one.accepted_until
-                else "signs"
-            ),
-            one.public,
-        )
+        (one.id, "signs" if one.signs else "accepted until the next rotation", one.public)
         for one in found
     ]
     print_table("", ("key", "state", "public key"), rows)
@@ -58,7 +42,7 @@ def show(as_json: bool) -> None:
 def rotate(leaked: bool) -> None:
     """Sign artifacts with a new key. Coordinators and workers that run take it up by themselves.
 
-    What jobs still need is signed again, and the former key is accepted for another day.
+    What jobs still need is signed again, and the former key is accepted until the next rotation.
     """
     done = api.rotate_key(leaked=leaked)
     say(

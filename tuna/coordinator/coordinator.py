@@ -138,7 +138,6 @@ class Coordinator:
             settings_of_members(settings),
             admin=admin,
         )
-        retirement = key_rotation.Retirement(engine, artifacts)
         self._members = MemberWork(
             engine, client, backends.celery, settings, namespace, artifacts, self._leases, board
         )
@@ -153,7 +152,6 @@ class Coordinator:
                 Chore("admit members", 1.0, self._gate.tick),
                 # to members that were just admitted, too
                 Chore("publish the bootstrap", 1.0, self._publish_bootstrap),
-                Chore("forget former keys", 1.0, retirement.tick),
                 Chore("keep needed artifacts", needed_artifacts.KEEP_EVERY_S, self._keep_artifacts),
                 Chore("take over reports of dead drains", 1.0, self.drain.take_over),
                 Chore("drain dead letters", 1.0, self.drain.take_letters),

@@ -1,5 +1,5 @@
-"""The attempts that a batch of results ends, in SQL and in bulk: their trials, one row for each
-attempt, the jobs' next states."""
+"""The attempts that a batch of results ends, in SQL and in bulk: their trials, the devices that they
+ran on, one row for each attempt, the jobs' next states."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import models
-from tuna.db.models import Job, Trial
+from tuna.db.models import Device, Job, Session, Trial
 from tuna.db.packed import insert
-from tuna.db.types import from_epoch
+from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
 from tuna.jobs.failures import NextState, Outcome
 from tuna.jobs.rows import JobRow
 from tuna.jobs.states import check, running
-from tuna.libraries.items import StepResult, tail
+from tuna.libraries.items import DeviceReport, StepResult, tail
 from tuna.queue.messages import Report
 from tuna.vocabulary import Cause, State
 
@@ -118,6 +118,56 @@ def reject_trials(connection: sa.Connection, failure: StepResult) -> None:
     measures them again."""
     good = (Trial.job_id == failure.job_id, Trial.step == failure.step, Trial.cause.is_(None))
     connection.execute(sa.update(Trial).where(*good).values(step=""))
+
+
+def write_devices(connection: sa.Connection, reported: Sequence[tuple[int, DeviceReport]]) -> None:
+    """Store the devices that results of sessions ran on, each with the highest peak: a lower one
+    was measured beside other work, or at a lower clock frequency."""
+    seen: dict[tuple[int, str], tuple[float | None, str]] = {}
+    of_session = sa.select(Session.id, Session.environment_id).where(
+        Session.id.in_({pair[0] for pair in reported})
+    )
+    environments = (
+        {row.id: row.environment_id for row in connection.execute(of_session)} if reported else {}
+    )
+    known = _peaks(connection, set(environments.values()))
+    for session_id, device in reported:
+        key = (environments[session_id], device.name)
+        before = seen.get(key, known.get(key, (None, "")))
+        seen[key] = _higher(before, (device.peak_gflops, device.peak_source))
+    rows = [
+        {
+            "environment_id": environment_id,
+            "name": name,
+            "peak_gflops": peak,
+            "peak_source": source,
+            "updated_at": utc_now(),
+        }
+        for (environment_id, name), (peak, source) in seen.items()
+    ]
+    update = ("peak_gflops", "peak_source", "updated_at")
+    upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
+
+
+def _peaks(
+    connection: sa.Connection, environment_ids: set[int]
+) -> dict[tuple[int, str], tuple[float | None, str]]:
+    """Return the peaks of the devices of environments."""
+    if not environment_ids:
+        return {}
+    query = sa.select(Device.environment_id, Device.name, Device.peak_gflops, Device.peak_source)
+    found = connection.execute(query.where(Device.environment_id.in_(environment_ids)))
+    return {(row.environment_id, row.name): (row.peak_gflops, row.peak_source) for row in found}
+
+
+def _higher(
+    known: tuple[float | None, str], new: tuple[float | None, str]
+) -> tuple[float | None, str]:
+    """Return the peak that counts: if they were found in different ways, which do not compare, the
+    newer one."""
+    if new[0] is None or (known[0] is not None and known[1] == new[1] and known[0] >= new[0]):
+        return known
+    return new
 
 
 def write_attempts(connection: sa.Connection, attempts: Sequence[Attempt], now: datetime) -> None:

@@ -28,6 +28,7 @@ from tuna.drain.attempts import (
     Attempt,
     reject_trials,
     write_attempts,
+    write_devices,
     write_started,
     write_trials,
 )
@@ -372,6 +373,12 @@ class Drain:
         for job_id, failure in failures.items():
             attempts[job_id] = self._attempt(jobs[job_id], attempts[job_id].report, failure, now)
             reject_trials(connection, failure)
+        reported = [
+            (jobs[result.job_id].session_id, result.device)
+            for result in measured
+            if result.device is not None
+        ]
+        write_devices(connection, reported)
 
     def _library(self, job: JobRow) -> Library:
         library = self._libraries[job.session_id]

@@ -1,5 +1,4 @@
-"""Writes good measurements: rows of the find db, the code objects they need, the devices they ran
-on."""
+"""Writes good measurements: rows of the find db, and the code objects that they need."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
+from tuna.db.models import FindDb, FindDbKernel, Kernel
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
@@ -192,7 +191,6 @@ class FindDbWriter:
         update = [name for row in list(rows.values())[:1] for name in row if name not in names]
         upsert(connection, FindDb, list(rows.values()), key=names, update=update)
         _write_kernels(connection, kernels)
-        _write_devices(connection, jobs, results)
         return failed
 
     def _keep(
@@ -361,59 +359,3 @@ def _write_kernels(
     ]
     if rows:
         connection.execute(sa.insert(FindDbKernel), rows)
-
-
-def _write_devices(
-    connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]
-) -> None:
-    """The devices, each with the highest peak: a lower one was measured beside other work, or at a
-    lower clock frequency."""
-    seen: dict[tuple[int, str], tuple[float | None, str]] = {}
-    reported = [
-        (jobs[result.job_id].session_id, result.device)
-        for result in results
-        if result.device is not None
-    ]
-    of_session = sa.select(Session.id, Session.environment_id).where(
-        Session.id.in_({pair[0] for pair in reported})
-    )
-    environments = (
-        {row.id: row.environment_id for row in connection.execute(of_session)} if reported else {}
-    )
-    known = _peaks(connection, set(environments.values()))
-    for session_id, device in reported:
-        key = (environments[session_id], device.name)
-        before = seen.get(key, known.get(key, (None, "")))
-        seen[key] = _higher(before, (device.peak_gflops, device.peak_source))
-    rows = [
-        {
-            "environment_id": environment_id,
-            "name": name,
-            "peak_gflops": peak,
-            "peak_source": source,
-            "updated_at": utc_now(),
-        }
-        for (environment_id, name), (peak, source) in seen.items()
-    ]
-    update = ("peak_gflops", "peak_source", "updated_at")
-    upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
-
-
-def _peaks(
-    connection: sa.Connection, environment_ids: set[int]
-) -> dict[tuple[int, str], tuple[float | None, str]]:
-    """The peaks of the devices of environments."""
-    if not environment_ids:
-        return {}
-    query = sa.select(Device.environment_id, Device.name, Device.peak_gflops, Device.peak_source)
-    found = connection.execute(query.where(Device.environment_id.in_(environment_ids)))
-    return {(row.environment_id, row.name): (row.peak_gflops, row.peak_source) for row in found}
-
-
-def _higher(
-    known: tuple[float | None, str], new: tuple[float | None, str]
-) -> tuple[float | None, str]:
-    """Peaks that were found in different ways do not compare: then the newer one counts."""
-    if new[0] is None or (known[0] is not None and known[1] == new[1] and known[0] >= new[0]):
-        return known
-    return new
