@@ -7,25 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuna import api
 from tuna.api.chain import SessionPlan
+from tuna.coordinator.session_run import Progress
+from tuna.db.database import open_database
+from tuna.db.overview import Overview
 from tuna.errors import BadInput
+from tuna.models.coverage import Coverage
+from tuna.reports.html_table import table
 from tuna.reports.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, moment
-
-if TYPE_CHECKING:
-    from tuna.coordinator.session_run import Progress
-    from tuna.db.overview import Overview
-    from tuna.models.coverage import Coverage
+from tuna.settings import get_settings
 
 
 def connect(home: str | os.PathLike[str] | None) -> Tuna:
     """Tuna with the settings of this process; `home` replaces `TUNA_HOME`, also for workers that it
     starts."""
-    from tuna.db.database import open_database
-    from tuna.settings import get_settings
-
     if home is not None:
         os.environ["TUNA_HOME"] = str(Path(home).expanduser().resolve())
         get_settings.cache_clear()
@@ -134,8 +131,6 @@ class Tuna:
 
     def _check(self) -> None:
         """Settings are the process's: raise BadInput if another home was opened since."""
-        from tuna.settings import get_settings
-
         if get_settings().home != self.home:
             raise BadInput(
                 f"This process has opened {get_settings().home} since; one home at a time.",
@@ -186,8 +181,6 @@ class Model:
         return api.show_model(self.name)[1]
 
     def _repr_html_(self) -> str:
-        from tuna.reports.html_table import table
-
         cells = [
             (
                 task.label,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from tuna.configs import Config, LineCounts, ParsedFile, Rejection, parse_file, parse_lines
+from tuna.configs.values import MAX_SIZE
+from tuna.db import configs, networks
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.db.networks import Named
 from tuna.errors import BadInput
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.configs import Config, LineCounts, ParsedFile, Rejection
-    from tuna.db.networks import Named
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,6 @@ def import_configs(
     `tag_only`: nothing is added. Raises NothingImported if no layer is left, or with `strict` if
     any line is rejected; BadInput for a file that is not a list of layers.
     """
-    from tuna.configs import parse_lines
-
     check_tag(tag)
     if path is None:
         parsed = parse_lines([driver or ""], "-d", batches=tuple(batches), command=command)
@@ -92,8 +92,6 @@ def read_layers(
 ) -> ParsedFile:
     """The layers of a file, with the arguments and the errors of `import_configs`; nothing is
     stored."""
-    from tuna.configs import parse_file
-
     parsed = parse_file(path, batches=tuple(batches), command=command)
     _check(parsed, str(path), strict=strict)
     return parsed
@@ -129,11 +127,6 @@ def store_parsed(
 ) -> ImportedConfigs:
     """Store the layers that were read, with the arguments of `import_configs`; `network` must be
     there."""
-    from tuna.configs.values import MAX_SIZE
-    from tuna.db import configs, networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-
     with writing(open_database()) as connection:
         ids = network and networks.ids(
             connection,
@@ -164,20 +157,12 @@ def store_parsed(
 
 def list_configs(tag: str) -> list[Config]:
     """The layers that carry a tag; raises NotFound for an unknown tag."""
-    from tuna.db import configs
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-
     with reading(open_database()) as connection:
         return list(configs.tagged(connection, tag))
 
 
 def add_network(what: Literal["model", "framework"], name: str, version: str) -> bool:
     """Store a model or a framework; False if it is there already."""
-    from tuna.db import networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-
     add = {"model": networks.add_model, "framework": networks.add_framework}[what]
     with writing(open_database()) as connection:
         return add(connection, networks.Named(name, version))
@@ -185,9 +170,5 @@ def add_network(what: Literal["model", "framework"], name: str, version: str) ->
 
 def list_networks() -> Networks:
     """All models and frameworks."""
-    from tuna.db import networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-
     with reading(open_database()) as connection:
         return Networks(tuple(networks.models(connection)), tuple(networks.frameworks(connection)))

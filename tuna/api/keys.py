@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from tuna.api.services import artifact_store
+from tuna.artifacts.signatures import key_id
+from tuna.coordinator import key_rotation
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput
+from tuna.queue.connection import connect, ensure_services
+from tuna.settings import get_settings
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,6 @@ class RotatedKey:
 
 def list_keys() -> list[SigningKey]:
     """The key that signs artifacts, then former ones that are still accepted, the latest first."""
-    from tuna.artifacts.signatures import key_id
-    from tuna.coordinator import key_rotation
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.settings import get_settings
-
     with reading(open_database()) as connection:
         keys = sessions.artifact_keys(connection, get_settings())
         until = key_rotation.accepted_until(connection)
@@ -51,14 +52,6 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
     TUNA_ARTIFACTS_KEY is the key, ServiceError if Redis or the artifact store does not answer;
     after the key was made, coordinators do the rest.
     """
-    from tuna.api.services import artifact_store
-    from tuna.coordinator import key_rotation
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.queue.connection import connect, ensure_services
-    from tuna.settings import get_settings
-
     settings, engine = get_settings(), open_database()
     if settings.artifacts_key is not None:
         raise BadInput(

@@ -12,16 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuna.api.models import artifacts_of_models
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput, NotFound, TunaError
+from tuna.golden.versions import find
+from tuna.models import choice, files, store
+from tuna.models.build_cache import BuildCache, key_of
+from tuna.models.choice import Winner
+from tuna.models.manifest import Class, Manifest
+from tuna.models.process import ModelProcess
 from tuna.models.refusals import TOLERANCE
-
-if TYPE_CHECKING:
-    from tuna.models.choice import Winner
-    from tuna.models.manifest import Class, Manifest
-    from tuna.models.store import StoredModel
+from tuna.models.store import StoredModel
+from tuna.sandbox.cores import available_cpus, eval_cpus, some_cpus
+from tuna.settings import get_settings
 
 #: How a file of numpy.savez begins: it is a zip archive.
 _NPZ = b"PK\x03\x04"
@@ -111,10 +117,6 @@ def build_model(
     before is taken as it is. Raises NotFound, and BadInput if the answer differs from ONNX's
     reference by more than `TOLERANCE`.
     """
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import choice, store
-
     if not output.parent.is_dir():
         raise BadInput(f"There is no folder {output.parent}.")
     if session_id is not None and golden is not None:
@@ -150,10 +152,6 @@ def check_model(
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import store
-
     with reading(open_database()) as connection:
         model = store.find(connection, name)
     with tempfile.TemporaryDirectory() as folder:
@@ -174,9 +172,6 @@ def _made(
     library: Path,
 ) -> tuple[dict[str, Any], bool]:
     """As `_make`, and whether it was taken from the cache, which has every build."""
-    from tuna.models.build_cache import BuildCache, key_of
-    from tuna.settings import get_settings
-
     request = _request(manifest, records, winograd, compare, checks)
     cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
     facts = cache.find(key, library)
@@ -213,9 +208,6 @@ def _make(
 ) -> dict[str, Any]:
     """The child's answers after it is built for `manifest`'s target, checked and timed; `library`
     is in a temporary folder."""
-    from tuna.models.process import ModelProcess
-    from tuna.sandbox.cores import available_cpus, some_cpus
-
     plain = library.with_suffix(".untuned.so")
     # Several threads are timed by the wall clock: each gets a core.
     cpus = some_cpus(min(manifest.cores, len(available_cpus()))) if manifest.cores > 1 else None
@@ -326,8 +318,6 @@ def _described(
     lookup_s: float,
     cores: int,
 ) -> BuiltModel:
-    from tuna.models.manifest import Class
-
     made, checked = facts["made"], facts["checked"]
     labels = {entry.task.key: entry.task.label for entry in model.manifest.tasks}
     spent: dict[Class, float] = defaultdict(float)
@@ -391,23 +381,16 @@ def _for_programs(built: BuiltModel) -> dict[str, Any]:
 
 
 def _for_cores(manifest: Manifest) -> Manifest:
-    from tuna.sandbox.cores import eval_cpus
-    from tuna.settings import get_settings
-
     return manifest.for_cores(len(eval_cpus())) if get_settings().eval_cpus else manifest
 
 
 def _golden_id(connection: Any, version: int | None) -> int | None:
-    from tuna.golden.versions import find
-
     return None if version is None else find(connection, version, "tvm").id
 
 
 def _lay_out(model: StoredModel, path: Path) -> None:
     """Write the model's file to `path`, and its weights where it looks for them; raises
     NotFound."""
-    from tuna.models import files
-
     artifacts = artifacts_of_models()
     try:
         beside = {place: artifacts.get(digest) for place, digest in model.manifest.data.items()}

@@ -8,14 +8,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tuna.api import jobs, sessions
-
-if TYPE_CHECKING:
-    from tuna.coordinator.session_run import Progress
-    from tuna.models.store import StoredModel
-    from tuna.models.tuning import Tunable, Wanted
+from tuna.api import jobs, preparation, running
+from tuna.coordinator.session_run import Progress, progress
+from tuna.db import configs
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.libraries.registry import get_library
+from tuna.models import choice, store, tuning
+from tuna.models.process import ModelProcess
+from tuna.models.store import StoredModel
+from tuna.models.tuning import Tunable, Wanted
 
 #: Reason of the session in which the tasks of all models are tuned, so that one that two models
 #: have is tuned once.
@@ -55,20 +59,14 @@ def tune_model(
     with the numbers of this model's jobs alone. It ends with them: what another model has left is
     for its own call. Raises NotFound.
     """
-    from tuna.coordinator.session_run import progress
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.libraries.registry import get_library
-    from tuna.models import choice, store, tuning
-
     started = time.monotonic()
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         source = choice.Source(winograd=winograd)
         known = choice.winners(connection, model.manifest, source)
-    session = sessions.init_session("tvm", SESSION, conditions={"caches": "cold"})
-    sessions.update_solvers("tvm")
-    sessions.update_applicability(session.id, model.tag)
+    session = preparation.init_session("tvm", SESSION, conditions={"caches": "cold"})
+    preparation.update_solvers("tvm")
+    preparation.update_applicability(session.id, model.tag)
     tasks = _tunable(model, session.id, winograd)
     waiting = deque(tuning.order(tasks, candidates))
     tuned = TunedModel(model, session.id, len(tasks), len(known), len(waiting))
@@ -102,7 +100,7 @@ def tune_model(
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
         with contextlib.suppress(_Done):
-            jobs.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
+            running.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
     return replace(
         tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0
     )
@@ -133,13 +131,6 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
 
 
 def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunable]:
-    from tuna.db import configs
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import choice, store
-    from tuna.models.process import ModelProcess
-    from tuna.models.tuning import Tunable
-
     with reading(open_database()) as connection:
         found = store.tunable(connection, model, session_id, winograd=winograd)
         won = choice.warm_starts(connection, model.manifest, choice.Source(winograd=winograd))

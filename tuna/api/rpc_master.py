@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuna.api.jobs import LoadedJobs, Options, enqueue, load_jobs
+from tuna.api.jobs import LoadedJobs, Options, load_jobs
+from tuna.api.preparation import init_session, update_applicability, update_solvers
 from tuna.api.rpc import count_workers
-from tuna.api.sessions import init_session, update_applicability, update_solvers
+from tuna.api.running import enqueue
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuna.api.configs import (
     ImportedConfigs,
@@ -16,7 +15,7 @@ from tuna.api.configs import (
     store_parsed,
 )
 from tuna.api.jobs import LoadedJobs, Options, load_jobs, nothing_to_tune
-from tuna.api.sessions import (
+from tuna.api.preparation import (
     StartedSession,
     init_session,
     list_solvers,
@@ -24,11 +23,11 @@ from tuna.api.sessions import (
     update_applicability,
     update_solvers,
 )
-
-if TYPE_CHECKING:
-    from tuna.configs import Config
-    from tuna.db.solvers import Applicability
-    from tuna.libraries.base import Environment, Library
+from tuna.configs import Config
+from tuna.db.solvers import Applicability
+from tuna.libraries.base import Environment, Library
+from tuna.libraries.options import check
+from tuna.libraries.registry import get_library
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,6 @@ def prepare_tuning(
     Everything is checked first: raises what `read_layers`, `init_session` and `load_jobs` raise for
     bad values, and then nothing is stored.
     """
-    from tuna.libraries.options import check
-    from tuna.libraries.registry import get_library
-
     check_tag(tag)
     check(get_library(library).options, options or {}, library)
     parsed = read_layers(path, strict=strict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,6 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.db.benchmarks import ModelTime
 
 
 @click.command("benchmark-model")
@@ -142,7 +138,7 @@ def benchmarks(name: str | None, as_json: bool) -> None:
         print_times(found)
 
 
-def print_times(rows: Sequence[ModelTime]) -> None:
+def print_times(rows: Sequence[api.ModelTime]) -> None:
     """A line for each model and set of open extents."""
     print_table(
         "",

@@ -12,6 +12,7 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
+from tuna.exports.diff import line
 from tuna.messages import counted
 
 _PATH = click.Path(path_type=Path)
@@ -23,13 +24,11 @@ class _Export(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The available forms; loaded lazily, because the libraries that bring them are slow to
         import."""
-        from tuna.exports.registry import exporters
-
         with formatter.section("Forms, with their options"):
             formatter.write_dl(
                 [
                     (one.form, f"{one.title}: {', '.join(one.options.model_fields)}")
-                    for one in exporters()
+                    for one in api.exporters()
                 ]
             )
 
@@ -132,8 +131,6 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it
     does."""
-    from tuna.exports.diff import line
-
     if as_json:
         each: list[dict[str, Any]] = []
         found = api.compare_databases(

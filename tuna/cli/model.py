@@ -371,9 +371,7 @@ def show_built(built: api.BuiltModel) -> None:
 
 
 def _of_all_cores(number: int | None = None) -> str:
-    from tuna.sandbox.cores import of_all
-
-    return of_all(number)
+    return api.of_all(number)
 
 
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tuna import api
 from tuna.errors import BadInput
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
@@ -214,9 +215,7 @@ class _Cores(click.IntRange):
 
 def _measure_with(context: click.Context, _param: click.Parameter, value: int | str | None) -> None:
     if value is not None and not context.resilient_parsing:
-        from tuna.sandbox.cores import measuring_with
-
-        context.with_resource(measuring_with(None if value == "all" else int(value)))
+        context.with_resource(api.measuring_with(None if value == "all" else int(value)))
 
 
 #: How many cores measure, as TUNA_EVAL_CPUS says it; no argument of the command.

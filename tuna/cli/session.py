@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,11 +19,6 @@ from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.reports.formats import duration, size
-
-if TYPE_CHECKING:
-    from tuna.archives.sizes import SessionSize
-    from tuna.reports.status import Outlook
-    from tuna.search.siblings import WarmStart
 
 #: Searches whose warm start is shown one by one.
 _SHOWN = 5
@@ -204,7 +198,7 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
         say(f"Some of its artifacts stay in the store: {left}", err=True)
 
 
-def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
+def _warm_lines(found: Sequence[api.WarmStart]) -> list[str]:
     """What searches learned from: all in one line, then the first few."""
     if not found:
         return []
@@ -223,14 +217,14 @@ def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
     return lines + ([f"{hidden} more: --json has them all"] if hidden > 0 else [])
 
 
-def _warm_document(found: Sequence[WarmStart]) -> list[dict[str, object]]:
+def _warm_document(found: Sequence[api.WarmStart]) -> list[dict[str, object]]:
     return [
         one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]}
         for one in found
     ]
 
 
-def _document(one: SessionSize) -> dict[str, object]:
+def _document(one: api.SessionSize) -> dict[str, object]:
     return {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
 
 
@@ -268,7 +262,7 @@ def _moment(text: str) -> datetime:
         ) from None
 
 
-def _outlook_lines(one: Outlook | None) -> list[tuple[str, str]]:
+def _outlook_lines(one: api.Outlook | None) -> list[tuple[str, str]]:
     """The deadline, what is left, and how good the prediction of that is."""
     lines: list[tuple[str, str]] = []
     if one is not None and one.deadline is not None:

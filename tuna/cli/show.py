@@ -7,39 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tuna import api
 from tuna.cli.console import by_state, print_json, print_table, say
 from tuna.errors import TunaError
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
-if TYPE_CHECKING:
-    from tuna.api import (
-        ImportedConfigs,
-        LoadedJobs,
-        MergedDatabase,
-        Networks,
-        PreparedTuning,
-        StartedSession,
-    )
-    from tuna.configs import Rejection
-    from tuna.db.overview import Overview
-    from tuna.db.searches import Searches
-    from tuna.db.solvers import Applicability, StoredSolver
-    from tuna.doctor.findings import Finding
-    from tuna.exports import ExportReport
-    from tuna.exports.intake import ImportReport
-    from tuna.libraries.conditions import Condition
-    from tuna.libraries.noise_records import NoiseRecord, Quiet
-    from tuna.reports.status import Outlook
-
 _T = TypeVar("_T")
 #: Columns of sentences where there is no terminal.
 _PROSE_WIDTH = 100
 
 
-def exported(*reports: ExportReport, marks: bool = True) -> None:
+def exported(*reports: api.ExportReport, marks: bool = True) -> None:
     """What exports left out, each sentence once, what is in them, and their paths.
 
     `marks`: with the number of noisy and of simulated results.
@@ -67,7 +47,7 @@ def exported(*reports: ExportReport, marks: bool = True) -> None:
         say(str(report.path))
 
 
-def imported_database(report: ImportReport) -> None:
+def imported_database(report: api.ImportReport) -> None:
     """What an import left out, what it found and, last, the session."""
     for why, count in sorted(report.skipped.items()):
         say(f"not imported: {count} ({why})", err=True)
@@ -76,7 +56,7 @@ def imported_database(report: ImportReport) -> None:
     say(f"session {report.session_id}")
 
 
-def merged(databases: Iterable[MergedDatabase]) -> None:
+def merged(databases: Iterable[api.MergedDatabase]) -> None:
     """Where the entries of each merged database come from, and its path."""
     for database in databases:
         report = database.report
@@ -87,14 +67,16 @@ def merged(databases: Iterable[MergedDatabase]) -> None:
         say(str(database.path))
 
 
-def started(session: StartedSession) -> None:
+def started(session: api.StartedSession) -> None:
     """Id and environment of a session."""
     say(
         f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}"
     )
 
 
-def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> PreparedTuning:
+def prepared(
+    prepare: Callable[[], api.PreparedTuning], library: str, tag: str
+) -> api.PreparedTuning:
     """What was done for a session that can be run, also where nothing is imported."""
     found = _with_rejections(prepare)
     started(found.session)
@@ -105,7 +87,7 @@ def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> P
     return found
 
 
-def imported(read: Callable[[], ImportedConfigs], tag: str) -> None:
+def imported(read: Callable[[], api.ImportedConfigs], tag: str) -> None:
     """What `read` imports: every rejected line, also where nothing is imported, and the counts."""
     _imported(_with_rejections(read), tag)
 
@@ -118,7 +100,7 @@ def _with_rejections(read: Callable[[], _T]) -> _T:
         raise
 
 
-def _imported(found: ImportedConfigs, tag: str) -> None:
+def _imported(found: api.ImportedConfigs, tag: str) -> None:
     rejections(found.rejections)
     left_out(found.left_out)
     c = found.counts
@@ -137,7 +119,7 @@ def _imported(found: ImportedConfigs, tag: str) -> None:
         )
 
 
-def rejections(found: Sequence[Rejection]) -> None:
+def rejections(found: Sequence[api.Rejection]) -> None:
     """Each mistake, and for each kind of unsupported line how many there are, in the order of the
     lines."""
     unsupported: Counter[str] = Counter()
@@ -159,7 +141,7 @@ def left_out(found: Mapping[str, int]) -> None:
         say(f"left out: {what} ({counted(lines, 'line')})", err=True)
 
 
-def networks(found: Networks) -> None:
+def networks(found: api.Networks) -> None:
     """Models with the number of their layers, and frameworks."""
     rows: list[tuple[object, ...]] = [
         ("model", model.name, model.version, count) for model, count in found.models
@@ -168,7 +150,7 @@ def networks(found: Networks) -> None:
     print_table("", ("", "name", "version", "layers"), rows, right=(3,))
 
 
-def solvers(found: Iterable[StoredSolver]) -> None:
+def solvers(found: Iterable[api.StoredSolver]) -> None:
     """A table of solvers."""
     rows = [
         (
@@ -183,7 +165,7 @@ def solvers(found: Iterable[StoredSolver]) -> None:
     print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
 
 
-def conditions(offered: Sequence[Condition], as_json: bool) -> None:
+def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
     """What the sessions of a library may choose of how their results are measured."""
     if as_json:
         print_json([asdict(condition) for condition in offered])
@@ -209,7 +191,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def applicability(found: Applicability) -> None:
+def applicability(found: api.Applicability) -> None:
     """How many layers and solvers fit together, and what was left out; raises TunaError if the
     library failed for some."""
     say(
@@ -235,7 +217,7 @@ def applicability(found: Applicability) -> None:
         )
 
 
-def loaded(found: LoadedJobs) -> None:
+def loaded(found: api.LoadedJobs) -> None:
     """How many jobs are new, and why there may be none."""
     say(f"New jobs added: {found.added}")
     if found.met:
@@ -252,7 +234,7 @@ def loaded(found: LoadedJobs) -> None:
         )
 
 
-def findings(found: Sequence[Finding]) -> None:
+def findings(found: Sequence[api.Finding]) -> None:
     """What `tuna doctor` found."""
     rows = [
         (
@@ -265,7 +247,7 @@ def findings(found: Sequence[Finding]) -> None:
     print_table("", ("", "what", "found"), rows, width=_PROSE_WIDTH)
 
 
-def noise(found: NoiseRecord, quiet: Quiet) -> None:
+def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
     """What `tuna doctor --noise` found, and what follows."""
     rows = [
         (
@@ -284,7 +266,7 @@ def noise(found: NoiseRecord, quiet: Quiet) -> None:
     say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
 
 
-def _verdict(finding: Finding) -> str:
+def _verdict(finding: api.Finding) -> str:
     if finding.absent:
         return "absent"
     return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
@@ -295,13 +277,13 @@ def local_time(moment: datetime) -> str:
     return moment.astimezone().isoformat(timespec="minutes")
 
 
-def chance(one: Outlook) -> str:
+def chance(one: api.Outlook) -> str:
     """A session's deadline, and whether it can be kept."""
     known = {True: ", can be kept", False: ", cannot be kept", None: ""}[one.can_be_kept]
     return f"{local_time(one.deadline)}{known}" if one.deadline else "none"
 
 
-def outlook(one: Outlook | None) -> dict[str, Any]:
+def outlook(one: api.Outlook | None) -> dict[str, Any]:
     """What is left of a session, as JSON."""
     if one is None:
         return {}
@@ -309,7 +291,7 @@ def outlook(one: Outlook | None) -> dict[str, Any]:
     return {**asdict(one), "deadline": deadline, "can_be_kept": one.can_be_kept}
 
 
-def _marked(session: Overview) -> str:
+def _marked(session: api.Overview) -> str:
     marks = [f"priority {session.priority}"] if session.priority else []
     if session.has_deadline and (found := api.outlook(session.session_id)):
         marks.append(f"deadline {chance(found)}")
@@ -322,14 +304,14 @@ def _marked(session: Overview) -> str:
     return f"{session.library} ({', '.join(marks)})" if marks else session.library
 
 
-def jobs_text(session: Overview) -> str:
+def jobs_text(session: api.Overview) -> str:
     """Numbers of jobs by state, and of layers that have none since no solver takes them."""
     without = session.without_solver
     lacking = [f"{counted(without, 'layer')} without a solver"] if without else []
     return ", ".join(filter(None, [by_state(session.jobs), *lacking]))
 
 
-def searches(found: Searches) -> str:
+def searches(found: api.Searches) -> str:
     """How many searches go on, why the others ended, and their rounds; "" if there are none."""
     if not found.total:
         return ""
@@ -345,7 +327,7 @@ def aside(found: Mapping[str, str]) -> None:
         say(f"{one_line(name)} is aside: {one_line(reason)}")
 
 
-def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
+def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that
     reproduce them."""
     if not found:

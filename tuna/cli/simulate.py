@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +15,6 @@ from tuna.errors import BadInput
 from tuna.files import atomic_file
 from tuna.policies import POLICIES
 from tuna.simulation.scenario import MAX_COUNT
-
-if TYPE_CHECKING:
-    from tuna.simulation.outcome import Simulated
-    from tuna.simulation.scenario import Scenario
-
 
 _PROCESSES = click.IntRange(1, MAX_COUNT)
 
@@ -96,7 +90,7 @@ def simulate(
 
 def _scenario(
     file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None
-) -> Scenario:
+) -> api.Scenario:
     if (file is None) == (not session_ids):
         raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
     if file is None:
@@ -110,7 +104,7 @@ def _scenario(
     return api.read_scenario(file)
 
 
-def _names(found: list[Simulated]) -> dict[str, str]:
+def _names(found: list[api.Simulated]) -> dict[str, str]:
     """What each queue is called in the table: by its role alone, where no other has it."""
     queues = {queue.queue for one in found for queue in one.queues}
     roles = Counter(queue.partition(".")[0] for queue in queues)
@@ -119,7 +113,7 @@ def _names(found: list[Simulated]) -> dict[str, str]:
     }
 
 
-def _show(found: list[Simulated]) -> None:
+def _show(found: list[api.Simulated]) -> None:
     names = _names(found)
     rows = [
         (

@@ -78,11 +78,7 @@ def layers(
 
 def _cores_of(library: str) -> str:
     """On how many cores a library measures; empty where its device is another."""
-    from tuna.libraries.registry import get_library
-    from tuna.sandbox.cores import of_all
-    from tuna.sandbox.discovery import Kind
-
-    return of_all() if get_library(library).device_kind is Kind.CPU else ""
+    return api.of_all() if api.get_library(library).device_kind is api.Kind.CPU else ""
 
 
 class _ByFile(click.Command):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -11,9 +11,8 @@ from tuna import api
 from tuna.cli import members, options
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.libraries.items import StepResult
+from tuna.sandbox.load import load
+from tuna.settings import get_settings
 
 
 @click.command()
@@ -104,9 +103,7 @@ def work_through(
 
 def _notice() -> str:
     """What makes this machine's workers slower than they could be; empty if nothing does."""
-    from tuna.sandbox.load import load
-
-    quiet = api.quiet_needed()
+    quiet = api.quiet_needed(get_settings())
     stops = f"Builds stop while cores are measured: {quiet.reason}." if quiet.needed else ""
     return " ".join(filter(None, (load().advice, stops)))
 
@@ -247,7 +244,7 @@ def reproduce(
     return _show(results, driver, as_json)
 
 
-def _show(results: Sequence[StepResult], driver: str, as_json: bool) -> int:
+def _show(results: Sequence[api.StepResult], driver: str, as_json: bool) -> int:
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
@@ -256,9 +253,7 @@ def _show(results: Sequence[StepResult], driver: str, as_json: bool) -> int:
     return 0 if final.ok else 1
 
 
-def _print_trials(final: StepResult, driver: str) -> None:
-    from tuna.configs import read_one
-
+def _print_trials(final: api.StepResult, driver: str) -> None:
     rows = [
         (
             trial.index,
@@ -270,7 +265,7 @@ def _print_trials(final: StepResult, driver: str) -> None:
         for trial in final.trials
     ]
     columns = ("candidate", "ms", "error", "outcome", "output")
-    print_table(f"{final.step}: {read_one(driver).label}", columns, rows, right=(0, 1))
+    print_table(f"{final.step}: {api.read_one(driver).label}", columns, rows, right=(0, 1))
     if not final.ok:
         say(
             f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}",

@@ -15,6 +15,7 @@ from tuna.cli.golden import update_golden_command
 from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
 from tuna.errors import BadInput
 from tuna.messages import counted
+from tuna.vocabulary import Resource
 
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.
@@ -38,9 +39,7 @@ class _Fish(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from tuna.libraries.registry import names
-
-        return names()
+        return api.known_libraries()
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
         return click.Group(
@@ -138,14 +137,10 @@ def _execute(library: str, given: dict[str, Any]) -> int:
 
 def _fin_steps(library: str, given: dict[str, Any]) -> int:
     """Enqueue, or run a worker: the two terminals of the seeds."""
-    from tuna.libraries.registry import get_library
-    from tuna.sandbox.cores import compile_cpus
-    from tuna.vocabulary import Resource
-
     number = common.required(given["session_id"], "--session_id")
     api.session_library(number, library)
     steps = options.split(given["fin_steps"])
-    resources = {get_library(library).step(step).resource for step in steps}
+    resources = {api.get_library(library).step(step).resource for step in steps}
     if given["enqueue_only"]:
         return 1 if work.work_through([number], steps) else 0
     if len(resources) != 1:
@@ -153,7 +148,9 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
             "A worker runs steps of one kind.", hint="name one step, or add --enqueue_only"
         )
     on_device = resources == {Resource.DEVICE}
-    work.start_worker("eval" if on_device else "compile", 1 if on_device else len(compile_cpus()))
+    work.start_worker(
+        "eval" if on_device else "compile", 1 if on_device else len(api.compile_cpus())
+    )
     return 0
 
 

@@ -7,13 +7,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuna.api.configs import ImportedConfigs, Network, check_tag, store_parsed
+from tuna.configs import Config, ParsedFile, Tally
+from tuna.db import networks
+from tuna.db.database import open_database
+from tuna.db.engine import writing
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.configs import Config, ParsedFile, Tally
+from tuna.sandbox import passthrough
+from tuna.sandbox.log_filter import LINE_BYTES
 
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
@@ -53,10 +55,6 @@ def capture(
     they keep its output open for long after its end. Raises BadInput for a program that cannot be
     started; whatever it does, what it logged until its end is imported.
     """
-    from tuna.db.database import open_database
-    from tuna.sandbox import passthrough
-    from tuna.sandbox.log_filter import LINE_BYTES
-
     check_tag(tag)
     if not command:
         raise BadInput(
@@ -111,8 +109,6 @@ class _Log:
     """Lines of logs, as bytes."""
 
     def __init__(self, source: str) -> None:
-        from tuna.configs import Tally
-
         self._calls, self._rows = Tally(source), Tally(source)
         self.stopped = ""  #: why later lines were not read
 
@@ -137,10 +133,6 @@ class _Log:
 
 
 def _store(parsed: ParsedFile, tag: str, model: str) -> ImportedConfigs:
-    from tuna.db import networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-
     network = Network(model, "captured", _FRAMEWORK, _VERSION)
     with writing(open_database()) as connection:
         networks.add_model(connection, networks.Named(network.model, network.md_version))
