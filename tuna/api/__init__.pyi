@@ -89,8 +89,7 @@ from tuna.api.serving import serve_workers as serve_workers
 from tuna.api.sessions import check_device as check_device
 from tuna.api.sessions import list_sessions as list_sessions
 from tuna.api.sessions import session_library as session_library
-from tuna.api.sessions import set_deadline as set_deadline
-from tuna.api.sessions import set_priority as set_priority
+from tuna.api.sessions import set_session as set_session
 from tuna.api.simulation import recorded_scenario as recorded_scenario
 from tuna.api.simulation import simulate as simulate
 from tuna.api.summaries import status as status
@@ -120,6 +119,7 @@ from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
 from tuna.db.overview import Overview as Overview
 from tuna.db.searches import Searches as Searches
+from tuna.db.session_options import SessionOptions as SessionOptions
 from tuna.db.solvers import Applicability as Applicability
 from tuna.db.solvers import StoredSolver as StoredSolver
 from tuna.doctor import doctor as doctor

@@ -33,16 +33,20 @@ def init_session(
     reason: str,
     facts: Mapping[str, str] | None = None,
     conditions: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> StartedSession:
     """The session for (environment, reason), created if there is none.
 
     The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v`
     for MIOpen), where the library allows that. `conditions` say how results are measured; raises
-    BadInput for one that the library does not offer.
+    BadInput for one that the library does not offer. `options`: those of the session
+    (`SessionOptions`), also for one that is there.
     """
     environment = session_environment(library, facts, conditions)
     with writing(open_database()) as connection:
         session_id, new = sessions.create(connection, environment, reason)
+        if options:
+            sessions.set_options(connection, session_id, options)
     return StartedSession(session_id, reason, environment, new)
 
 

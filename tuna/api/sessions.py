@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from tuna.archives import sizes
 from tuna.archives.sizes import SessionSize
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.session_options import SessionOptions
 from tuna.errors import BadInput
 
 
-def set_priority(session_id: int, priority: int) -> None:
-    """Set the priority of a session, 0 to 9: the highest is served first. Raises NotFound,
+def set_session(session_id: int, **values: object) -> SessionOptions:
+    """Change options of a session, None for the default, and return all; raises NotFound,
     BadInput."""
     with writing(open_database()) as connection:
-        sessions.set_priority(connection, session_id, priority)
-
-
-def set_deadline(session_id: int, deadline: datetime | None) -> None:
-    """Say when a session should have ended, for the policy `deadline`; None: no deadline. Raises
-    NotFound."""
-    with writing(open_database()) as connection:
-        sessions.set_deadline(connection, session_id, deadline)
+        return sessions.set_options(connection, session_id, values)
 
 
 def session_library(session_id: int, expected: str | None = None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tuna.archives.file import BATCH, Header, Line, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
+from tuna.db.session_options import SessionOptions
 from tuna.db.upsert import upsert
 from tuna.drain.winners import fits
 from tuna.errors import BadInput, StorageFull
@@ -91,8 +92,8 @@ def restore(
 def _batches(lines: Iterable[Line], header: Header) -> Iterator[dict[str, list[_Row]]]:
     """Rows by table, a bounded number at a time; an empty one follows those that were written
     together."""
-    readers = {
-        name: tables.RowReader(name, names)
+    readers: dict[str, tables.RowReader] = {
+        name: (tables.FormerSessions if _is_former(name, names) else tables.RowReader)(name, names)
         for name, names in header.columns.items()
         if name in _KNOWN
     }
@@ -111,6 +112,10 @@ def _batches(lines: Iterable[Line], header: Header) -> Iterator[dict[str, list[_
         held_bytes += size_bytes
     if batch:
         yield batch
+
+
+def _is_former(name: str, names: Collection[str]) -> bool:
+    return name == "session" and "options" not in names
 
 
 #: Of lines whose rows are in memory at a time.
@@ -206,6 +211,7 @@ class _Restoration:
 
     def _session(self, row: _Row) -> None:
         """Insert it, or take the row that golden versions kept of it."""
+        SessionOptions.stored(row["options"])
         row = self._translated("session", row) | {
             "reason": self.reason or row["reason"],
             "uuid": self.header.uuid,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -258,50 +259,52 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
             say(line)
 
 
+@dataclass(frozen=True)
+class _GoldenBuild:
+    """What a version is built from."""
+
+    version: int = options.option(
+        "--golden_v", type=_NUMBER, required=True, help="Golden version to create."
+    )
+    base_version: int | None = options.option(
+        "--base_golden_v", type=_NUMBER, help="Golden version to start from."
+    )
+    overwrite: bool = options.option(
+        "-o",
+        "--overwrite",
+        is_flag=True,
+        help="Write into a version that exists, if it is still a draft.",
+    )
+    kind: str | None = options.option(
+        "-C",
+        "--config_type",
+        type=_KINDS,
+        help="Only the session's results for layers of this kind.",
+    )
+    allow_imported: bool = options.option(
+        "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
+    )
+    allow_noisy: bool = options.option(
+        "--allow_noisy",
+        is_flag=True,
+        help="Accept results that were measured on a device that was not quiet.",
+    )
+
+
 @click.command(context_settings=common.CONTEXT)
 @common.session_id
-@click.option("--golden_v", type=_NUMBER, required=True, help="Golden version to create.")
-@click.option("--base_golden_v", type=_NUMBER, help="Golden version to start from.")
-@click.option(
-    "-o",
-    "--overwrite",
-    is_flag=True,
-    help="Write into a version that exists, if it is still a draft.",
-)
-@click.option(
-    "-C", "--config_type", type=_KINDS, help="Only the session's results for layers of this kind."
-)
-@click.option(
-    "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
-)
-@click.option(
-    "--allow_noisy",
-    is_flag=True,
-    help="Accept results that were measured on a device that was not quiet.",
-)
+@options.collected(_GoldenBuild)
 @common.debug
 @click.pass_context
 def update_golden_command(
     ctx: click.Context,
     session_id: int | None,
-    golden_v: int,
-    base_golden_v: int | None,
-    overwrite: bool,
-    config_type: str | None,
-    allow_imported: bool,
-    allow_noisy: bool,
+    wanted: _GoldenBuild,
 ) -> int:
     """Build a golden version from a session, an earlier version, or both."""
+    library = ctx.obj if isinstance(ctx.obj, str) else None
     report = api.golden.build(
-        api.open_database(),
-        version=golden_v,
-        session_id=session_id,
-        base_version=base_golden_v,
-        overwrite=overwrite,
-        allow_imported=allow_imported,
-        allow_noisy=allow_noisy,
-        kind=config_type,
-        library=ctx.obj if isinstance(ctx.obj, str) else None,
+        api.open_database(), session_id=session_id, library=library, **asdict(wanted)
     )
     _tell(report)
     return 0

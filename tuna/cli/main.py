@@ -37,7 +37,7 @@ COMMANDS = {
     "session": (
         "tuna.cli.session",
         "session",
-        "List, archive, restore and delete sessions; set their priority and deadline.",
+        "List, archive, restore and delete sessions; set their options.",
     ),
     "import": (
         "tuna.cli.setup",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 
 import click
@@ -14,7 +13,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
-from tuna.cli.show import chance, local_time, searches
+from tuna.cli.show import option_texts, searches
 from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
 from tuna.messages import counted
@@ -58,7 +57,7 @@ class _Counts:
 
 @click.group()
 def session() -> None:
-    """List, archive, restore and delete sessions; set their priority and deadline."""
+    """List, archive, restore and delete sessions; set their options."""
 
 
 @session.command("list")
@@ -88,6 +87,7 @@ def show(session_id: int, as_json: bool) -> None:
         more = {"warm_starts": _warm_document(api.warm_starts(session_id))}
         print_json(_document(one) | more | {"outlook": show_outlook(api.outlook(session_id))})
         return
+    outlook = api.outlook(session_id)
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
     golden = ", ".join(map(str, one.golden))
     for name, text in (
@@ -107,7 +107,8 @@ def show(session_id: int, as_json: bool) -> None:
             ),
         ),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
-        *_outlook_lines(api.outlook(session_id)),
+        *option_texts(one.options, outlook).items(),
+        *_outlook_lines(outlook),
     ):
         say(f"{name:12} {text}")
 
@@ -225,48 +226,27 @@ def _warm_document(found: Sequence[api.WarmStart]) -> list[dict[str, object]]:
 
 
 def _document(one: api.SessionSize) -> dict[str, object]:
-    return {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
+    document = {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
+    return document | {"options": one.options.model_dump(mode="json")}
 
 
 @session.command("set")
 @_ID
-@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; the highest is served first.")
-@click.option(
-    "--deadline",
-    metavar="TIME",
-    help="When it should have ended: 2027-01-31T18:00, of this place; or none.",
-)
-def set_session(session_id: int, priority: int | None, deadline: str | None) -> None:
-    """Set the priority or the deadline of a session; a coordinator that serves it knows within a
-    second.
-
-    The policy `deadline` goes by deadlines (TUNA_POLICY).
-    """
-    if priority is None and deadline is None:
-        raise BadInput("There is nothing to set.", hint="give --priority or --deadline")
-    at = None if deadline in (None, "none") else _moment(deadline)
-    if priority is not None:
-        api.set_priority(session_id, priority)
-        say(f"session {session_id}: priority {priority}")
-    if deadline is not None:
-        api.set_deadline(session_id, at)
-        say(f"session {session_id}: {f'deadline {local_time(at)}' if at else 'no deadline'}")
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        raise BadInput(
-            f"{text!r} is not a time.", hint="such as 2027-01-31T18:00, or none"
-        ) from None
+@options.session_options
+def set_session(session_id: int, session_options: Mapping[str, str]) -> None:
+    """Set options of a session; a coordinator that serves it knows within a second."""
+    if not session_options:
+        names = " or ".join(f"--{name}" for name in api.SessionOptions.model_fields)
+        raise BadInput("There is nothing to set.", hint=f"give {names}")
+    changed = api.set_session(session_id, **session_options)
+    for name in session_options:
+        text = changed.text(name)
+        say(f"session {session_id}: {f'no {name}' if text == 'none' else f'{name} {text}'}")
 
 
 def _outlook_lines(one: api.Outlook | None) -> list[tuple[str, str]]:
-    """The deadline, what is left, and how good the prediction of that is."""
+    """What is left, and how good the prediction of that is."""
     lines: list[tuple[str, str]] = []
-    if one is not None and one.deadline is not None:
-        lines.append(("deadline", chance(one)))
     if one is not None and one.unfinished and one.eta_s is not None:
         lines.append(
             (

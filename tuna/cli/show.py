@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any, TypeVar
 
 from tuna import api
@@ -272,15 +271,13 @@ def _verdict(finding: api.Finding) -> str:
     return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
 
 
-def local_time(moment: datetime) -> str:
-    """A moment by this place's clock."""
-    return moment.astimezone().isoformat(timespec="minutes")
-
-
-def chance(one: api.Outlook) -> str:
-    """A session's deadline, and whether it can be kept."""
-    known = {True: ", can be kept", False: ", cannot be kept", None: ""}[one.can_be_kept]
-    return f"{local_time(one.deadline)}{known}" if one.deadline else "none"
+def option_texts(chosen: api.SessionOptions, outlook: api.Outlook | None) -> dict[str, str]:
+    """The options of a session that are not as by default, and whether its deadline can be kept."""
+    texts = chosen.texts()
+    if "deadline" in texts and outlook is not None:
+        kept = {True: ", can be kept", False: ", cannot be kept", None: ""}
+        texts["deadline"] += kept[outlook.can_be_kept]
+    return texts
 
 
 def outlook(one: api.Outlook | None) -> dict[str, Any]:
@@ -292,9 +289,9 @@ def outlook(one: api.Outlook | None) -> dict[str, Any]:
 
 
 def _marked(session: api.Overview) -> str:
-    marks = [f"priority {session.priority}"] if session.priority else []
-    if session.has_deadline and (found := api.outlook(session.session_id)):
-        marks.append(f"deadline {chance(found)}")
+    outlook = api.outlook(session.session_id) if session.options.deadline else None
+    texts = option_texts(session.options, outlook)
+    marks = [f"{name} {text}" for name, text in texts.items()]
     marks += ["simulated"] if session.simulated else []
     marks += [
         f"{number} {name}"

@@ -70,8 +70,10 @@ def _document(session: api.Overview) -> dict[str, Any]:
         "in_flight": session.in_flight,
         "simulated": session.simulated,
         "noisy": session.noisy,
-        "priority": session.priority,
-        "outlook": show.outlook(api.outlook(session.session_id)) if session.has_deadline else {},
+        **session.options.model_dump(mode="json"),
+        "outlook": show.outlook(api.outlook(session.session_id))
+        if session.options.deadline
+        else {},
         "undrained": session.undrained,
         "fault": session.fault,
         "failures": [asdict(failure) for failure in session.failures],

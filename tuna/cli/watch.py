@@ -210,6 +210,8 @@ def _eta(session: api.LiveSession) -> str:
 def _document(snapshot: api.Snapshot) -> dict[str, Any]:
     fields = asdict(snapshot) | {"at": snapshot.at.isoformat()}
     for session, shown in zip(snapshot.sessions, fields["sessions"], strict=True):
+        options = shown["overview"].pop("options")
+        shown["overview"] |= options.model_dump(mode="json")
         if session.totals is not None:
             shown["totals"] |= {
                 "efficiency": session.totals.efficiency,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import click
@@ -114,56 +115,64 @@ def _title(session_ids: Sequence[int] | None) -> str:
     return f"session{'s' if len(session_ids) > 1 else ''} {', '.join(map(str, session_ids))}"
 
 
+@dataclass(frozen=True)
+class _WorkerOptions:
+    """How many workers, and what they measure on."""
+
+    processes: int = options.option(
+        "-c",
+        "--processes",
+        type=options.COUNT,
+        default=1,
+        show_default=True,
+        help="Worker processes; with --tvm-tracker one for each board.",
+    )
+    devices: str | None = options.option(
+        "--devices",
+        help="all, or numbers such as 0,2: one eval worker for each, with its own cores.",
+    )
+    session_id: int | None = options.option(
+        "--session-id", type=options.ID, help="Work only for this session; needs the database."
+    )
+    once: bool = options.option("--once", is_flag=True, help="Leave when the queues are empty.")
+    target: str | None = options.option(
+        "--target", help="The boards' target, where the session has another than their own."
+    )
+    reset: str | None = options.option(
+        "--reset",
+        metavar="COMMAND",
+        help="What may bring a lost board back; tried once a minute at most.",
+    )
+    line: str | None = options.option(
+        "--join",
+        metavar="URL#TOKEN",
+        help="Join with this token, or that of a file; default: TUNA_JOIN.",
+    )
+
+
 @click.command()
 @click.argument("role", type=click.Choice(["compile", "eval"]))
-@click.option(
-    "-c",
-    "--processes",
-    type=options.COUNT,
-    default=1,
-    show_default=True,
-    help="Worker processes; with --tvm-tracker one for each board.",
-)
-@click.option(
-    "--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores."
-)
-@click.option(
-    "--session-id", type=options.ID, help="Work only for this session; needs the database."
-)
-@click.option("--once", is_flag=True, help="Leave when the queues are empty.")
+@options.collected(_WorkerOptions)
 @options.boards
-@click.option("--target", help="The boards' target, where the session has another than their own.")
-@click.option(
-    "--reset",
-    metavar="COMMAND",
-    help="What may bring a lost board back; tried once a minute at most.",
-)
-@click.option(
-    "--join",
-    "line",
-    metavar="URL#TOKEN",
-    help="Join with this token, or that of a file; default: TUNA_JOIN.",
-)
 def worker(
-    role: api.Role,
-    processes: int,
-    devices: str | None,
-    session_id: int | None,
-    once: bool,
-    tvm_tracker: str | None,
-    device_key: str | None,
-    target: str | None,
-    reset: str | None,
-    line: str | None,
+    role: api.Role, wanted: _WorkerOptions, tvm_tracker: str | None, device_key: str | None
 ) -> None:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again
     ends them at once."""
     boards = None
-    if any(given is not None for given in (tvm_tracker, device_key, target, reset)):
-        boards = api.Boards(tvm_tracker or "", device_key or "", target or "", reset or "")
-    if line := members.join_line(line):
-        api.join(role, line, processes, devices=devices, boards=boards)
-    start_worker(role, processes, devices=devices, session_id=session_id, once=once, boards=boards)
+    named = (tvm_tracker, device_key, wanted.target, wanted.reset)
+    if any(given is not None for given in named):
+        boards = api.Boards(*(given or "" for given in named))
+    if line := members.join_line(wanted.line):
+        api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
+    start_worker(
+        role,
+        wanted.processes,
+        devices=wanted.devices,
+        session_id=wanted.session_id,
+        once=wanted.once,
+        boards=boards,
+    )
 
 
 def start_worker(
@@ -183,36 +192,40 @@ def start_worker(
     )
 
 
+@dataclass(frozen=True)
+class _Repeated:
+    """Which job or candidate is repeated."""
+
+    trial: int | None = options.option(
+        "--trial",
+        type=options.ID,
+        help="Only this candidate, built from its params; it takes nothing else.",
+    )
+    library: str | None = options.option("--library")
+    solver: str | None = options.option("--solver")
+    last: str | None = options.option("--step", help="The steps up to this one are run.")
+    seed: int = options.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+    index: int | None = options.option(
+        "--index",
+        type=click.IntRange(min=0, max=2**31 - 1),
+        help="Only this candidate; default: all.",
+    )
+    pairs: tuple[str, ...] = options.option("--option", multiple=True, metavar="NAME=VALUE")
+    target: str | None = options.option(
+        "--target", help="The session's target; default: this machine's."
+    )
+
+
 @click.command()
 @click.argument("driver", required=False)
-@click.option(
-    "--trial",
-    type=options.ID,
-    help="Only this candidate, built from its params; it takes nothing else.",
-)
-@click.option("--library")
-@click.option("--solver")
-@click.option("--step", "last", help="The steps up to this one are run.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
-@click.option(
-    "--index", type=click.IntRange(min=0, max=2**31 - 1), help="Only this candidate; default: all."
-)
-@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
+@options.collected(_Repeated)
 @options.conditions
-@click.option("--target", help="The session's target; default: this machine's.")
 @options.as_json
 def reproduce(
     driver: str | None,
-    trial: int | None,
-    library: str | None,
-    solver: str | None,
-    last: str | None,
-    seed: int,
-    index: int | None,
-    pairs: tuple[str, ...],
     conditions: Mapping[str, str],
-    target: str | None,
     as_json: bool,
+    wanted: _Repeated,
 ) -> int:
     """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one
     candidate of it.
@@ -222,24 +235,24 @@ def reproduce(
     Failed jobs print this command line ready to paste. Candidates that a search found are repeated
     with --trial ID.
     """
-    if trial is not None:
-        if driver or library or solver or last:
+    if wanted.trial is not None:
+        if driver or wanted.library or wanted.solver or wanted.last:
             raise click.UsageError(
                 "--trial says everything: leave out DRIVER, --library, --solver and --step."
             )
-        return _show(*api.reproduce_trial(trial), as_json)
-    if not (driver and library and solver and last):
+        return _show(*api.reproduce_trial(wanted.trial), as_json)
+    if not (driver and wanted.library and wanted.solver and wanted.last):
         raise click.UsageError("It takes DRIVER, --library, --solver and --step, or --trial alone.")
     results = api.reproduce(
         driver,
-        library=library,
-        solver=solver,
-        step=last,
-        seed=seed,
-        index=index,
-        options=options.job_options(pairs),
+        library=wanted.library,
+        solver=wanted.solver,
+        step=wanted.last,
+        seed=wanted.seed,
+        index=wanted.index,
+        options=options.job_options(wanted.pairs),
         conditions=conditions,
-        target=target,
+        target=wanted.target,
     )
     return _show(results, driver, as_json)
 

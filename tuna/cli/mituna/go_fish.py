@@ -99,6 +99,7 @@ def go_fish() -> None:
 @click.option("--miopen_v", help="--init_session: MIOpen version, where it is not installed.")
 @common.debug
 @click.pass_context
+@options.session_options
 def library_command(ctx: click.Context, /, **given: Any) -> int | None:
     """Prepare and run tuning sessions."""
     wanted = [name for name in _ACTIONS if given[name]]
@@ -113,7 +114,8 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
 
 def _init_session(library: str, given: dict[str, Any]) -> None:
     facts = common.given(**{name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
-    show.started(api.init_session(library, common.required(given["label"], "-l"), facts))
+    reason = common.required(given["label"], "-l")
+    show.started(api.init_session(library, reason, facts, options=given["session_options"]))
 
 
 def _update_solvers(library: str, _: dict[str, Any]) -> None:
