@@ -16,6 +16,7 @@ import structlog
 from builders import DatabaseBuilder
 
 from tuna.api import running
+from tuna.api.running import Notices
 from tuna.cli import model, tune
 from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, writing
@@ -281,8 +282,8 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
 ) -> None:
     """It was silent for as long as workers finished their work."""
 
-    def interrupted(*_: object, on_wait: Callable[[float], None], **__: object) -> None:
-        on_wait(30)
+    def interrupted(*_: object, notices: Notices, **__: object) -> None:
+        notices.on_wait(30)
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")

@@ -5,8 +5,8 @@ from tuna.api.archives import archive_session as archive_session
 from tuna.api.archives import check_deletion as check_deletion
 from tuna.api.archives import delete_session as delete_session
 from tuna.api.archives import restore_session as restore_session
+from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
-from tuna.api.benchmarks import Board as Board
 from tuna.api.benchmarks import benchmark_model as benchmark_model
 from tuna.api.benchmarks import list_benchmarks as list_benchmarks
 from tuna.api.captured import CapturedProgram as CapturedProgram
@@ -19,6 +19,7 @@ from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
 from tuna.api.configs import Networks as Networks
 from tuna.api.configs import NothingImported as NothingImported
+from tuna.api.configs import Storing as Storing
 from tuna.api.configs import add_network as add_network
 from tuna.api.configs import import_configs as import_configs
 from tuna.api.configs import list_configs as list_configs
@@ -33,6 +34,7 @@ from tuna.api.databases import import_database as import_database
 from tuna.api.databases import merge_databases as merge_databases
 from tuna.api.jobs import CanceledJobs as CanceledJobs
 from tuna.api.jobs import LoadedJobs as LoadedJobs
+from tuna.api.jobs import Only as Only
 from tuna.api.jobs import cancel as cancel
 from tuna.api.jobs import load_example_job as load_example_job
 from tuna.api.jobs import load_jobs as load_jobs
@@ -60,6 +62,7 @@ from tuna.api.preparation import list_job_options as list_job_options
 from tuna.api.preparation import list_solvers as list_solvers
 from tuna.api.preparation import update_applicability as update_applicability
 from tuna.api.preparation import update_solvers as update_solvers
+from tuna.api.repeating import JobOrigin as JobOrigin
 from tuna.api.repeating import reproduce as reproduce
 from tuna.api.repeating import reproduce_trial as reproduce_trial
 from tuna.api.reporting import compare_sessions as compare_sessions
@@ -77,13 +80,14 @@ from tuna.api.rpc_master import LayerCounts as LayerCounts
 from tuna.api.rpc_master import Master as Master
 from tuna.api.rpc_master import MasterPlan as MasterPlan
 from tuna.api.rpc_master import start_master as start_master
+from tuna.api.running import Notices as Notices
 from tuna.api.running import enqueue as enqueue
 from tuna.api.running import run as run
 from tuna.api.services import Upgrade as Upgrade
 from tuna.api.services import list_tables as list_tables
 from tuna.api.services import serve_metrics as serve_metrics
 from tuna.api.services import upgrade_database as upgrade_database
-from tuna.api.serving import Boards as Boards
+from tuna.api.serving import WorkerBoards as WorkerBoards
 from tuna.api.serving import join as join
 from tuna.api.serving import serve_workers as serve_workers
 from tuna.api.sessions import check_device as check_device
@@ -95,6 +99,7 @@ from tuna.api.simulation import simulate as simulate
 from tuna.api.summaries import status as status
 from tuna.api.summaries import undrained_reports as undrained_reports
 from tuna.api.tuning import PreparedTuning as PreparedTuning
+from tuna.api.tuning import Tuning as Tuning
 from tuna.api.tuning import prepare_tuning as prepare_tuning
 from tuna.api.watching import outlook as outlook
 from tuna.api.watching import warm_starts as warm_starts

@@ -33,7 +33,7 @@ _LABEL_CHARS, _FUNCTION_CHARS = 255, 128
 
 
 @dataclass(frozen=True)
-class Board:
+class BenchmarkBoard:
     """A board behind a TVM RPC tracker."""
 
     tracker: str  #: HOST:PORT
@@ -43,7 +43,7 @@ class Board:
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """How models are timed."""
+    """Limits and inputs of a timing of models."""
 
     function: str = "main"
     seed: int = 0  #: of the random inputs
@@ -56,7 +56,7 @@ _OPTIONS = BenchmarkOptions()
 
 def benchmark_model(
     library: Path,
-    board: Board | None = None,
+    board: BenchmarkBoard | None = None,
     *,
     inputs: Sequence[str] = (),
     shapes: Sequence[str] = (),
@@ -139,7 +139,7 @@ def list_benchmarks(model: str | None = None) -> list[ModelTime]:
 
 @contextlib.contextmanager
 def _place(
-    board: Board | None, options: BenchmarkOptions, cores: int
+    board: BenchmarkBoard | None, options: BenchmarkOptions, cores: int
 ) -> Iterator[tuple[Place, str]]:
     """Where to run, and the name of the device; this machine is locked against other measurements
     meanwhile.
@@ -176,7 +176,7 @@ def _place(
 
 
 def _facts(library: Path) -> Mapping[str, Any]:
-    """What `tuna model build` wrote beside a library; empty where there is nothing of it."""
+    """Return the facts that `tuna model build` wrote beside a library, none where it wrote none."""
     try:
         found = json.loads(Path(f"{library}.json").read_text())
     except (OSError, ValueError):

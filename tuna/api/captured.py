@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuna.api.configs import ImportedConfigs, Network, check_tag, store_parsed
+from tuna.api.configs import ImportedConfigs, Network, Storing, check_tag, store_parsed
 from tuna.configs import Config, ParsedFile, Tally
 from tuna.db import networks
 from tuna.db.database import open_database
@@ -25,7 +25,7 @@ _MIOPEN = (b"MIOpen(HIP): Command [", b"MIOpen(OpenCL): Command [", b"MIOpen: Co
 
 @dataclass(frozen=True)
 class CapturedProgram:
-    """How a program ended, and what it asked for."""
+    """The exit status of a program, and the layers that it asked for."""
 
     status: int  #: its exit status; -N: signal N ended it
     layers: tuple[tuple[Config, int], ...]  #: with the number of times, most FLOPs in all first
@@ -137,4 +137,4 @@ def _store(parsed: ParsedFile, tag: str, model: str) -> ImportedConfigs:
     with writing(open_database()) as connection:
         networks.add_model(connection, networks.Named(network.model, network.md_version))
         networks.add_framework(connection, networks.Named(network.framework, network.fw_version))
-    return store_parsed(parsed, tag, network=network)
+    return store_parsed(parsed, tag, Storing(network=network))

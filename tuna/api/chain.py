@@ -19,7 +19,7 @@ from tuna.reports.result_rows import MAX_LIMIT, ResultFilter, ResultRows
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """What is to be tuned. Each method returns another plan; nothing is written before `run()`."""
+    """A description of a session. Each method returns another plan; nothing is written before `run()`."""
 
     library: str
     reason: str

@@ -53,7 +53,7 @@ class Tuna:
         candidates: int = 4,
         winograd: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Model:
+    ) -> ModelHandle:
         """Import an ONNX file or a program of `torch.export` and tune its tasks on this machine,
         `minutes` at most.
 
@@ -63,14 +63,14 @@ class Tuna:
         self._check()
         path = Path(model)
         stored = api.import_model(name or path.stem, path, batch=batch, shapes=shapes).model
-        found = Model(f"{stored.name}@{stored.version}", winograd=winograd)
+        found = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
         return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> ModelHandle:
         """An imported model, `NAME` (the latest) or `NAME@VERSION`."""
         self._check()
         stored, _ = api.show_model(name)
-        return Model(f"{stored.name}@{stored.version}")
+        return ModelHandle(f"{stored.name}@{stored.version}")
 
     def models(self) -> list[str]:
         """`NAME@VERSION` of every imported model, the latest first."""
@@ -120,7 +120,7 @@ class Tuna:
     def coverage(
         self, name: str, arch: str, *, device: str | None = None, library: str | None = None
     ) -> Coverage:
-        """How much of a model, network or tag has results on an architecture."""
+        """Return the share of a model, network or tag that has results on an architecture."""
         self._check()
         return api.coverage(name, arch, device=device, library=library)
 
@@ -139,7 +139,7 @@ class Tuna:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelHandle:
     """An imported model."""
 
     name: str  #: `NAME@VERSION`
@@ -152,7 +152,7 @@ class Model:
         minutes: float | None = None,
         candidates: int = 4,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Model:
+    ) -> ModelHandle:
         """Tune its tasks, for so many minutes at most; what has a result is not measured again."""
         tuned = api.tune_model(
             self.name,
@@ -161,7 +161,7 @@ class Model:
             minutes=minutes,
             on_progress=on_progress,
         )
-        return Model(self.name, winograd=self.winograd, errored=tuned.errored)
+        return ModelHandle(self.name, winograd=self.winograd, errored=tuned.errored)
 
     def build(
         self,

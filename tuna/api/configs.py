@@ -29,8 +29,20 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Storing:
+    """Marks of layers that are stored."""
+
+    recurrent: bool = False  #: marked as tuned again whenever the library changes
+    tag_only: bool = False  #: unknown ones are left out
+    network: Network | None = None  #: that has them
+
+
+_PLAIN = Storing()
+
+
+@dataclass(frozen=True)
 class ImportedConfigs:
-    """What an import read and stored."""
+    """Counts of an import: read and stored."""
 
     counts: LineCounts
     rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
@@ -66,16 +78,13 @@ def import_configs(
     strict: bool = False,
     batches: Sequence[int] = (),
     command: str | None = None,
-    recurrent: bool = False,
-    tag_only: bool = False,
-    network: Network | None = None,
+    storing: Storing = _PLAIN,
 ) -> ImportedConfigs:
     """Import the layers of a text file or a log, or the one in the driver command `driver`, under a
     tag.
 
     `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines
-    (conv, convfp16, convbfp16); `recurrent`: marked as tuned again whenever the library changes;
-    `tag_only`: nothing is added. Raises NothingImported if no layer is left, or with `strict` if
+    (conv, convfp16, convbfp16). Raises NothingImported if no layer is left, or with `strict` if
     any line is rejected; BadInput for a file that is not a list of layers.
     """
     check_tag(tag)
@@ -84,7 +93,7 @@ def import_configs(
         _check(parsed, "-d", strict=strict)
     else:
         parsed = read_layers(path, strict=strict, batches=batches, command=command)
-    return store_parsed(parsed, tag, recurrent=recurrent, tag_only=tag_only, network=network)
+    return store_parsed(parsed, tag, storing)
 
 
 def read_layers(
@@ -117,16 +126,9 @@ def check_tag(tag: str) -> None:
         raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
 
 
-def store_parsed(
-    parsed: ParsedFile,
-    tag: str,
-    *,
-    recurrent: bool = False,
-    tag_only: bool = False,
-    network: Network | None = None,
-) -> ImportedConfigs:
-    """Store the layers that were read, with the arguments of `import_configs`; `network` must be
-    there."""
+def store_parsed(parsed: ParsedFile, tag: str, storing: Storing = _PLAIN) -> ImportedConfigs:
+    """Store the layers that were read; the network must be there."""
+    network = storing.network
     with writing(open_database()) as connection:
         ids = network and networks.ids(
             connection,
@@ -134,7 +136,11 @@ def store_parsed(
             networks.Named(network.framework, network.fw_version),
         )
         stored = configs.store(
-            connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only
+            connection,
+            parsed.configs,
+            tag,
+            recurrent=storing.recurrent,
+            tag_only=storing.tag_only,
         )
         if network and ids:
             pairs = zip(stored.ids, parsed.weights, strict=True)

@@ -147,12 +147,12 @@ def merge_databases(
 
 
 def compare_databases(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
-    """How database `b` differs from `a`; `each` is given every entry that differs."""
+    """Return the differences of database `b` from `a`; `each` is given every entry that differs."""
     return diff(a, b, each)
 
 
 def check_databases(directory: Path, library: str = "miopen") -> Findings:
-    """What is wrong with the databases in a folder, by the rules of their forms."""
+    """Return the faults of the databases in a folder, by the rules of their forms."""
     known: dict[str, bool] | None
     with reading(open_database()) as connection:
         try:

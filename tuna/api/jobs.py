@@ -31,7 +31,7 @@ Options = Mapping[str, object]
 
 @dataclass(frozen=True)
 class LoadedJobs:
-    """How many jobs are new, of how many applicable pairs of layer and solver in the session (and
+    """Numbers of new jobs, and of applicable pairs of layer and solver in the session (and
     tag)."""
 
     added: int
@@ -48,30 +48,37 @@ class CanceledJobs:
     workers_told: bool  #: False: Redis is unreachable, so workers first finish their chunks
 
 
+@dataclass(frozen=True)
+class Only:
+    """The solvers and layers that jobs are loaded for, beside those that `load_jobs` names."""
+
+    algorithm: str | None = None  #: solvers of this family, such as GEMM
+    dynamic: bool = False  #: dynamic solvers
+    tunable: bool = False  #: tunable solvers
+    recurrent: bool = False  #: layers imported as ones to tune again with each release
+    command: str | None = None  #: convolutions of this precision: conv, convfp16, convbfp16
+    config_ids: Sequence[int] = ()  #: these layers
+
+
+_ALL = Only()
+
+
 def load_jobs(
     session_id: int,
     *,
     tag: str | None,
-    steps: Sequence[str] = (),
     reason: str,
+    steps: Sequence[str] = (),
     solvers: Sequence[str] = (),
     options: Options | None = None,
-    algorithm: str | None = None,
-    only_dynamic: bool = False,
-    only_tunable: bool = False,
-    only_recurrent: bool = False,
-    command: str | None = None,
-    config_ids: Sequence[int] = (),
+    only: Only = _ALL,
     **columns: object,
 ) -> LoadedJobs:
     """Add the missing jobs of a session, for every applicable solver or for `solvers`.
 
-    `tag`: only its layers; `config_ids`: only these layers; `steps`: only these, in the library's
-    order; `algorithm`: only solvers of this family; `only_recurrent`: only layers that were
-    imported as ones to tune again with each release; `command`: only convolutions of this
-    precision; `columns`: further columns of `job` that a user sets. Raises BadInput if no pair of
-    layer and solver applies and for options that the library does not have, NotFound for an unknown
-    session, tag, step or solver.
+    `tag`: only its layers; `steps`: only these, in the library's order; `columns`: further columns
+    of `job` that a user sets. Raises BadInput if no pair of layer and solver applies and for
+    options that the library does not have, NotFound for an unknown session, tag, step or solver.
     """
     engine = open_database()
     library = get_library(session_library(session_id))
@@ -97,12 +104,12 @@ def load_jobs(
         search=library.search.name if library.search else "",
         options=checked,
         columns=columns,
-        algorithm=algorithm,
-        only_dynamic=only_dynamic,
-        only_tunable=only_tunable,
-        only_recurrent=only_recurrent,
-        command=command,
-        config_ids=config_ids,
+        algorithm=only.algorithm,
+        only_dynamic=only.dynamic,
+        only_tunable=only.tunable,
+        only_recurrent=only.recurrent,
+        command=only.command,
+        config_ids=only.config_ids,
     )
     with writing(engine) as connection:
         count = jobs.load(connection, request)

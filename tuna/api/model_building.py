@@ -65,7 +65,7 @@ class BuiltModel:
 
 @dataclass(frozen=True)
 class Checks:
-    """What a built model is compared with; raises BadInput for a file that has no recorded
+    """Contenders and inputs of the check of a built model; raises BadInput for a file that has no recorded
     inputs."""
 
     rivals: bool = True  #: onnxruntime and PyTorch, where they are installed
@@ -79,7 +79,7 @@ class Checks:
 
     @property
     def key(self) -> list[Any]:
-        """What the answers of the checks depend on."""
+        """Return all that the answers of the checks depend on."""
         recorded = (
             "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
         )
@@ -135,7 +135,8 @@ def build_model(
     records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name[:99]}.") as folder:
         temporary = Path(folder) / "new.so"
-        facts, cached = _made(model, manifest, records, winograd, compare, checks, temporary)
+        wanted = _Build(model, manifest, records, winograd, compare, checks)
+        facts, cached = _made(wanted, temporary)
         temporary.replace(output)
     built = _described(
         output, model, facts, known, cached=cached, lookup_s=lookup_s, cores=manifest.cores
@@ -157,57 +158,52 @@ def check_model(
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "new.so"
         checks = replace(checks, untuned=False)
-        facts, _ = _made(model, _for_cores(model.manifest), {}, winograd, compare, checks, library)
+        wanted = _Build(model, _for_cores(model.manifest), {}, winograd, compare, checks)
+        facts, _ = _made(wanted, library)
     errors: Mapping[str, float] = facts["checked"]["errors"]
     return next(iter(errors.values()))
 
 
-def _made(
-    model: StoredModel,
-    manifest: Manifest,
-    records: Mapping[str, Any],
-    winograd: bool,
-    compare: bool,
-    checks: Checks,
-    library: Path,
-) -> tuple[dict[str, Any], bool]:
+@dataclass(frozen=True)
+class _Build:
+    """A build of a model."""
+
+    model: StoredModel
+    manifest: Manifest  #: for the cores that it is for
+    records: Mapping[str, Any]
+    winograd: bool
+    compare: bool
+    checks: Checks
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """All that the build depends on, but for Tuna's own code."""
+        return {
+            "model": self.manifest.digest,
+            "records": self.records,
+            "winograd": self.winograd,
+            "compare": self.compare,
+            "checks": self.checks.key,
+        }
+
+
+def _made(wanted: _Build, library: Path) -> tuple[dict[str, Any], bool]:
     """As `_make`, and whether it was taken from the cache, which has every build."""
-    request = _request(manifest, records, winograd, compare, checks)
-    cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
+    cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(wanted.request)
     facts = cache.find(key, library)
     if facts is not None:
         return facts, True
-    facts = _make(model, manifest, records, winograd, compare, checks, library)
+    facts = _make(wanted, library)
     # a full disk: the next build takes as long as this one
     with contextlib.suppress(TunaError, OSError):
         cache.keep(key, library, facts)
     return facts, False
 
 
-def _request(
-    manifest: Manifest, records: Mapping[str, Any], winograd: bool, compare: bool, checks: Checks
-) -> dict[str, Any]:
-    """All that a build depends on, but for Tuna's own code."""
-    return {
-        "model": manifest.digest,
-        "records": records,
-        "winograd": winograd,
-        "compare": compare,
-        "checks": checks.key,
-    }
-
-
-def _make(
-    model: StoredModel,
-    manifest: Manifest,
-    records: Mapping[str, Any],
-    winograd: bool,
-    compare: bool,
-    checks: Checks,
-    library: Path,
-) -> dict[str, Any]:
-    """The child's answers after it is built for `manifest`'s target, checked and timed; `library`
+def _make(wanted: _Build, library: Path) -> dict[str, Any]:
+    """The child's answers after it is built for the manifest's target, checked and timed; `library`
     is in a temporary folder."""
+    model, manifest, checks = wanted.model, wanted.manifest, wanted.checks
     plain = library.with_suffix(".untuned.so")
     # Several threads are timed by the wall clock: each gets a core.
     cpus = some_cpus(min(manifest.cores, len(available_cpus()))) if manifest.cores > 1 else None
@@ -233,9 +229,9 @@ def _make(
             "make",
             **common,
             **target,
-            records=records,
-            winograd=winograd,
-            compare=compare,
+            records=wanted.records,
+            winograd=wanted.winograd,
+            compare=wanted.compare,
             given=given,
             output=str(library),
         )
@@ -267,7 +263,7 @@ def _make(
 
 
 def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
-    """What a user should know of the check of a model, empty where its answer is the reference's;
+    """Return a remark on the check of a model, empty where its answer is the reference's;
     raises BadInput for a wrong one.
 
     Where the reference cannot compute the model, the others' answers count. Where all of them agree
@@ -368,7 +364,7 @@ def _described(
 
 
 def _for_programs(built: BuiltModel) -> dict[str, Any]:
-    """What stands beside the library, for programs that load it."""
+    """Return the facts that stand beside the library, for programs that load it."""
     return {
         "model": built.model.name,
         "version": built.model.version,

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tuna.api import jobs, preparation, running
+from tuna.api.running import Notices
 from tuna.coordinator.session_run import Progress, progress
 from tuna.db import configs
 from tuna.db.database import open_database
@@ -21,6 +21,7 @@ from tuna.models.process import ModelProcess
 from tuna.models.store import StoredModel
 from tuna.models.tuning import Tunable, Wanted
 
+_NONE = Notices()
 #: Reason of the session in which the tasks of all models are tuned, so that one that two models
 #: have is tuned once.
 SESSION = "models"
@@ -28,7 +29,7 @@ SESSION = "models"
 
 @dataclass(frozen=True)
 class TunedModel:
-    """What tuning a model did."""
+    """Counts of the jobs of a model that was tuned."""
 
     model: StoredModel
     session_id: int
@@ -47,16 +48,15 @@ def tune_model(
     minutes: float | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_wait: Callable[[float], None] | None = None,
-    on_log: Callable[[Path], None] | None = None,
+    notices: Notices = _NONE,
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
 
     Each task is tuned by the solver that should win, the heaviest task first, then by others that
     may win; `minutes` limits the time. Nothing that is known already is measured again, whichever
     model it was tuned for. After an interruption a second call resumes. `on_start` gets what is to
-    be done before the workers start; `on_progress`, `on_wait` and `on_log` are those of `api.run`,
-    with the numbers of this model's jobs alone. It ends with them: what another model has left is
+    be done before the workers start; `on_progress` and `notices` are those of `api.run`, with the
+    numbers of this model's jobs alone. It ends with them: what another model has left is
     for its own call. Raises NotFound.
     """
     started = time.monotonic()
@@ -100,7 +100,7 @@ def tune_model(
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
         with contextlib.suppress(_Done):
-            running.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
+            running.run(session.id, on_progress=follow, notices=notices)
     return replace(
         tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0
     )
@@ -126,7 +126,7 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
             reason=SESSION,
             solvers=[job.solver],
             options=options,
-            config_ids=[job.config_id],
+            only=jobs.Only(config_ids=[job.config_id]),
         )
 
 

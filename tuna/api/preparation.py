@@ -76,7 +76,7 @@ def list_job_options(library: str) -> list[tuple[str, str, str, str]]:
 
 
 def list_conditions(library: str) -> list[Condition]:
-    """What sessions of the library may choose of how their results are measured."""
+    """Return the conditions of measurement that sessions of the library may choose."""
     return list(get_library(library).conditions)
 
 

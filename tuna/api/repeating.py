@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tuna.api.jobs import Options
 from tuna.configs import read_one
@@ -19,24 +20,33 @@ from tuna.queue.reproduction import trial_item
 from tuna.workers.local_run import run_steps
 
 
+@dataclass(frozen=True)
+class JobOrigin:
+    """The facts about a job that is repeated which its session had."""
+
+    seed: int = 0
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None  #: default: this machine's
+
+
+_HERE = JobOrigin()
+
+
 def reproduce(
     driver: str,
     *,
     library: str,
     solver: str,
     step: str,
-    seed: int = 0,
-    index: int | None = None,
     options: Options | None = None,
-    conditions: Mapping[str, str] | None = None,
-    target: str | None = None,
+    index: int | None = None,
+    origin: JobOrigin = _HERE,
 ) -> list[StepResult]:
     """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is
     stored.
 
     Runs the steps up to `step` and returns their results, of which the last one has the outcome.
-    `target`: the session's; default: this machine's. Raises NotFound for an unknown solver,
-    BadInput unless the layer is one.
+    Raises NotFound for an unknown solver, BadInput unless the layer is one.
     """
     tuned = get_library(library)
     if solver not in [known.name for known in tuned.solvers()]:
@@ -54,9 +64,9 @@ def reproduce(
         solver=solver,
         config=layer.to_json(),
         body=layer.body_digest,
-        target=tuned.environment().target if target is None else target,
-        conditions=chosen(tuned.conditions, conditions or {}, library),
-        seed=seed,
+        target=tuned.environment().target if origin.target is None else origin.target,
+        conditions=chosen(tuned.conditions, origin.conditions, library),
+        seed=origin.seed,
         options=check(tuned.options, options or {}, library),
     )
     return run_steps(tuned, item, step, index, _body(item.body))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tuna.api.jobs import LoadedJobs, Options, load_jobs
 from tuna.api.preparation import init_session, update_applicability, update_solvers
 from tuna.api.rpc import count_workers
-from tuna.api.running import enqueue
+from tuna.api.running import Notices, enqueue
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Master:
                 self.catch_up()
 
         try:
-            enqueue(self.session_id, on_progress=progress, on_stored=stored)
+            enqueue(self.session_id, on_progress=progress, notices=Notices(on_stored=stored))
         finally:
             self.catch_up()
         if self.logs is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuna import logs
@@ -18,6 +19,24 @@ from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import WorkerSpec
 
 
+@dataclass(frozen=True)
+class Notices:
+    """Callbacks of a run beside its progress."""
+
+    #: after an interruption, with the seconds that workers have to finish what they do
+    on_wait: Callable[[float], None] = lambda _: None
+    #: when workers are busy with other sessions first, with the number of chunks of each
+    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
+    #: with the jobs of which results were just stored, of any session
+    on_stored: Callable[[Collection[int]], None] = lambda _: None
+    #: at the end, with the file that the log went to, if there was anything to log; without it the
+    #: log goes to stderr, as it does if the settings ask for more of it than warnings, or for JSON
+    on_log: Callable[[Path], None] | None = None
+
+
+_NONE = Notices()
+
+
 def run(
     session_id: int | Sequence[int] | None,
     steps: Sequence[str] = (),
@@ -25,9 +44,7 @@ def run(
     processes: int | None = None,
     policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_wait: Callable[[float], None] | None = None,
-    on_behind: Callable[[Mapping[int, int]], None] | None = None,
-    on_log: Callable[[Path], None] | None = None,
+    notices: Notices = _NONE,
 ) -> Progress:
     """Run the steps (all when empty) of one session or several with workers on this machine;
     returns the final progress.
@@ -35,19 +52,13 @@ def run(
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
-    `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the
-    seconds that workers have to finish what they do, and `on_behind` when workers are busy with
-    other sessions first, with the number of chunks of each. With `on_log` the log goes to a file in
-    `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
-    the end with the file, if there was anything to log. A second call resumes.
+    `on_progress` is called a few times a second at most. A second call resumes.
     """
 
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
 
-    return _work_through(
-        session_id, steps, workers, on_progress, on_wait, on_behind, policy=policy, on_log=on_log
-    )
+    return _work_through(session_id, steps, workers, policy, on_progress, notices)
 
 
 def enqueue(
@@ -56,30 +67,23 @@ def enqueue(
     *,
     policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_behind: Callable[[Mapping[int, int]], None] | None = None,
-    on_stored: Callable[[Collection[int]], None] | None = None,
+    notices: Notices = _NONE,
 ) -> Progress:
     """Fill the queues and drain results until every job is finished, as `run` does; the workers run
     elsewhere.
 
-    `policy`: as `Settings.policy`, its default. `on_stored` gets the jobs of which results were
-    just stored, of any session.
+    `policy`: as `Settings.policy`, its default.
     """
-    return _work_through(
-        session_id, steps, lambda _: (), on_progress, None, on_behind, on_stored, policy
-    )
+    return _work_through(session_id, steps, lambda _: (), policy, on_progress, notices)
 
 
 def _work_through(
     session_id: int | Sequence[int] | None,
     steps: Sequence[str],
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]],
+    policy: str | None,
     on_progress: Callable[[Progress], None] | None,
-    on_wait: Callable[[float], None] | None,
-    on_behind: Callable[[Mapping[int, int]], None] | None,
-    on_stored: Callable[[Collection[int]], None] | None = None,
-    policy: str | None = None,
-    on_log: Callable[[Path], None] | None = None,
+    notices: Notices,
 ) -> Progress:
     settings = get_settings()
     if policy is not None:
@@ -95,7 +99,7 @@ def _work_through(
             )
         settings = settings.model_copy(update={"policy": policy})
     engine = open_database()
-    with _log_kept(settings, on_log):
+    with _log_kept(settings, notices.on_log):
         found = run_sessions(
             engine,
             settings,
@@ -103,9 +107,9 @@ def _work_through(
             steps=steps,
             workers=workers,
             on_progress=on_progress or (lambda _: None),
-            on_wait=on_wait or (lambda _: None),
-            on_behind=on_behind or (lambda _: None),
-            on_stored=on_stored or (lambda _: None),
+            on_wait=notices.on_wait,
+            on_behind=notices.on_behind,
+            on_stored=notices.on_stored,
         )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:

@@ -16,7 +16,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm import targets
-from tuna.libraries.tvm.boards import Boards as Found
+from tuna.libraries.tvm.boards import Boards
 from tuna.libraries.tvm.environment import tvm_version
 from tuna.membership.join import MAX_PROCESSES, Facts
 from tuna.membership.join import join as ask
@@ -28,7 +28,7 @@ from tuna.workers.serve import check_options, serve
 
 
 @dataclass(frozen=True)
-class Boards:
+class WorkerBoards:
     """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings
     say."""
 
@@ -44,7 +44,7 @@ def join(
     processes: int = 1,
     *,
     devices: str | None = None,
-    boards: Boards | None = None,
+    boards: WorkerBoards | None = None,
 ) -> None:
     """Become a member with the token of `line`; its settings go into this process's environment,
     for its workers.
@@ -90,7 +90,7 @@ def serve_workers(
     devices: str | None = None,
     session_id: int | None = None,
     once: bool = False,
-    boards: Boards | None = None,
+    boards: WorkerBoards | None = None,
 ) -> int:
     """Run workers in the foreground until they have ended; returns the exit code. Needs the main
     thread.
@@ -103,7 +103,7 @@ def serve_workers(
     return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
 
 
-def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
+def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]:
     """The settings of a worker that measures on boards; raises BadInput, LibraryMissing."""
     if role != "eval":
         raise BadInput(
@@ -119,7 +119,7 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
         json.loads(session)["environment"]["target"] if session else settings.tvm_target
     )
     tvm_version()  # refused here, for a worker that ends is started again
-    Found.at(tracker, key)
+    Boards.at(tracker, key)
     if target:
         targets.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}

@@ -1,4 +1,4 @@
-"""What a policy would do with sessions: simulations over given or recorded durations."""
+"""Simulations of sessions under a policy, over given or recorded durations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def recorded_scenario(
 
 
 def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
-    """What happens if the policy of this name decides; equal arguments give equal outcomes. Raises
+    """Simulate a scenario under the policy of this name; equal arguments give equal outcomes. Raises
     BadInput."""
     if policy not in POLICIES:
         raise BadInput(

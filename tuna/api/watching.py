@@ -12,7 +12,7 @@ from tuna.settings import get_settings
 
 
 def outlook(session_id: int) -> Outlook | None:
-    """What is left of a session, whether that can keep its deadline, and the error of the
+    """Return the jobs left of a session, whether it can keep its deadline, and the error of the
     prediction.
 
     None if its library is not installed here. Raises NotFound.

@@ -16,7 +16,7 @@ from tuna.errors import BadInput
 
 @dataclass(frozen=True)
 class _Timing:
-    """What is timed, where, and how long."""
+    """A board or this machine, inputs, and limits."""
 
     tracker: str | None = options.option(
         "--tvm-tracker", metavar="HOST:PORT", help="TVM RPC tracker of the board."
@@ -94,7 +94,7 @@ def benchmark_model(
         library,
         None
         if wanted.local
-        else api.Board(str(wanted.tracker), str(wanted.device_key), wanted.wait_s),
+        else api.BenchmarkBoard(str(wanted.tracker), str(wanted.device_key), wanted.wait_s),
         inputs=wanted.inputs,
         shapes=wanted.shapes,
         against=wanted.against,

@@ -35,7 +35,7 @@ class _Export(click.Command):
 
 @dataclass(frozen=True)
 class _Source:
-    """Whose results are exported."""
+    """The session or the golden version that is exported."""
 
     session_id: int | None = options.option("--session-id", type=options.ID, help="Whose results.")
     golden: int | None = options.option(

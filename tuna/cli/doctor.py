@@ -1,4 +1,4 @@
-"""`tuna doctor`: prints the findings on this machine and its services."""
+"""`tuna doctor` and `tuna db`: this machine, its services and the database."""
 
 from __future__ import annotations
 
@@ -69,3 +69,15 @@ def _noise(pairs: int, *, as_json: bool) -> None:
         print_json({**asdict(found), "noisy": found.noisy, "quiet": asdict(quiet)})
     else:
         show.noise(found, quiet)
+
+
+@click.group()
+def db() -> None:
+    """Look after the database."""
+
+
+@db.command()
+def upgrade() -> None:
+    """Bring the schema of the database to the one that this version needs."""
+    done = api.upgrade_database()
+    say(f"{done.url}: schema {done.before or 'none'} -> {done.after}")

@@ -261,7 +261,7 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
 
 @dataclass(frozen=True)
 class _GoldenBuild:
-    """What a version is built from."""
+    """The parts that a version is built from."""
 
     version: int = options.option(
         "--golden_v", type=_NUMBER, required=True, help="Golden version to create."

@@ -203,7 +203,7 @@ _SEARCH = (
 
 
 def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is tried, and when it is enough: `asked`, the job options with those of `--option`."""
+    """Options of jobs: `asked` has those that were typed, with those of `--option`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:

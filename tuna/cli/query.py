@@ -168,7 +168,8 @@ def _explain(row: api.ResultRow) -> None:
     for name, value in document.items():
         if value not in (None, "", {}):
             say(
-                f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}"
+                f"  {name.replace('_', ' '):<16}"
+                f" {json.dumps(value) if isinstance(value, dict) else value}"
             )
     say(f"  {command}\n", wrap=False)
 

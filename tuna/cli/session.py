@@ -42,12 +42,12 @@ class _Counts:
 
     @property
     def done(self) -> int:
-        """What the rate counts."""
+        """Jobs that the rate counts."""
         return self.finished
 
     @property
     def left(self) -> int:
-        """Of the same."""
+        """Jobs that are to be done."""
         return self.wanted - self.finished
 
     def of(self, finished: int, wanted: int) -> _Counts:
@@ -69,10 +69,12 @@ def list_sessions(as_json: bool) -> None:
         print_json([_document(one) for one in found])
         return
     rows = [
-        (one.id, one.library, one.reason, one.state, sum(one.jobs.values()), one.trials, size(one.trial_bytes),
-         one.results, size(one.artifact_bytes))
+        (
+            *(one.id, one.library, one.reason, one.state, sum(one.jobs.values())),
+            *(one.trials, size(one.trial_bytes), one.results, size(one.artifact_bytes)),
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
     print_table("", columns, rows, right=(0, 4, 5, 6, 7, 8))
 
@@ -200,7 +202,7 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
 
 
 def _warm_lines(found: Sequence[api.WarmStart]) -> list[str]:
-    """What searches learned from: all in one line, then the first few."""
+    """Return the sources of warm starts: all in one line, then the first few."""
     if not found:
         return []
     counts = Counter(one.origin for start in found for one in start.siblings)
@@ -245,7 +247,7 @@ def set_session(session_id: int, session_options: Mapping[str, str]) -> None:
 
 
 def _outlook_lines(one: api.Outlook | None) -> list[tuple[str, str]]:
-    """What is left, and how good the prediction of that is."""
+    """Return the jobs that are left, and the error of the prediction."""
     lines: list[tuple[str, str]] = []
     if one is not None and one.unfinished and one.eta_s is not None:
         lines.append(

@@ -29,7 +29,8 @@ class _Facts:
     miopen_v: str | None = options.option("--miopen-version", help="Its MIOpen, likewise.")
     target: str | None = options.option(
         "--target",
-        help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own.",
+        help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's"
+        " own.",
     )
 
 
@@ -170,7 +171,7 @@ def load_jobs(
             steps=options.split(steps),
             reason=reason,
             solvers=options.split(solvers),
-            only_recurrent=recurrent,
+            only=api.Only(recurrent=recurrent),
             options=asked,
         )
     )

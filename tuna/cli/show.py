@@ -19,7 +19,7 @@ _PROSE_WIDTH = 100
 
 
 def exported(*reports: api.ExportReport, marks: bool = True) -> None:
-    """What exports left out, each sentence once, what is in them, and their paths.
+    """Print all that exports left out, each sentence once, their counts and their paths.
 
     `marks`: with the number of noisy and of simulated results.
     """
@@ -47,7 +47,7 @@ def exported(*reports: api.ExportReport, marks: bool = True) -> None:
 
 
 def imported_database(report: api.ImportReport) -> None:
-    """What an import left out, what it found and, last, the session."""
+    """Print what an import left out, what it found and, last, the session."""
     for why, count in sorted(report.skipped.items()):
         say(f"not imported: {count} ({why})", err=True)
     entries, layers = counted(report.rows, "entry", "entries"), counted(report.configs, "layer")
@@ -76,7 +76,7 @@ def started(session: api.StartedSession) -> None:
 def prepared(
     prepare: Callable[[], api.PreparedTuning], library: str, tag: str
 ) -> api.PreparedTuning:
-    """What was done for a session that can be run, also where nothing is imported."""
+    """Print what was done for a session that can be run, also where nothing is imported."""
     found = _with_rejections(prepare)
     started(found.session)
     _imported(found.imported, tag)
@@ -87,7 +87,7 @@ def prepared(
 
 
 def imported(read: Callable[[], api.ImportedConfigs], tag: str) -> None:
-    """What `read` imports: every rejected line, also where nothing is imported, and the counts."""
+    """Print what `read` imports: rejected lines, also where nothing is imported, and counts."""
     _imported(_with_rejections(read), tag)
 
 
@@ -135,7 +135,7 @@ def _more(lines: int) -> str:
 
 
 def left_out(found: Mapping[str, int]) -> None:
-    """What lines asked for beside their layers."""
+    """Print what lines asked for beside their layers."""
     for what, lines in sorted(found.items()):
         say(f"left out: {what} ({counted(lines, 'line')})", err=True)
 
@@ -165,7 +165,7 @@ def solvers(found: Iterable[api.StoredSolver]) -> None:
 
 
 def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
-    """What the sessions of a library may choose of how their results are measured."""
+    """Print the conditions of measurement that sessions of a library may choose."""
     if as_json:
         print_json([asdict(condition) for condition in offered])
         return
@@ -176,7 +176,7 @@ def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
 
 
 def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:
-    """What `load-jobs --option` takes."""
+    """Print the options that `load-jobs --option` takes."""
     names = ("option", "type", "default", "meaning")
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -191,8 +191,8 @@ def _yes(value: bool) -> str:
 
 
 def applicability(found: api.Applicability) -> None:
-    """How many layers and solvers fit together, and what was left out; raises TunaError if the
-    library failed for some."""
+    """Print the numbers of layers and solvers that fit together, and what was left out; raise
+    TunaError if the library failed for some."""
     say(
         f"{counted(found.configs, 'layer')}: {counted(found.pairs, 'combination')} of layer and"
         " solver can run"
@@ -217,7 +217,7 @@ def applicability(found: api.Applicability) -> None:
 
 
 def loaded(found: api.LoadedJobs) -> None:
-    """How many jobs are new, and why there may be none."""
+    """Print the number of new jobs, and why there may be none."""
     say(f"New jobs added: {found.added}")
     if found.met:
         more = f", and {len(found.met) - 1} more" if len(found.met) > 1 else ""
@@ -234,7 +234,7 @@ def loaded(found: api.LoadedJobs) -> None:
 
 
 def findings(found: Sequence[api.Finding]) -> None:
-    """What `tuna doctor` found."""
+    """Print the findings of `tuna doctor`."""
     rows = [
         (
             _verdict(f),
@@ -247,7 +247,7 @@ def findings(found: Sequence[api.Finding]) -> None:
 
 
 def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
-    """What `tuna doctor --noise` found, and what follows."""
+    """Print the findings of `tuna doctor --noise`, and what follows."""
     rows = [
         (
             kernel,
@@ -281,7 +281,7 @@ def option_texts(chosen: api.SessionOptions, outlook: api.Outlook | None) -> dic
 
 
 def outlook(one: api.Outlook | None) -> dict[str, Any]:
-    """What is left of a session, as JSON."""
+    """Return the outlook of a session as JSON has it."""
     if one is None:
         return {}
     deadline = one.deadline.isoformat() if one.deadline else None
@@ -309,7 +309,7 @@ def jobs_text(session: api.Overview) -> str:
 
 
 def searches(found: api.Searches) -> str:
-    """How many searches go on, why the others ended, and their rounds; "" if there are none."""
+    """Return the number of searches that go on, why the others ended, and their rounds; "" if none."""
     if not found.total:
         return ""
     words = [f"{found.going_on} going on"] if found.going_on else []

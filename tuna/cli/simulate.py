@@ -22,7 +22,7 @@ _PROCESSES = click.IntRange(1, MAX_COUNT)
 
 @dataclass(frozen=True)
 class _Scenario:
-    """Which scenario, and by which policies."""
+    """Sessions or a scenario, and policies."""
 
     session_ids: tuple[int, ...] = options.option(
         "--session-id", type=options.ID, multiple=True, help="A recorded session; may be repeated."
@@ -103,7 +103,7 @@ def _scenario(
 
 
 def _names(found: list[api.Simulated]) -> dict[str, str]:
-    """What each queue is called in the table: by its role alone, where no other has it."""
+    """Return the name of each queue in the table: its role alone, where no other has it."""
     queues = {queue.queue for one in found for queue in one.queues}
     roles = Counter(queue.partition(".")[0] for queue in queues)
     return {
@@ -118,9 +118,7 @@ def _show(found: list[api.Simulated]) -> None:
             one.policy,
             f"{one.makespan_s:,.1f}",
             f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
-            (
-                f"{statistics.mean(session.ended_s - session.arrives_s for session in one.sessions):,.1f}"
-            ),
+            f"{statistics.mean(each.ended_s - each.arrives_s for each in one.sessions):,.1f}",
             f"{sum(session.waited_s for session in one.sessions):,.0f}",
             ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in one.queues),
             one.errored,

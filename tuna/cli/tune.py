@@ -19,7 +19,7 @@ from tuna.messages import counted
 
 @dataclass(frozen=True)
 class _Layers:
-    """What is tuned, and where its results go."""
+    """Options for a list of layers."""
 
     tag: str = options.option("-t", "--tag", required=True, help="Name for this set of layers.")
     library: str = options.option(
@@ -56,10 +56,7 @@ def layers(
         lambda: api.prepare_tuning(
             file,
             wanted.tag,
-            library=wanted.library,
-            reason=wanted.reason,
-            options=asked,
-            conditions=conditions,
+            api.Tuning(wanted.library, wanted.reason, asked, conditions),
             strict=wanted.strict,
         ),
         wanted.library,
@@ -165,9 +162,11 @@ def _for_either(parameter: click.Parameter, help_text: str) -> click.Parameter:
 
 tune = _ByFile(
     "tune",
-    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or a model.
+    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or a
+    model.
 
-    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx, *.pt2) are tuned and, with -o,
-    built into a shared library. Interrupted, the same command goes on from there.
+    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx,
+    *.pt2) are tuned and, with -o, built into a shared library. Interrupted, the same command goes
+    on from there.
     """,
 )

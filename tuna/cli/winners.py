@@ -167,7 +167,7 @@ def _share(share: float | None) -> str:
 
 
 def _of_peak(figures: api.ReportFigures) -> list[str]:
-    """What the shares are of, and why there are some above 100 %."""
+    """Return the peaks that shares are of, and why some are above 100 %."""
     peaks = sorted({device.peak_gflops for device in figures.devices if device.peak_gflops})
     if not peaks:
         return []

@@ -1,9 +1,9 @@
-"""Commands that do the work: run, enqueue, worker, reproduce."""
+"""Commands that do the work: run, enqueue, worker, reproduce, retry, cancel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import click
@@ -14,6 +14,7 @@ from tuna.cli.console import ProgressView, by_state, print_json, print_table, sa
 from tuna.messages import counted
 from tuna.sandbox.load import load
 from tuna.settings import get_settings
+from tuna.vocabulary import Cause
 
 
 @click.command()
@@ -76,20 +77,20 @@ def work_through(
             )
             view.say(f"Waiting: the workers first do what was published before: {whose}.")
 
+        notices = api.Notices(on_wait=view.stopping, on_behind=say_behind)
         if workers:
+            notices = replace(notices, on_log=view.log_kept)
             end = api.run(
                 session_ids,
                 steps,
                 processes=processes,
                 policy=policy,
                 on_progress=view.update,
-                on_wait=view.stopping,
-                on_behind=say_behind,
-                on_log=view.log_kept,
+                notices=notices,
             )
         else:
             end = api.enqueue(
-                session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind
+                session_ids, steps, policy=policy, on_progress=view.update, notices=notices
             )
     for key, one in sorted(end.sessions.items()):
         parts = [
@@ -103,7 +104,7 @@ def work_through(
 
 
 def _notice() -> str:
-    """What makes this machine's workers slower than they could be; empty if nothing does."""
+    """Return the reasons why this machine's workers are slower than they could be; "" if none."""
     quiet = api.quiet_needed(get_settings())
     stops = f"Builds stop while cores are measured: {quiet.reason}." if quiet.needed else ""
     return " ".join(filter(None, (load().advice, stops)))
@@ -117,7 +118,7 @@ def _title(session_ids: Sequence[int] | None) -> str:
 
 @dataclass(frozen=True)
 class _WorkerOptions:
-    """How many workers, and what they measure on."""
+    """Numbers of workers, their devices and boards."""
 
     processes: int = options.option(
         "-c",
@@ -162,7 +163,7 @@ def worker(
     boards = None
     named = (tvm_tracker, device_key, wanted.target, wanted.reset)
     if any(given is not None for given in named):
-        boards = api.Boards(*(given or "" for given in named))
+        boards = api.WorkerBoards(*(given or "" for given in named))
     if line := members.join_line(wanted.line):
         api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
     start_worker(
@@ -182,7 +183,7 @@ def start_worker(
     devices: str | None = None,
     session_id: int | None = None,
     once: bool = False,
-    boards: api.Boards | None = None,
+    boards: api.WorkerBoards | None = None,
 ) -> NoReturn:
     """Run workers until they have ended; does not return."""
     raise SystemExit(
@@ -194,7 +195,7 @@ def start_worker(
 
 @dataclass(frozen=True)
 class _Repeated:
-    """Which job or candidate is repeated."""
+    """The job or candidate that is repeated."""
 
     trial: int | None = options.option(
         "--trial",
@@ -248,11 +249,9 @@ def reproduce(
         library=wanted.library,
         solver=wanted.solver,
         step=wanted.last,
-        seed=wanted.seed,
         index=wanted.index,
         options=options.job_options(wanted.pairs),
-        conditions=conditions,
-        target=wanted.target,
+        origin=api.JobOrigin(wanted.seed, conditions, wanted.target),
     )
     return _show(results, driver, as_json)
 
@@ -284,3 +283,51 @@ def _print_trials(final: api.StepResult, driver: str) -> None:
             f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}",
             err=True,
         )
+
+
+_jobs = click.option(
+    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often."
+)
+
+
+@click.command()
+@options.session_id
+@click.option(
+    "--cause",
+    type=click.Choice([cause.value for cause in Cause]),
+    help="Only jobs that failed of it.",
+)
+@_jobs
+def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
+    """Send errored jobs back to the step that failed, as if it had never been tried.
+
+    Canceled jobs begin anew if --job names them; so a search goes on of which they are rounds.
+    """
+    moved = api.retry(session_id, jobs=jobs, cause=cause)
+    say(f"session {session_id}: {_count(moved, 'try again', 'at ')}")
+
+
+@click.command()
+@options.session_id
+@click.option("--tag", help="Only jobs of layers with this tag.")
+@_jobs
+def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
+    """End jobs that are not finished; results of their current attempts are refused.
+
+    A search of which one round is canceled opens no more.
+    """
+    done = api.cancel(session_id, jobs=jobs, tag=tag)
+    say(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
+    if not done.workers_told:
+        say(
+            "Redis is unreachable: workers finish their current chunks, whose results are refused.",
+            err=True,
+        )
+
+
+def _count(moved: Mapping[str, int], what: str, mark: str) -> str:
+    if not moved:
+        return "no job is concerned"
+    total = sum(moved.values())
+    parts = ", ".join(f"{count} {mark}{name}" for name, count in sorted(moved.items()))
+    return f"{counted(total, 'job')} {what} ({parts})"

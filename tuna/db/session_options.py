@@ -32,7 +32,7 @@ _Moment = Annotated[
 
 
 class SessionOptions(BaseModel):
-    """How a session is served; each may be changed while it runs."""
+    """Options by which a session is served; each may be changed while it runs."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -15,7 +15,7 @@ from tuna.errors import BadInput
 
 @dataclass(frozen=True)
 class _Wishes:
-    """Which results are written, and how."""
+    """Options of the file that is written."""
 
     opencl: bool = options.option(
         "-c", "--opencl", is_flag=True, help="Name the find db after OpenCL instead of HIP."

@@ -17,7 +17,7 @@ from tuna.errors import BadInput
 
 @dataclass(frozen=True)
 class _Import:
-    """What is imported, and for which network."""
+    """Layers to import, and the network that has them."""
 
     file_name: Path | None = options.option(
         "-f",
@@ -109,9 +109,7 @@ def import_configs(
             strict=wanted.strict,
             batches=_numbers(wanted.batches),
             command=wanted.command,
-            recurrent=wanted.mark_recurrent,
-            tag_only=wanted.tag_only,
-            network=network,
+            storing=api.Storing(wanted.mark_recurrent, wanted.tag_only, network),
         ),
         tag,
     )

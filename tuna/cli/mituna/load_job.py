@@ -20,7 +20,7 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class _Selection:
-    """Which layers and solvers get jobs."""
+    """The layers and solvers that get jobs."""
 
     tag: str | None = options.option("-t", "--tag", help="Config tag.")
     all_configs: bool = options.option(
@@ -98,11 +98,13 @@ def load_job(
             reason=reason,
             solvers=options.split(wanted.solvers),
             options=facts,
-            algorithm=ALGORITHMS[wanted.algo] if wanted.algo else None,
-            only_dynamic=wanted.only_dynamic,
-            only_tunable=wanted.tunable,
-            only_recurrent=wanted.recurrent,
-            command=wanted.cmd,
+            only=api.Only(
+                algorithm=ALGORITHMS[wanted.algo] if wanted.algo else None,
+                dynamic=wanted.only_dynamic,
+                tunable=wanted.tunable,
+                recurrent=wanted.recurrent,
+                command=wanted.cmd,
+            ),
         )
     )
     return 0
