@@ -121,7 +121,7 @@ def test_a_new_session_takes_options_and_wrong_ones_change_nothing(
     made = ("tuna", "init-session", "noop", "-l", "urgent", "--priority", 9)
     assert loaded(*made).code == 0
     shown = json.loads(loaded("tuna", "session", "show", 2, "--json").out)["options"]
-    assert shown == {"priority": 9, "deadline": None}
+    assert shown["priority"] == 9
     assert loaded("tuna", "session", "show", 2).out.count("priority     9\n") == 1
     assert "priority 9" in loaded("tuna", "status").out
     for wrong in (("--priority", 10), ("--priority", "high"), ("--deadline", "soon")):

@@ -124,8 +124,11 @@ def collected(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
-def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each of `SessionOptions`; `session_options` has those that were typed."""
+def session_options(command: Callable[..., Any], spelling: str = "-") -> Callable[..., Any]:
+    """An option for each of `SessionOptions`; `session_options` has those that were typed.
+
+    `spelling`: the mark between the words of an option.
+    """
     known = api.SessionOptions.model_fields
 
     @functools.wraps(command)
@@ -136,7 +139,8 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for name, one in reversed(known.items()):
         text = f"{str(one.description)[:1].upper()}{str(one.description)[1:]}; none: the default."
-        wrapped = click.option(f"--{name}", name, metavar=name.upper(), help=text)(wrapped)
+        flag = f"--{name.replace('_', spelling)}"
+        wrapped = click.option(flag, name, metavar=name.upper(), help=text)(wrapped)
     return wrapped
 
 

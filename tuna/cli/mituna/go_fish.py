@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def go_fish() -> None:
 @click.option("--miopen_v", help="--init_session: MIOpen version, where it is not installed.")
 @common.debug
 @click.pass_context
-@options.session_options
+@functools.partial(options.session_options, spelling="_")
 def library_command(ctx: click.Context, /, **given: Any) -> int | None:
     """Prepare and run tuning sessions."""
     wanted = [name for name in _ACTIONS if given[name]]
