@@ -14,8 +14,7 @@ _BUDGET_VS_BASELINE = {"mariadb": 1.5, "sqlite": 1.0}
 
 
 def compare(baseline: Path, db: str, count: int, steps: list[str], rounds: int) -> int:
-    """Runs of this checkout and of `baseline` in turn; the ratios are those of medians, ours to the
-    baseline's."""
+    """Interleave runs of this checkout and of `baseline`; ratios are ours to the baseline's."""
     here = Path(__file__).parent.parent
     runs: dict[Path, list[dict[str, float]]] = {here: [], baseline: []}
     for _ in range(rounds):

@@ -1,5 +1,4 @@
-"""Kernels take turns on one or two cores, beside a loop of multiply-adds that is the cores' peak;
-used by the kernels' benchmarks.
+"""Interleaves kernels on one or two cores with a multiply-add loop that is the cores' peak.
 
 On one core a turn counts the thread's CPU time. On several there is no such clock: a turn's time is
 the wall time of its fastest call, after a pause in which the other contestants' idle threads stop
@@ -32,7 +31,7 @@ _PEAK_STEPS = 100_000
 
 @dataclass
 class Contestant:
-    """What is timed: `call` runs it once."""
+    """A kernel to time: `call` runs it once."""
 
     name: str
     call: Callable[[], Any]
@@ -102,17 +101,13 @@ class Contest:
         return quick if self.cores == 1 else min(quick, self.seconds(found))
 
     def judge(self, contestants: list[Contestant], rounds: int) -> None:
-        """Let them take turns; the peak's time in a round is that of its turns before and after the
-        others."""
+        """Interleave them; the peak is timed before and after the others of each round."""
         for _ in range(rounds):
             around = [self.seconds(self.peak)]
             taken = [self.seconds(contestant) for contestant in contestants]
             around.append(self.seconds(self.peak))
-            top = (
-                self.peak.flops
-                / (statistics.fmean(around) if self.cores == 1 else min(around))
-                / 1e9
-            )
+            peak_s = statistics.fmean(around) if self.cores == 1 else min(around)
+            top = self.peak.flops / peak_s / 1e9
             self.peak.gflops.append(top)
             for contestant, seconds in zip(contestants, taken, strict=True):
                 contestant.gflops.append(contestant.flops / seconds / 1e9)
@@ -120,8 +115,10 @@ class Contest:
 
 
 def prepare(cores: int, first: int | None = None) -> None:
-    """Pin this process to `cores` CPUs, from `first` on, and set OpenMP's, OpenBLAS' and TVM's
-    threads, before their import."""
+    """Pin this process to `cores` CPUs from `first` on, and limit the threads of OpenMP and TVM.
+
+    Call it before the import of OpenBLAS and TVM, which read the variables then.
+    """
     assert not {"numpy", "tvm"} & set(sys.modules), (
         "threads are counted when NumPy and TVM are loaded"
     )

@@ -132,8 +132,7 @@ def _dump(database: Path, directory: Path) -> None:
 
 
 def _make(database: Path, layers: int) -> None:
-    """Create a session of `layers` layers, with the rows that an import and a tuning run would
-    store."""
+    """Create a session with `layers` layers and the rows of an import and a tuning run."""
     import sqlalchemy as sa
 
     from tuna.db import configs, models, schema, sessions

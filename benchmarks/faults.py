@@ -1,5 +1,4 @@
-"""Fault injection: 2,000 jobs on a cluster of real processes while the faults of a seed are
-injected, for several seeds.
+"""Fault injection: 2,000 jobs on a cluster of real processes, for several seeds of faults.
 
 `ok` if the checker finds no violation in the history of any seed; the times show the cost of the
 faults. A failed seed is reported on stderr, with its events, its log directory and the command that

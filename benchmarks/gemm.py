@@ -1,10 +1,9 @@
-"""Matrix products of our kernels beside oneDNN's and NumPy's OpenBLAS, on one core, by the thread's
-CPU time, in turns.
+"""Matrix products of our kernels, oneDNN and NumPy's OpenBLAS, interleaved on one core.
 
-B is packed ahead by us and by oneDNN, as the weights of a layer are; OpenBLAS packs it in each
-call. Every product gets up to `--candidates` points of the space; the best few of a quick look take
-turns with the vendors for `--rounds` rounds. The verdict: the geometric mean of our time over that
-of the better vendor is at most 1.10.
+Times are the thread's CPU time. B is packed ahead by us and by oneDNN, as the weights of a layer
+are; OpenBLAS packs it in each call. Every product gets up to `--candidates` points of the space;
+the best few of a quick look take turns with the vendors for `--rounds` rounds. The verdict: the
+geometric mean of our time over that of the better vendor is at most 1.10.
 """
 
 from __future__ import annotations
@@ -101,8 +100,7 @@ def _one(
 def _finalists(
     config: GemmConfig, contest: Contest, options: argparse.Namespace
 ) -> list[Contestant]:
-    """The best of a quick look at our candidates, each with its answer checked after a run on
-    NaN."""
+    """The best candidates of a quick look, each with its answer checked after a run on NaN."""
     import numpy as np
     import tvm
 
@@ -110,15 +108,16 @@ def _finalists(
     from tuna.libraries.tvm.kernels import machine
     from tuna.libraries.tvm.kernels.families import GEMM
     from tuna.libraries.tvm.kernels.gemm import Product
+    from tuna.libraries.tvm.kernels.points import candidate
     from tuna.libraries.tvm.kernels.shape import Mode
 
     target, problem = host_target(contest.cores), reference.make(config)
     product = Product(config, Mode.NATIVE, machine.from_target(target))
     a, b = problem.inputs
-    arrays = [a, GEMM.pack_weights(product, b), problem.blank()]
+    arrays = [a, GEMM.kernel.pack_weights(product, b), problem.blank()]
     looks = []
-    for index, point in enumerate(GEMM.space(product)[: options.candidates]):
-        function = tvm.tirx.build(GEMM.candidate(product, index).mod, target=target)["main"]
+    for index, point in enumerate(GEMM.kernel.space(product)[: options.candidates]):
+        function = tvm.tirx.build(candidate(GEMM, product, index).mod, target=target)["main"]
         function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         function(*tensors)

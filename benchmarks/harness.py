@@ -12,8 +12,7 @@ from typing import Any
 
 
 def command_line(about: str | None, **numbers: int) -> argparse.ArgumentParser:
-    """The parser of a benchmark: an option for each of these numbers, by default that one; `--json`
-    has no effect."""
+    """Make a parser with an option for each of these numbers; `--json` has no effect."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     for name, default in numbers.items():
@@ -25,8 +24,7 @@ def command_line(about: str | None, **numbers: int) -> argparse.ArgumentParser:
 
 @dataclass
 class Outcome:
-    """Figures of one benchmark; `ok` if every figure or ratio is at least its `budget` and at most
-    its `limits`."""
+    """Figures of one benchmark; `ok` if all reach their `budget` and stay in their `limits`."""
 
     bench: str
     figures: dict[str, float]
@@ -36,8 +34,7 @@ class Outcome:
     limits: dict[str, float] = field(default_factory=dict)
 
     def print(self, file: Path | None = None) -> int:
-        """Print the object on stdout, and write it to `file`; the exit code is 0 if the budget is
-        met."""
+        """Print the object and write it to `file`; return 0 if the budget is met."""
         all_figures = self.figures | self.ratios
         missed = {name for name, least in self.budget.items() if all_figures[name] < least}
         missed |= {name for name, most in self.limits.items() if all_figures[name] > most}

@@ -1,5 +1,4 @@
-"""Throughput of a worker that joined with a token, beside that of an own worker, on the same
-servers in the same run."""
+"""Throughput of a joined worker against an own one, on the same servers in the same run."""
 
 from __future__ import annotations
 
@@ -21,8 +20,10 @@ _URL = "BENCH_REDIS_URL"
 
 
 def compare(name: str, items: int, rounds: int, seconds: Callable[[str, bool], float]) -> int:
-    """Run own and joined workers in turn; `seconds(reason, joined)` does `items` and says how long
-    the worker took."""
+    """Run own and joined workers in turn.
+
+    `seconds(reason, joined)` does `items` and returns the worker's seconds.
+    """
     own, joined = [], []
     password = secrets.token_hex(16)
     with redis_server("--requirepass", password, host="127.0.0.1") as url:
@@ -48,8 +49,7 @@ def compare(name: str, items: int, rounds: int, seconds: Callable[[str, bool], f
 
 @contextlib.contextmanager
 def worker(role: str) -> Iterator[None]:
-    """A worker that knows its token and nothing else of this installation; it joins once a
-    coordinator runs."""
+    """A worker that has nothing but its token; it joins once a coordinator runs."""
     from tuna import api
 
     line = api.create_token(role, _TOKEN_S, os.environ[_URL])  # type: ignore[arg-type]

@@ -171,7 +171,7 @@ def _write_down(outcome: Outcome, found: LayerResult) -> None:
 def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned:
     """Build the first `count` candidates and take a quick look at each."""
     from tuna.libraries import reference
-    from tuna.libraries.tvm.kernels.families import layer_of, ranked
+    from tuna.libraries.tvm.kernels.points import layer_of, ranked
     from tuna.libraries.tvm.kernels.shape import Mode
 
     started = time.perf_counter()
@@ -199,6 +199,7 @@ def _build(family: Any, layer: Any, index: int, problem: Any, target: Any) -> Co
     import tvm
 
     from tuna.libraries.tvm.kernels.arrays import block_input, unblock_output
+    from tuna.libraries.tvm.kernels.points import candidate
 
     native = layer.mode.value == "native"
     x, w = problem.inputs
@@ -207,16 +208,16 @@ def _build(family: Any, layer: Any, index: int, problem: Any, target: Any) -> Co
     )
     arrays = [
         block_input(layer.shape, x) if native else x,
-        family.pack_weights(layer.shape, w),
+        family.kernel.pack_weights(layer.shape, w),
         blank,
     ]
-    function = tvm.tirx.build(family.candidate(layer, index).mod, target=target)["main"]
+    function = tvm.tirx.build(candidate(family, layer, index).mod, target=target)["main"]
     function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     function(*tensors)
     answer = tensors[-1].numpy()
     error = problem.error(unblock_output(layer.shape, answer) if native else answer)
-    name = f"{family.name} {family.space(layer)[index].to_json()} error {error:.1e}"
+    name = f"{family.name} {family.kernel.space(layer)[index].to_json()} error {error:.1e}"
     assert error <= problem.tolerance, name
     flops = float(2 * problem.expected.size * math.prod(w.shape[1:]))
     return Contestant(

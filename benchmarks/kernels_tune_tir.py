@@ -1,5 +1,4 @@
-"""TVM's own tuner on a layer, for `scripts/bench kernels --tune-tir`: 64 trials, as good as it gets
-on a CPU.
+"""TVM's own tuner on a layer with 64 trials, for `scripts/bench kernels --tune-tir`.
 
 Its import of the intrinsics of all devices is left out (23 s), and its cost model begins to predict
 after 16 trials, not 100: with 64 trials it would never be used. Its population is an eighth of the
@@ -26,14 +25,13 @@ _NEEDS = ("cloudpickle", "xgboost")
 
 
 def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
-    """The best kernel that `tune_tir` finds for an NCHW layer with plain weights, and the wall
-    seconds that it took."""
+    """Return `tune_tir`'s best kernel for an NCHW layer and its wall seconds."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
     from tuna.libraries import reference
     from tuna.libraries.tvm import workloads
-    from tuna.libraries.tvm.boot import import_intrinsics
+    from tuna.libraries.tvm.schedules import import_intrinsics
 
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:

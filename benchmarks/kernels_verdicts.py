@@ -1,4 +1,4 @@
-"""What the figures of `scripts/bench kernels` must be, and a line on each."""
+"""Limits of the figures of `scripts/bench kernels`, each with a line of output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIRECT_EACH, _DIRECT_MEAN = 1.08, 1.00
 _LAYER_EACH, _LAYER_MEAN = 1.00, 0.65
 _TWO_CORES = 1.10
 _TUNE_TIR = 0.5
-#: Layers whose best kernel has that share of the peak, by the operations of the direct sum.
+#: Layers with a best kernel at this share of the peak, by the operations of the direct sum.
 _AT_PEAK, _PEAK_SHARE = 7, 0.95
 #: Most time of the best of the first candidates over the best of all; one layer may take more.
 _FIRST = 1.10
@@ -31,7 +31,7 @@ _FIRST = 1.10
 
 @dataclass
 class LayerResult:
-    """What was found for a layer in a mode."""
+    """Measurements of a layer in a mode."""
 
     name: str
     mode: str
@@ -50,8 +50,7 @@ class LayerResult:
 
 
 def verdicts(outcome: Outcome, results: list[LayerResult], cores: int, *, complete: bool) -> None:
-    """Add the ratios and their limits to `outcome`, and print a line on each limit; means and
-    counts if all layers are there."""
+    """Add ratios and limits to `outcome` and print them; means only if all layers are there."""
     for found in results:
         if found.vendor:
             outcome.ratios[f"{found.key} against oneDNN"] = found.best.against(found.vendor)

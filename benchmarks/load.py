@@ -1,5 +1,4 @@
-"""Time and peak memory of loading 1,000,000 jobs into MariaDB, and of `tuna status` on the
-resulting database.
+"""Time and memory of loading 1,000,000 jobs into MariaDB, and time of `tuna status` on them.
 
 Layers, solvers and applicability are stored beforehand. Each load runs in a separate process, which
 reports its peak memory; it counts as constant if ten times the jobs need at most 1.3 times the
@@ -102,8 +101,7 @@ def _status() -> float:
 
 
 def _make(layers: int) -> int:
-    """Create a session with `layers` layers, a tenth tagged `small` and the rest `large`; every
-    solver applies to each."""
+    """Create a session: a tenth of its layers tagged `small`, the others `large`, all solvers."""
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig

@@ -1,5 +1,4 @@
-"""A model in, a faster model out: its latency beside PyTorch, onnxruntime and untuned TVM, and
-where the time goes.
+"""Latency of tuned models against PyTorch, onnxruntime and untuned TVM, and its shares.
 
 Each model of examples/make_models.py is imported, tuned for `--minutes`, built, and timed in turn
 with what is installed, on one core, in CPU time; the two ResNets once more with direct sums only.
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from tuna.api import BuiltModel
 
 _MAKE = Path(__file__).resolve().parents[1] / "examples" / "make_models.py"
-#: Of the time of the better of PyTorch and onnxruntime, by model.
+#: Limits of the time relative to the better of PyTorch and onnxruntime, by model.
 _LIMITS = {"resnet18": 0.55, "resnet50": 0.80, "mobilenetv2": 1.0}
 #: The same with direct sums only, for models that gain by Winograd.
 _DIRECT_LIMIT, _DIRECT = 0.95, ("resnet18", "resnet50")
 _SLOWER_UNTUNED, _OF_TASKS, _SECOND_BUILD_S, _LOOKUP_S, _BATCH_BUILD_S = 10.0, 1.15, 2.0, 0.05, 60.0
-#: A task that was never tuned, against the best of so many candidates: geometric mean over tasks.
+#: Limit of untuned over tuned time, a geometric mean over tasks, and candidates of the tuning.
 _NEVER_TUNED, _BATCH_CANDIDATES = 1.5, 32
 _CONVERSIONS = ("task from_blocks", "task to_blocks")
 
@@ -224,8 +223,7 @@ class _Run:
             self._tuned_afterwards(f"{name}-{batch}", key, built)
 
     def _tuned_afterwards(self, name: str, key: str, before: BuiltModel) -> None:
-        """What each convolution and product took in the model before tuning, against what the best
-        of many candidates takes."""
+        """Compare times of convolutions and products before tuning with the best candidates'."""
         from tuna import api
 
         api.tune_model(name, candidates=_BATCH_CANDIDATES, minutes=self._options.batch_minutes)

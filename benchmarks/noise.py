@@ -1,5 +1,4 @@
-"""Fixed kernels on a measuring core with builds at full load on the other cores and without them,
-in pairs, in turn.
+"""Fixed kernels on a measuring core, with and without builds on the other cores, in pairs.
 
 Where the median difference of a kernel's CPU or wall time is above 3 %, the machine is noisy, as
 `tuna doctor --noise` finds too, and the pairs are repeated with the setting that follows, under

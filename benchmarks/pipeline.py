@@ -1,5 +1,4 @@
-"""Jobs per second through the whole pipeline: load, claim, publish, run, drain, with the servers on
-the same machine.
+"""Jobs per second through the whole pipeline, with the servers on the same machine.
 
 `--db sqlite` is the embedded SQLite and Redis, `--db mariadb` a private MariaDB and Redis with the
 settings of docker/. `--library noop` does no work, so that all time is the pipeline's overhead; the
@@ -203,9 +202,10 @@ def _timed_fin(folder: Path, fin: str, calls: Path) -> str:
     path = folder / "fin"
     log = shlex.quote(str(calls))
     path.write_text(
-        f'#!/bin/bash\nstart=$EPOCHREALTIME\n{shlex.quote(fin)} "$@"\ncode=$?\nend=$EPOCHREALTIME\n[['
-        ' $(head -c 4000 "$2") =~ miopen_[a-z]+_[a-z]+ ]]\necho "$start $end $BASH_REMATCH"'
-        f" >>{log}\nexit $code\n"
+        f'#!/bin/bash\nstart=$EPOCHREALTIME\n{shlex.quote(fin)} "$@"\n'
+        "code=$?\nend=$EPOCHREALTIME\n"
+        '[[ $(head -c 4000 "$2") =~ miopen_[a-z]+_[a-z]+ ]]\n'
+        f'echo "$start $end $BASH_REMATCH" >>{log}\nexit $code\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -221,8 +221,7 @@ def _calls_by_step(calls: Path, steps: list[str]) -> dict[str, list[float]]:
 
 
 def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple[int, int, float]:
-    """Create a session with at least `count` jobs; returns its id, the number of jobs and the
-    seconds of loading them."""
+    """Create a session with at least `count` jobs; return its id, jobs and seconds of loading."""
     from tuna.db import configs, jobs, schema, sessions, solvers
     from tuna.db.engine import make_engine, writing
     from tuna.libraries.registry import get_library
@@ -260,8 +259,10 @@ def _layers(library: str, count: int) -> list[Any]:
 
 
 def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
-    """Run the session in a separate coordinator process, with one worker process for each step;
-    `workers`: own or joined."""
+    """Run the session in a separate coordinator, with one worker process for each step.
+
+    `workers`: own or joined.
+    """
     command = [
         sys.executable,
         "-m",
@@ -356,8 +357,7 @@ class _Stopwatch:
 
 
 def _worker_alone(count: int) -> float:
-    """Seconds in which one process leases, runs and reports `count` items in chunks, without
-    Celery."""
+    """Seconds in which one process leases, runs and reports `count` items without Celery."""
     from tuna.artifacts.store import Artifacts
     from tuna.configs import GemmConfig
     from tuna.libraries.context import RunContext
@@ -410,8 +410,7 @@ def _worker_alone(count: int) -> float:
 
 
 def _one_per_message() -> float:
-    """Tasks per second of plain Celery: one no-op per message, published and run, including worker
-    start."""
+    """Tasks per second of plain Celery, one no-op per message, including worker start."""
     from benchmarks.plain_celery import app, no_op
 
     started = time.perf_counter()

@@ -1,5 +1,4 @@
-"""A Celery app with one no-op task, on the same broker as Tuna: the baseline of the pipeline's
-benchmark."""
+"""A Celery app with one no-op task: the baseline of the pipeline's benchmark."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Time of `tuna query` over 1,000,000 results of 100,000 layers, with their trials, an import and a
-golden version.
+"""Time of `tuna query` over 1,000,000 results of 100,000 layers.
 
-Twenty sessions in four environments share the layers. Every question is asked three times, the best
-counts; the plain one also as a command, with the start of Python. The baseline is one statement
-with all joins, sorted and cut by the database.
+Twenty sessions in four environments share the layers; there are trials, an import and a golden
+version. Every question is asked three times, the best counts; the plain one also as a command, with
+the start of Python. The baseline is one statement with all joins, sorted and cut by the database.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _measure(db: str, rows: int) -> int:
     from tuna.db.database import open_database
     from tuna.db.engine import make_engine, reading
     from tuna.db.schema import upgrade
-    from tuna.reports.result_query import query
+    from tuna.results.query import query
     from tuna.settings import get_settings
 
     engine = make_engine(get_settings().sql_url)
@@ -83,7 +82,7 @@ def _best(call: Any) -> float:
 
 
 def _questions() -> dict[str, Any]:
-    from tuna.reports.result_rows import ResultFilter as Ask
+    from tuna.results.rows import ResultFilter as Ask
 
     return {
         "all": Ask(),
@@ -108,8 +107,7 @@ def _questions() -> dict[str, Any]:
 
 
 def fill(engine: sa.Engine, layers: int) -> None:
-    """Results of sessions with jobs, attempts and two trials each, those of session 1 imported; a
-    golden version."""
+    """Store results with jobs, attempts and two trials, imports in session 1, a golden version."""
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig

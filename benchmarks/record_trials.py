@@ -1,5 +1,4 @@
-"""Records tables of trials for `scripts/bench search`: random candidates of TVM's own space of
-eight small layers, measured.
+"""Records tables of measured random candidates of TVM's own space for `scripts/bench search`.
 
     python -m benchmarks.record_trials --candidates 256
 
@@ -31,9 +30,8 @@ from tuna.configs import from_json
 from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.proposal import propose
-from tuna.libraries.tvm import problems, records
-from tuna.libraries.tvm.search.schedules import ScheduleSpace
-from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.libraries.tvm import problems, schedules
+from tuna.libraries.tvm.compiler import module_of, space_of
 
 FOLDER = Path(__file__).parent / "trials"
 _POINT = {"fil_h": 1, "fil_w": 1, "pad_h": 0, "pad_w": 0}
@@ -85,7 +83,6 @@ def _record(name: str, count: int, path: Path) -> None:
     config, target = from_json(dict(facts)), json.dumps(_TARGET)
     job = KernelJob(config, solver, target)
     space, module = space_of(job), module_of(job)
-    assert isinstance(space, ScheduleSpace)
     problem = reference.make(config)
     started, load = time.monotonic(), os.getloadavg()[0]
     times: list[float] = []
@@ -140,7 +137,7 @@ def _measured(
     module: Any, params: str, target: str, problem: reference.Problem
 ) -> tuple[float | None, str | None]:
     candidate = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
-        records.schedule_of(module, params).mod
+        schedules.schedule_of(module, params).mod
     )
     run = tvm.tirx.build(candidate, target=problems.target_of(target))["main"]
     answer = tvm.runtime.tensor(problem.blank())

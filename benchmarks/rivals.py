@@ -43,14 +43,13 @@ class Onednn:
     def convolutions(
         self, config: ConvConfig, layouts: tuple[str, ...], contest: Contest
     ) -> list[Contestant]:
-        """The two best of a quick look at all implementations that it lists for the layouts, but
-        its slow references."""
-        height, width = config.output_size
-        # fmt: off
-        values = (config.batchsize, config.group_count, config.in_channels, config.in_h, config.in_w, config.out_channels,
-                  height, width, config.fil_h, config.fil_w, config.conv_stride_h, config.conv_stride_w, config.pad_h,
-                  config.pad_w, config.dilation_h, config.dilation_w)
-        # fmt: on
+        """The two best implementations of a quick look for the layouts, without references."""
+        values = (
+            *(config.batchsize, config.group_count, config.in_channels, config.in_h, config.in_w),
+            *(config.out_channels, *config.output_size, config.fil_h, config.fil_w),
+            *(config.conv_stride_h, config.conv_stride_w, config.pad_h, config.pad_w),
+            *(config.dilation_h, config.dilation_w),
+        )
         sizes = (ctypes.c_int64 * len(values))(*values)
         found = []
         for layout in layouts:
@@ -60,7 +59,7 @@ class Onednn:
         return self._best(found, float(config.flops), contest)
 
     def products(self, config: GemmConfig, contest: Contest) -> list[Contestant]:
-        """The two best of a quick look at its matrix products; of one matrix, not transposed."""
+        """The two best matrix products of a quick look, without batch and transposition."""
         sizes = config.m, config.n, config.k
         handles = self._handles(partial(self._library.matmul_create, *sizes))
         return self._best(

@@ -1,5 +1,4 @@
-"""Scheduling policies: the set-ups of the load-aware scheduler thesis and ours, simulated and
-through the real pipeline.
+"""Scheduling policies on the load-aware scheduler thesis' set-ups and ours, simulated and real.
 
 Hours are means over seeds. The stage times are those of examples/two_jobs.toml. The thesis measured
 each set-up once; its figures are the baseline. Through the pipeline (coordinator, Redis, Celery
@@ -26,7 +25,7 @@ from benchmarks.harness import Outcome, command_line
 from benchmarks.schedule_pipeline import Durations
 from tuna.api import read_scenario, simulate
 from tuna.policies import POLICIES
-from tuna.simulation.jobs import Line
+from tuna.simulation.jobs import JobLine
 from tuna.simulation.outcome import Simulated
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession
 
@@ -43,7 +42,7 @@ THESIS_H = {
 #: Largest deviation from the thesis, of the set-ups whose schedule does not depend on how jobs
 #: disturb each other.
 _TOLERANCE = {"sequential": 0.05, "greedy": 0.05, "fifo": 0.10}
-#: How much slower a stage is while the other job runs the same one: of the thesis' synchronous
+#: Slowdown of a stage while the other job runs the same one: of the thesis' synchronous
 #: set-up to its dedicated one.
 _SLOWDOWN = {"select": 0.0, "build": 0.08, "profile": 0.0, "update": 0.86}
 _LIMIT_S = 60.0
@@ -54,7 +53,7 @@ _LOOK_AHEAD = {2: 1.15, 4: 1.05}
 
 
 class _SetUp(NamedTuple):
-    """What goes through the pipeline."""
+    """A set-up that goes through the pipeline."""
 
     policy: str
     jobs: int
@@ -87,8 +86,10 @@ def main() -> int:
 def two_jobs(
     copies: int = 2, look_ahead: int = 0, *, shared: bool = False, own_builder: bool = False
 ) -> Scenario:
-    """The thesis' jobs; `shared`: they run on the same machines at once; `own_builder`: builds have
-    a process to themselves."""
+    """Simulate the thesis' jobs.
+
+    `shared`: they run on the same machines; `own_builder`: builds have their own process.
+    """
     given = read_scenario(TWO_JOBS)
     (session,) = given.sessions
     (jobs,) = session.jobs
@@ -161,7 +162,7 @@ def drawn(jobs: int, batches: int, scale: float, seed: int) -> Durations:
     given = session.jobs[0].model_copy(update={"rounds": batches})
     found = []
     for number in range(jobs):
-        flat = Line(number, session, given, f"{seed} {number}").seconds
+        flat = JobLine(number, session, given, f"{seed} {number}").seconds
         width = len(given.steps)
         found.append(
             [[s / scale for s in flat[row * width : (row + 1) * width]] for row in range(batches)]
@@ -170,8 +171,7 @@ def drawn(jobs: int, batches: int, scale: float, seed: int) -> Durations:
 
 
 def given(durations: Durations, look_ahead: int) -> Scenario:
-    """A scenario with these durations of the thesis' stages, each job a session; nothing waits, as
-    where they are so long."""
+    """A scenario with these durations of the thesis' stages, each job a session without waits."""
     base = two_jobs(1)
     stages = base.sessions[0].jobs[0].steps
     sessions = []
@@ -239,8 +239,7 @@ def _compare(outcome: Outcome, seeds: int) -> None:
 
 
 def _look_ahead(outcome: Outcome, seeds: int) -> None:
-    """Makespan over lower bound with a look-ahead of one round, on the thesis' machines and with
-    builds beside them."""
+    """Makespan over lower bound with one round of look-ahead, on two kinds of machines."""
     for copies, limit in _LOOK_AHEAD.items():
         name = f"look_ahead_{copies}_jobs"
         runs = _runs(two_jobs(copies, 1), "fair", seeds)

@@ -1,5 +1,4 @@
-"""Searches through the real pipeline on a device that sleeps: coordinator, Redis, Celery workers,
-SQLite, all as installed.
+"""Searches through the real, installed pipeline on a device that sleeps.
 
 Run as a program, in a TUNA_HOME of its own, it is the coordinator, and prints the stages that ended
 as JSON.
@@ -25,6 +24,7 @@ from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
 from tuna import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, StepResult
@@ -45,8 +45,7 @@ Durations = Sequence[Sequence[Sequence[float]]]
 
 @dataclass(frozen=True)
 class EndedStage:
-    """A stage of a round; times are seconds since the coordinator began, the workers being
-    there."""
+    """A stage of a round; times are seconds since the coordinator began, with workers ready."""
 
     search: int
     round: int
@@ -58,11 +57,10 @@ class EndedStage:
 def run(
     durations: Durations, policy: str, *, scale: float, look_ahead: int, late: bool
 ) -> list[EndedStage]:
-    """The stages of one search for each of `durations`, in the order of their ends; real ones take
-    `scale` times as long.
+    """Run a search for each of `durations` and return the stages in the order of their ends.
 
-    There is one process for the CPU steps and one for the device. `late`: nothing is published
-    before a process is free.
+    Real stages take `scale` times as long. There is one process for the CPU steps and one for the
+    device. `late`: nothing is published before a process is free.
     """
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name:
@@ -113,11 +111,10 @@ def _coordinate(
     with reading(engine) as connection:
         works = read_works(connection, ids)
     if late:
-        policy = _Late(engine, works[0], policy)
+        policy = replace(policy, decide=_Late(engine, works[0], policy))
     client, celery = connect(settings), make_celery(settings)
-    coordinator = Coordinator(
-        engine, client, celery, settings, works, policy=policy, fixed_workers=True
-    )
+    backends = Backends(engine, client, celery, settings)
+    coordinator = Coordinator(backends, works, policy=policy, fixed_workers=True)
     # Workers report to the databases named there; the coordinator names its own when it first
     # publishes, which is after them.
     client.sadd(NAMESPACES_KEY, works[0].namespace)
@@ -135,14 +132,12 @@ def _coordinate(
 
 
 class _Late:
-    """A policy that sees no room where a chunk is in flight, and sees what is: as the thesis'
-    scheduler decides."""
+    """A policy without look-ahead, as in the thesis: it waits for the chunk in flight."""
 
     def __init__(self, engine: sa.Engine, work: SessionWork, policy: Policy) -> None:
         self._engine, self._policy = engine, policy
         # the same of all sessions
         self._queues = {step.name: work.queue(step) for step in work.library.every_step}
-        self.__name__ = policy.__name__
 
     def __call__(self, snapshot: Snapshot, /) -> list[Share]:
         flying = Job.state.in_([state.value for state in IN_FLIGHT])

@@ -1,5 +1,4 @@
-"""The search on recorded trials: how fast it finds the best of a table, against random order, and
-with a sibling's table known.
+"""Search on recorded trials, against random order, and with the table of a similar task.
 
 Replays the tables of `benchmarks/trials`, which `benchmarks/record_trials.py` made; nothing is
 built or measured. In a table the search has no points but those recorded, so what is judged is the
@@ -27,15 +26,14 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.harness import Outcome
-from tuna.libraries.search.cost_model import Source, learn
-from tuna.libraries.search.history import Measured
+from tuna.libraries.search.cost_model import TrialSource, learn
 from tuna.libraries.search.proposal import Strategy, propose
-from tuna.libraries.search.space import Point, Space
-from tuna.libraries.tvm.search.decisions import Design
+from tuna.libraries.search.space import KnownTrial, Point, Space
+from tuna.libraries.tvm.decisions import Design
 
 FOLDER = Path(__file__).parent / "trials"
-#: In which share of the tasks the area must be larger than random's, and what of random's it must
-#: be in each; in which share of them a warm start must need at most half of the trials.
+#: Share of the tasks with a larger area than random's; least area of each task relative to
+#: random's; share of the tasks with a warm start that needs at most half of the trials.
 _BETTER, _WORSE, _FASTER = 0.75, 0.95, 0.5
 _NEAR = 1.05
 #: Trees of a prior, and their depth.
@@ -47,7 +45,7 @@ class Table(Space):
     """A table as a space: its rows are all points that there are."""
 
     name: str
-    rows: Sequence[Measured]
+    rows: Sequence[KnownTrial]
     described: Mapping[str, Mapping[str, float]]  #: features by params, of all tables
     prior: bytes | None = None
 
@@ -79,7 +77,7 @@ class Table(Space):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         return one
 
-    def measured(self, params: str) -> Measured:
+    def measured(self, params: str) -> KnownTrial:
         """The trial as it was recorded."""
         point = self.point_of(params)
         assert point is not None
@@ -171,7 +169,7 @@ def read(folder: Path) -> dict[str, Table]:
         rows = []
         for index, line in enumerate(lines):
             design, *values = line["point"]
-            rows.append(Measured(f"{header['task']} {index}", line["seconds"], line["cause"]))
+            rows.append(KnownTrial(f"{header['task']} {index}", line["seconds"], line["cause"]))
             described[rows[-1].params] = designs[design].features(tuple(values))
         tables[header["task"]] = Table(header["task"], rows, described)
     return tables
@@ -191,9 +189,9 @@ def replay(
     table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table
 ) -> list[float]:
     """The curve of one search."""
-    history: list[Measured] = []
+    history: list[KnownTrial] = []
     strategy: Strategy = "random" if way == "random" else "search"
-    others = [Source(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
+    others = [TrialSource(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
     while len(history) < trials:
         asked = min(batch, trials - len(history))
         proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, others=others)
@@ -208,8 +206,7 @@ def replay(
 
 
 def prior_of(tables: Iterable[Table]) -> bytes:
-    """The cost model of what these tables have in common: it sees the features of `tiling`
-    alone."""
+    """A cost model trained on these tables, with the features of `tiling` alone."""
     known = list(tables)
     described = {
         row.params: {
@@ -222,15 +219,14 @@ def prior_of(tables: Iterable[Table]) -> bytes:
     }
     return learn(
         described.get,
-        [Source(table.name, table.rows) for table in known],
+        [TrialSource(table.name, table.rows) for table in known],
         trees=_TREES,
         depth=_DEPTH,
     )
 
 
 def _trials_to_near(curve: Sequence[float]) -> int:
-    """How many trials until the best so far is within 5 % of the best; one more than there are if
-    it never is."""
+    """Number of trials until the best is within 5 % of the table's; one more than all if never."""
     return next(
         (number for number, value in enumerate(curve, 1) if value >= 1 / _NEAR), len(curve) + 1
     )

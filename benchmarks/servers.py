@@ -21,8 +21,7 @@ _SAMPLE_S = 0.2
 
 @contextlib.contextmanager
 def home(kind: str) -> Iterator[Path]:
-    """A private TUNA_HOME with default settings; `sqlite`: embedded servers, `mariadb`: a private
-    MariaDB and Redis."""
+    """A private TUNA_HOME with embedded servers (`sqlite`), or MariaDB and Redis (`mariadb`)."""
     # A socket's path must be short.
     with (
         tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name,
@@ -55,8 +54,7 @@ def peak_mib() -> float:
 
 
 class CpuMeter:
-    """CPU seconds (user and system) of this process and all its children, including servers, in a
-    `with` block.
+    """CPU seconds of this process and its children, servers included, in a `with` block.
 
     The children are sampled periodically, because times of killed ones cannot be read afterwards.
     """

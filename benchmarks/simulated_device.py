@@ -1,5 +1,4 @@
-"""A library that searches on a device that is not there: each stage of a round sleeps for a given
-time.
+"""A library whose search stages sleep for given times instead of using a device.
 
 Its stages are those of a batch in the thesis that docs/scheduling.md compares with. Workers find it
 by the entry point that `install` writes, and the durations in a file of JSON: for each session, by
@@ -100,8 +99,7 @@ def _durations(path: str) -> dict[str, list[list[float]]]:
 def install(
     folder: Path, durations: Sequence[Sequence[Sequence[float]]], scale: float
 ) -> dict[str, str]:
-    """Write the durations and an entry point into `folder`; the variables of processes that are to
-    find them.
+    """Write durations and an entry point into `folder`; return variables with which both are found.
 
     `durations`: seconds of each stage of each round, of the sessions from the first one on.
     """

@@ -1,9 +1,8 @@
-"""Trains the prior of TVM's searches on all tables of `benchmarks/trials`, and writes it into the
-package.
+"""Trains the prior of TVM's searches on all tables of `benchmarks/trials`, into the package.
 
     python -m benchmarks.train_prior
 
-How good it is for operators that it was not trained on, `scripts/bench search` tells.
+`scripts/bench search` measures it on operators that it was not trained on.
 """
 
 from pathlib import Path
@@ -12,6 +11,6 @@ from benchmarks.search import FOLDER, prior_of, read
 
 if __name__ == "__main__":
     made = prior_of(read(FOLDER).values())
-    file = Path(__file__).parents[1] / "tuna/libraries/tvm/search/prior.model"
+    file = Path(__file__).parents[1] / "tuna/libraries/tvm/prior.model"
     file.write_bytes(made)
     print(f"{file}: {len(made)} bytes")

@@ -1,13 +1,12 @@
-"""Whether times can be believed: one session on the quiet machine, and the same beside a load that
-takes cores at random times.
+"""Trust in times: a session on a quiet machine, and the same beside a load at random times.
 
 Then a judge measures the winners of both again, in turn, by the thread's CPU time, in five fresh
 processes: the true times of the winners may differ by 3 % in the geometric mean and by 10 % for one
-layer, in either direction. The loaded session must say that it was noisy, and the quiet one may say
-so of a quarter of its results. Of the quiet session the winner of each layer and the nine best
-candidates beside it are judged too: the winner must reach 0.97 of the best. Last, a kernel with one
-wrong element of a million must be found. Run it on a machine that does nothing else; it takes about
-six minutes.
+layer, in either direction. The loaded session must report noise, and the quiet one may report it
+for a quarter of its results. The winner of each layer of the quiet session and the nine next
+candidates are judged too: the winner must reach 0.97 of the best. Last, a kernel with one wrong
+element of a million must be found. Run it on a machine that does nothing else; it takes about six
+minutes.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Session:
-    """What one session found, for each layer the winner, then the other candidates, fastest first;
-    and how it was marked."""
+    """Results of a session by layer, the winner first, then by time, and their noise marks."""
 
     trials: Mapping[str, Sequence[Tuned]]
     noisy: int
@@ -199,8 +197,7 @@ def _canonical(driver: str) -> str | None:
     return parse_line(driver)[0].driver()
 
 
-#: Good trials by layer, the winner and then the fastest, with their code in files; run with the
-#: session's settings.
+#: Writes good trials by layer, the winner first, with their code; run with the session's settings.
 _TRIALS = """
 import json, sys
 from pathlib import Path
@@ -213,13 +210,22 @@ from tuna.settings import get_settings
 folder = Path(sys.argv[1])
 folder.mkdir()
 store = Artifacts(store_url(get_settings()), folder / "cache")
-fastest = sa.func.row_number().over(partition_by=FindDb.config_id, order_by=FindDb.time_ms).label("place")
-ranked = sa.select(FindDb.job_id, FindDb.trial_number, fastest).where(is_no_baseline()).subquery()
-won = sa.exists().where(ranked.c.job_id == Trial.job_id, ranked.c.trial_number == Trial.number, ranked.c.place == 1)
+fastest = sa.func.row_number().over(partition_by=FindDb.config_id, order_by=FindDb.time_ms)
+ranked = (
+    sa.select(FindDb.job_id, FindDb.trial_number, fastest.label("place"))
+    .where(is_no_baseline()).subquery()
+)
+won = sa.exists().where(
+    ranked.c.job_id == Trial.job_id, ranked.c.trial_number == Trial.number, ranked.c.place == 1
+)
+columns = (
+    Config.driver, Solver.name, Trial.time_ms, Trial.artifact, Environment.target, Trial.params
+)
 query = (
-    sa.select(Config.driver, Solver.name, Trial.time_ms, Trial.artifact, Environment.target, Trial.params)
+    sa.select(*columns)
     .select_from(Trial).join(Job, Job.id == Trial.job_id)
-    .join(Session, Session.id == Job.session_id).join(Environment, Environment.id == Session.environment_id)
+    .join(Session, Session.id == Job.session_id)
+    .join(Environment, Environment.id == Session.environment_id)
     .join(Config, Config.id == Job.config_id).join(Solver, Solver.id == Job.solver_id)
     .where(Trial.cause.is_(None), Trial.time_ms.is_not(None)).order_by(won.desc(), Trial.time_ms)
 )
@@ -249,8 +255,7 @@ def _python(program: str, environment: Mapping[str, str], *words: str) -> str:
 
 @contextlib.contextmanager
 def _load() -> Iterator[None]:
-    """Busy processes on one core at a time, chosen at random, for random times with random
-    pauses."""
+    """Occupy one random core after another, for random times with random pauses."""
     over = threading.Event()
     chance = random.Random(11)  # noqa: S311
 
@@ -276,8 +281,7 @@ def _load() -> Iterator[None]:
 
 
 def _judged(driver: str, candidates: Sequence[Tuned], folder: Path) -> list[float]:
-    """True milliseconds of each candidate: the median over processes of medians of the thread's CPU
-    time, in turn."""
+    """True milliseconds of each candidate: the median over processes of medians of CPU time."""
     task = folder / "task.json"
     facts = {"driver": driver, "target": candidates[0].target}
     task.write_text(
@@ -352,8 +356,7 @@ def _turn(kernel: Kernel) -> Callable[[], float]:
 
 
 class OneWrong(Loader):
-    """A product of NumPy with one element of a million wrong by 1 %, unless the file says
-    `right`."""
+    """A product of NumPy with one of a million elements wrong by 1 %, unless told `right`."""
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
         """On A, B and C."""

@@ -1,5 +1,4 @@
-"""TVM's own space, searched by Tuna's rounds and by TVM's tuner, with the same number of trials on
-the same cores.
+"""TVM's own space, searched by Tuna's rounds and by TVM's tuner with as many trials.
 
 Layers that no family of kernels covers: 3D convolutions in fp32. Both sides get `--trials` of each,
 from a fresh process to the last result, in turn. `tune_tir` is the better of 16 and 64 trials a
@@ -102,8 +101,7 @@ def _line(layer: str) -> str:
 def _ours(
     layers: Sequence[str], trials: int, folder: Path, kernels: dict[str, dict[str, Path]]
 ) -> tuple[float, dict[str, float]]:
-    """Wall seconds of a session from the start of its workers, and what they were busy with; keeps
-    the best kernels."""
+    """Wall seconds of a session from the start of workers, with shares; keeps the best kernels."""
     home = folder / "home"
     listed = folder / "layers.txt"
     listed.write_text("".join(f"{_line(layer)}\n" for layer in layers))
@@ -144,8 +142,7 @@ def _ours(
 
 
 def _cpu_s() -> float:
-    """CPU seconds of all processes that were started and have ended, also of those whose parent
-    ended first."""
+    """CPU seconds of all ended processes, including those whose parent ended first."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
@@ -183,7 +180,7 @@ def _tune_tir(layers: Sequence[str], trials: int, batch: int, folder: str) -> in
     from tvm.s_tir import meta_schedule as ms
 
     from tuna.libraries.tvm import workloads
-    from tuna.libraries.tvm.boot import import_intrinsics
+    from tuna.libraries.tvm.schedules import import_intrinsics
 
     import_intrinsics()
     target = host_target(1)
@@ -220,8 +217,7 @@ def _tune_tir(layers: Sequence[str], trials: int, batch: int, folder: str) -> in
 
 
 def _judge(kernels: Mapping[str, Mapping[str, Path]], outcome: Outcome, folder: Path) -> None:
-    """Our best kernels against the better of theirs, in turn; the geometric mean with its 90 %
-    bootstrap interval."""
+    """Interleave our best kernels with theirs; the geometric mean with its 90 % interval."""
     prepare(1)
     contest = Contest(1, folder)
     ratios: list[list[float]] = []
@@ -275,11 +271,8 @@ def _call(command: list[str], home: Path) -> None:
         command, env={**os.environ, "TUNA_HOME": str(home)}, capture_output=True, text=True
     )
     if found.returncode:
-        raise SystemExit(
-            f"{' '.join(command[:6])} ended with {found.returncode}:\n{found.stdout}\n{found.stderr}"[
-                -3000:
-            ]
-        )
+        text = f"{found.stdout}\n{found.stderr}"[-3000:]
+        raise SystemExit(f"{' '.join(command[:6])} ended with {found.returncode}:\n{text}")
 
 
 if __name__ == "__main__":

@@ -155,8 +155,9 @@ def mobilenetv2(network: Network, classes: int) -> str:
     x = _relu6(network, network.conv("x", (3, 32), 3, 2))
     channels = 32
     for expansion, outs, blocks, first in (
-        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
-    ):  # fmt: skip
+        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+    ):
         for block in range(blocks):
             stride, wide = (1 if block else first), channels * expansion
             y = x if expansion == 1 else _relu6(network, network.conv(x, (channels, wide), 1))

@@ -322,7 +322,8 @@ def main(directory):
         elif layer["key"] not in best or layer["time_ms"] < best[layer["key"]]["time_ms"]:
             best[layer["key"]] = layer
     print(
-        f"{'layer':<58} {'solver':<20} {'untuned ms':>10} {'tuned ms':>9} {'faster':>7} {'error':>8}"
+        f"{'layer':<58} {'solver':<20} {'untuned ms':>10} {'tuned ms':>9} {'faster':>7}"
+        f" {'error':>8}"
     )
     wrong = 0
     for layer in best.values():
@@ -366,15 +367,16 @@ def main(directory):
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written
         wrong += not right
         sizes = "x".join(flags.get(n, "?") for n in ("batchsize", "in_channels", "in_h", "in_w"))
-        shape = f"{command} {sizes} k{flags.get('out_channels', '?')} {flags.get('fil_h', '?')}x{flags.get('fil_w', '?')}"
-        name = (
-            f"{shape} s{flags.get('conv_stride_h', '?')}"
-            if "gemm" not in command
-            else layer["driver"][18:76]
+        outs, rows, columns, stride = (
+            flags.get(flag, "?") for flag in ("out_channels", "fil_h", "fil_w", "conv_stride_h")
         )
+        name = f"{command} {sizes} k{outs} {rows}x{columns} s{stride}"
+        if "gemm" in command:
+            name = layer["driver"][18:76]
         print(
             f"{name:<58} {layer['solver']:<20} {number(untuned_ms):>10} {tuned_ms:>9.3f} "
-            f"{number(untuned_ms and untuned_ms / tuned_ms, 1):>7} {error:>8.1e}{'' if right else '  WRONG'}"
+            f"{number(untuned_ms and untuned_ms / tuned_ms, 1):>7} {error:>8.1e}"
+            f"{'' if right else '  WRONG'}"
         )
     if tasks:
         print(

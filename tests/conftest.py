@@ -3,8 +3,14 @@ lines in it."""
 
 from __future__ import annotations
 
-import gc
 import os
+import sys
+
+# Hundreds of processes import Tuna and its tests; without bytecode each compiles them first.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+import gc
 import shutil
 import signal
 import tempfile
@@ -24,6 +30,7 @@ from fin_double.rocm import install
 from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
 from long_files import LONG
+from markers import ServiceGuard, add_markers, parameters
 from shared_data import DRILLS, needed_program
 
 from tuna.cli.main import guarded
@@ -96,19 +103,17 @@ ON_SQLITE = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long files first; what is for drills is left out of the short suite."""
+    """Marks, long files first; what is for drills is left out of the short suite."""
     on_sqlite = {Path(__file__).parent / name for name in ON_SQLITE}
 
     def for_drills(item: pytest.Item) -> bool:
-        params = (
-            item.callspec.params.values()
-            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-            else ()
-        )
         only = any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))
-        return only or (item.path in on_sqlite and "mariadb" in params)
+        return only or (item.path in on_sqlite and "mariadb" in parameters(item))
 
+    for item in items:
+        add_markers(item)
     if DRILLS == 1:
         config.hook.pytest_deselected(items=[item for item in items if for_drills(item)])
         items[:] = [item for item in items if not for_drills(item)]
@@ -124,6 +129,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tuna-tests-")
     os.environ.pop("XDG_RUNTIME_DIR", None)
+    config.pluginmanager.register(ServiceGuard())
     if Path("/proc/self/environ").exists():
         config.pluginmanager.register(LeftBehind(config))
 

@@ -74,7 +74,8 @@ def fork_server(
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno()), *modules],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})},
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
                 start_new_session=True,
             )  # fmt: skip
         yield ForkServer(ours)

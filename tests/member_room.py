@@ -11,6 +11,7 @@ from member_double import MemberDouble, admit
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.db.models import StepResult
@@ -44,7 +45,8 @@ class Room:
 
     def another(self) -> Coordinator:
         settings = get_settings()
-        return Coordinator(self.engine, self.client, make_celery(settings), settings, [self.work])
+        backends = Backends(self.engine, self.client, make_celery(settings), settings)
+        return Coordinator(backends, [self.work])
 
     def key(self, name: str) -> str:
         return f"tuna:{{{self.namespace}}}:{name}"
@@ -60,13 +62,14 @@ class Room:
         """What is due in a second, at once."""
         coordinator = coordinator or self.coordinator
         members = coordinator._members
-        members._looked_at = members._checked_at = coordinator._reaped_at = float("-inf")
+        members._looked_at = members._checked_at = float("-inf")
         members._roster.expire()
-        coordinator.publisher._empty.clear()
+        coordinator.publisher._no_work.clear()
         coordinator.publish()
         members.tick()
         coordinator.drain.once()
-        coordinator.reap()
+        for chore in coordinator.chores.all:
+            chore.run()
 
     def is_done(self) -> bool:
         """Whether all jobs have ended well."""

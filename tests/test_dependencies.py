@@ -51,7 +51,8 @@ OPTIONAL = {"yaml", "attr", "tornado"}
 PROGRAM = """
 import sys
 import kombu.transport.redis, celery.bin.worker, celery.concurrency.prefork
-import tuna.celery_app, tuna.coordinator.session_run, tuna.workers.serve, tuna.exports, tuna.reports.html
+import tuna.celery_app, tuna.coordinator.session_run, tuna.workers.serve, tuna.exports
+import tuna.reports.html
 import tuna.reports.prometheus, tuna.golden, tuna.doctor, tuna.cli.main, tuna.libraries.measuring
 from tuna.exports.registry import exporters
 exporters()

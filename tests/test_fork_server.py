@@ -20,8 +20,9 @@ pytestmark = [
 SHOW = """\
 import json, os, sys
 print(json.dumps({
-    "argv": sys.argv, "path": sys.path[:2], "cwd": os.getcwd(), "parent": os.getppid(), "leads": os.getsid(0) == os.getpid(),
-    "env": dict(os.environ), "in": sys.stdin.read(), "fds": sorted(map(int, os.listdir("/proc/self/fd"))),
+    "argv": sys.argv, "path": sys.path[:2], "cwd": os.getcwd(), "parent": os.getppid(),
+    "leads": os.getsid(0) == os.getpid(), "env": dict(os.environ), "in": sys.stdin.read(),
+    "fds": sorted(map(int, os.listdir("/proc/self/fd"))),
     "imported": "sqlalchemy" in sys.modules,
 }))
 print("said", file=sys.stderr)
@@ -35,8 +36,10 @@ def test_it_has_the_arguments_variables_files_and_parent_that_were_given(
 ) -> None:
     read, write = os.pipe()
     done = subprocess.run(
-        [sys.executable, "-c", SHOW, "a b"], input="given", capture_output=True, text=True, cwd=tmp_path,
-        env={"PYTHONPATH": "/elsewhere", "ONE": "1"}, pass_fds=[read], start_new_session=session, check=False, timeout=60,
+        [sys.executable, "-c", SHOW, "a b"], input="given", capture_output=True, text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": "/elsewhere", "ONE": "1"}, pass_fds=[read], start_new_session=session,
+        check=False, timeout=60,
     )  # fmt: skip
     os.close(write)
     os.close(read)

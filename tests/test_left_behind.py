@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.service
+
 pytest_plugins = ["pytester"]
 _CONFTEST = """
 import subprocess, sys

@@ -68,11 +68,13 @@ class Leases:
 import tuna.workers.runner as runner
 runner.Leases = Leases
 library.run = fails
-item = dict(attempt=1, session_id=3, library="noop", step="build", solver="Noop1", config={}, target="", seed=0)
+item = dict(attempt=1, session_id=3, library="noop", step="build", solver="Noop1", config={})
+item |= dict(target="", seed=0)
 item["config"] = {"kind": "gemm", "m": 1, "n": 1, "k": 1}
 for ids in ([41], [42, 43]):
     items = tuple(WorkItem(job_id=number, **item) for number in ids)
-    chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="", items=items)
+    where = dict(namespace="n", library="noop", step="build", environment="", toolchain="")
+    chunk = Chunk(id="c", items=items, **where)
     Runner(None, 20.0, RunContext(None, Path(tempfile.gettempdir()), ())).run(chunk, library)
 """
 

@@ -1,4 +1,4 @@
-"""Atomic writes of files and directories, bounded reads of foreign ones, folders of one user."""
+"""Atomic writes of files and directories, bounded reads of foreign ones, private folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class NotPlain(OSError):
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes:
-    """What a process that is not trusted wrote to `path`: no link is followed, no pipe waited for.
+    """Read a file that an untrusted process wrote, following no link and waiting for no pipe.
+
+    Raises FileNotFoundError, and NotPlain unless it is a regular file of at most `most_bytes`.
 
     Raises FileNotFoundError, and NotPlain for what is no regular file of at most `most_bytes`.
     """
@@ -52,7 +54,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
 
 
 def empty(folder: Path) -> None:
-    """Remove what is in a folder, as far as this user can."""
+    """Remove the contents of a folder, as far as this user can."""
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -63,8 +65,7 @@ def empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it replaces `path` if the block succeeds and is removed
-    if it raises.
+    """Yield a temporary path beside `path`, which it replaces if the block succeeds.
 
     Missing directories are created. Raises StorageFull if there is no space left and BadInput if
     `path` cannot be written; an existing file at `path` is then unchanged.
@@ -87,8 +88,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `path`; it replaces `path`, with all its files, if the block
-    succeeds."""
+    """Yield an empty directory beside `path`, which it replaces if the block succeeds."""
     with _errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:
@@ -127,8 +127,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _directory_of(path: Path) -> Iterator[None]:
-    """Create the directory of `path`; remove the directories that were created if the block
-    fails."""
+    """Create the directory of `path`; remove created directories if the block fails."""
     missing = []
     for directory in (path.parent, *path.parent.parents):
         if directory.exists():
@@ -153,8 +152,7 @@ def _sync(path: Path) -> None:
 
 
 def _replace_directory(new: Path, old: Path) -> None:
-    """Rename `new` to `old`; an existing directory is exchanged atomically where the kernel has
-    renameat2."""
+    """Rename `new` to `old`, exchanging directories atomically where renameat2 exists."""
     try:
         new.rename(old)
         return
@@ -162,10 +160,10 @@ def _replace_directory(new: Path, old: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     if not _exchange(new, old):
-        aside = _temporary(old)
-        old.rename(aside)
+        replaced = _temporary(old)
+        old.rename(replaced)
         new.rename(old)
-        shutil.rmtree(aside)
+        shutil.rmtree(replaced)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -180,8 +178,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def bounded_lines(
     stream: BinaryIO, path: Path, line_bytes: int, total_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the lines of a foreign file, with their ends; raises BadInput where one line, or all,
-    are longer."""
+    """Yield the lines of a foreign file, with their ends; raises BadInput beyond the limits."""
     left = total_bytes
     for number in itertools.count(1):
         line = stream.readline(line_bytes + 1)
@@ -196,7 +193,7 @@ def bounded_lines(
 
 
 def gunzip(data: bytes, most_bytes: int = 256 << 20) -> bytes:
-    """What gzip packed; raises ValueError if it is damaged, or more than `most_bytes`."""
+    """Unpack gzip; raises ValueError if it is damaged, or longer than `most_bytes`."""
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         found = unpacker.decompress(data, most_bytes)
@@ -211,11 +208,10 @@ _HINT = "set TUNA_HOME to a folder of your own"
 
 
 def check_home(home: Path) -> None:
-    """Raise BadInput if another user owns TUNA_HOME or may write to it: what lies there is run and
-    believed.
+    """Raise BadInput if another user owns TUNA_HOME or may write to it.
 
-    A home that does not exist, or cannot be looked at, is for `make_home` and those who use it to
-    complain about.
+    Files in it are executed and trusted. A missing or unreadable home is left to `make_home` and to
+    its users.
     """
     try:
         link, found = home.lstat(), home.stat()
@@ -229,8 +225,7 @@ def check_home(home: Path) -> None:
 
 
 def make_home(home: Path) -> None:
-    """Make TUNA_HOME, for this user alone, unless it exists. Raises BadInput, also for what
-    `check_home` refuses."""
+    """Make TUNA_HOME for this user alone unless it exists; raises BadInput as `check_home` does."""
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         home.mkdir(exist_ok=True, mode=0o700)
@@ -242,9 +237,9 @@ def make_home(home: Path) -> None:
 
 
 def own_folder(folder: Path) -> Path:
-    """The folder, made with mode 0700; raises OSError if it is a link, or another user owns it.
+    """Return the folder, made with mode 0700; raises OSError for a link or a foreign folder.
 
-    What others may write to is closed: the caller must be able to bear what lies in it already.
+    A folder that others may write to is made private, but files that they left in it stay.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""How logs look: lines for people, or JSON objects as logstash takes them."""
+"""Format of logs: text, or JSON objects as logstash takes them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ def configure(level: str, form: str, path: str | None = None) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler(sys.stderr)
-    last: list[Any] = (
-        [_as_logstash, structlog.processors.JSONRenderer()]
-        if form == "json"
-        else [
+    # tracebacks first, so that their text is made inert too
+    last: list[Any] = [structlog.processors.format_exc_info]
+    if form == "json":
+        last += [_as_logstash, structlog.processors.JSONRenderer()]
+    else:
+        # not rich's tracebacks, which show local variables and so passwords
+        plain = structlog.dev.plain_traceback
+        last += [
             _as_text,
-            structlog.dev.ConsoleRenderer(
-                colors=False, exception_formatter=structlog.dev.plain_traceback
-            ),
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=plain),
         ]
-    )
-    # Not rich's tracebacks: they show local variables, and with them passwords. As text before it
-    # is made inert.
-    last.insert(0, structlog.processors.format_exc_info)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -55,8 +53,7 @@ def configure(level: str, form: str, path: str | None = None) -> None:
 
 @contextlib.contextmanager
 def into_file(path: Path, level: str, form: str) -> Iterator[None]:
-    """Send every log of this process to a file, which is made with the first line, and to stderr
-    again afterwards."""
+    """Send every log to a file until the block ends; the file is made with its first line."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     configure(level, form, str(path))
     try:
@@ -66,8 +63,10 @@ def into_file(path: Path, level: str, form: str) -> Iterator[None]:
 
 
 def _as_text(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Texts from outside without what a terminal would obey; their further lines are indented, so
-    that none looks like a log's."""
+    """Escape control characters of foreign texts, and indent their further lines.
+
+    So no such text can look like a line of the log.
+    """
     return {
         name: inert(value).replace("\n", "\n    ") if isinstance(value, str) else value
         for name, value in event.items()

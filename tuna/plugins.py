@@ -1,5 +1,4 @@
-"""Plug-ins: the entry points of one group, loaded lazily; one that fails does not affect the
-others."""
+"""Plug-ins: the entry points of a group, loaded lazily and independently of each other."""
 
 from __future__ import annotations
 
@@ -15,16 +14,14 @@ T = TypeVar("T")
 
 
 class Plugins(Generic[T]):
-    """What the entry points of `group` name, each an instance of `of`; loaded once in the life of a
-    process."""
+    """The objects that the entry points of `group` name, instances of `of`, each loaded once."""
 
     def __init__(self, group: str, noun: str, of: type[T]) -> None:
-        """`noun` is what messages call one of them, such as `kind of config`."""
+        """`noun` names a plug-in in messages, such as `kind of config`."""
         self._group, self._noun, self._of = group, noun, of
         self._loaded: dict[str, T] = {}
         self._failures: dict[str, str] = {}
-        #: Changes whenever `names` may have changed: what is computed from the plug-ins is valid
-        #: for one generation.
+        #: Changes whenever `names` may have changed, so that caches can follow.
         self.generation = 0
 
     @functools.cached_property
@@ -32,12 +29,11 @@ class Plugins(Generic[T]):
         return {point.name: point for point in entry_points(group=self._group)}
 
     def names(self) -> list[str]:
-        """The names of all, those that cannot be loaded included, sorted."""
+        """Sorted names of all plug-ins, including those that cannot be loaded."""
         return sorted({*self._points, *self._loaded})
 
     def get(self, name: str) -> T:
-        """The plug-in called `name`; raises NotFound with the names there are, BadInput for one
-        that cannot be loaded."""
+        """Return the plug-in called `name`; raises NotFound, or BadInput if it cannot be loaded."""
         found = self._loaded.get(name)
         if found is not None:
             return found
@@ -48,9 +44,7 @@ class Plugins(Generic[T]):
                 loaded = self._points[name].load()
                 if not isinstance(loaded, self._of):
                     raise TypeError(f"{self._points[name].value} is no {self._of.__name__}")
-            except (
-                Exception
-            ) as error:  # a plug-in's own code: whatever it raises, the others must go on working
+            except Exception as error:  # foreign code, on which the others must not depend
                 self._failures[name] = f"{type(error).__name__}: {error}"
             else:
                 self._loaded[name] = loaded
@@ -68,8 +62,7 @@ class Plugins(Generic[T]):
         return found
 
     def all(self) -> Mapping[str, T]:
-        """Every plug-in that can be loaded, by name, in the order of names; the others are
-        logged."""
+        """Return every loadable plug-in by its name, in order; the others are logged."""
         found: dict[str, T] = {}
         for name in self.names():
             known = name in self._failures
@@ -80,14 +73,13 @@ class Plugins(Generic[T]):
                     import structlog
 
                     structlog.get_logger(__name__).warning(
-                        "a plug-in is left out", group=self._group, reason=str(error)
+                        "plug-in not loaded", group=self._group, reason=str(error)
                     )
         return found
 
     @contextlib.contextmanager
     def adding(self, name: str, plugin: T) -> Iterator[None]:
-        """Have `plugin` under `name` for a while, as if it were installed; raises BadInput if there
-        is one already."""
+        """Have `plugin` under `name` until the block ends; raises BadInput if the name is taken."""
         if name in self.names():
             raise BadInput(f"there is a {self._noun} {name!r} already")
         self._loaded[name] = plugin

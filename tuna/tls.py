@@ -1,5 +1,4 @@
-"""TLS of the connections to Redis and the broker: always verified, with the certificates that a
-URL's query names."""
+"""TLS of the connections to Redis and the broker, always verified."""
 
 from __future__ import annotations
 
@@ -7,18 +6,16 @@ import ssl
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-#: What a URL's query may say: files in PEM format. The certificate of the authority, by default
-#: those of the system; and for a server that asks for a certificate, the client's and its private
-#: key.
+#: Options of a URL's query, files in PEM format: the certificates of authorities, by default the
+#: system's; and for servers that want a client certificate, that and its private key.
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SCHEMES = ("rediss", "amqps")
-#: Said explicitly, as Celery's documentation asks for it.
+#: Explicit defaults, as Celery's documentation asks for them.
 _VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 
 
 def checked(url: str) -> str:
-    """The URL of a Redis or a broker; raises ValueError if a connection to it would be encrypted
-    and not verified."""
+    """Return the URL of a Redis or a broker; raises ValueError for TLS without verification."""
     scheme = urlsplit(url).scheme
     encrypted = [part for part in url.lower().split(";") if urlsplit(part).scheme in _SCHEMES]
     if encrypted and ";" in url.partition("?")[0]:
@@ -37,11 +34,10 @@ def checked(url: str) -> str:
 
 
 def for_celery(url: str) -> tuple[str, dict[str, Any] | None]:
-    """A broker's URL without what is said of TLS, and that as Celery's `broker_use_ssl`; None
-    without TLS.
+    """Split a broker's URL into one without TLS options and Celery's `broker_use_ssl`.
 
-    Without it kombu verifies nothing at `rediss://`, and not the name at `amqps://`. What the URL
-    says would replace it.
+    The options are None without TLS. Without them kombu verifies nothing at `rediss://`, and not
+    the name at `amqps://`; options in the URL would replace them.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:

@@ -1,4 +1,4 @@
-"""Words that several rooms share: states, causes, resources, names of queues. Imports nothing."""
+"""Enums and constants of several packages: states, causes, resources, queues. Imports nothing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from enum import Enum
 
 #: The first step of jobs that search in rounds.
 SEARCH = "search"
-#: Largest artifact; no code object is nearly as large, so a larger file is damaged.
+#: Largest artifact; code objects are much smaller, so a larger file is damaged.
 MAX_BYTES = 1 << 30
-#: `Solver.algorithm` of a baseline, by which databases know it.
+#: `Solver.algorithm` of baselines in databases.
 BASELINE = "Baseline"
 
 
 def canonical_name(solver: str) -> str:
-    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes
-    `...<3-4>`."""
+    """Return a solver's name as databases have it: `Conv...WrW<3, 4>` becomes `Conv...WrW<3-4>`."""
     return solver.strip().replace(", ", "-").replace(",", "-")
 
 
 def kind_text(kind: str) -> str:
-    """A kind of config in words for people."""
+    """A kind of config in words."""
     return kind.replace("_", " ")
 
 
 class State(str, Enum):
-    """Where a job is on its way."""
+    """State of a job."""
 
     NEW = "new"  #: waits for its first step
     COMPILE_QUEUED = "compile_queued"  #: leased and published for a CPU step
@@ -45,10 +44,10 @@ IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED,
 
 
 class Resource(str, Enum):
-    """What a step runs on."""
+    """Resource that a step needs."""
 
     CPU = "cpu"  #: any core of a compile machine
-    DEVICE = "device"  #: the very device that is tuned for
+    DEVICE = "device"  #: a device of the session's environment
 
 
 class Cause(str, Enum):
@@ -66,8 +65,7 @@ class Cause(str, Enum):
     INFRA = "infra"  #: Tuna or the machine failed, not the candidate
 
 
-#: Policies by which a coordinator publishes (docs/scheduling.md), and those that `tuna simulate`
-#: alone has, to compare with.
+#: Policies of coordinators (docs/scheduling.md), and those that only `tuna simulate` compares.
 PUBLISHING_POLICIES = ("auto", "fair", "gradient", "shortest", "deadline")
 COMPARED_POLICIES = ("fifo", "sequential", "greedy", "synchronous", "unsynchronised", "bundled")
 
@@ -81,6 +79,5 @@ class GoldenState(str, Enum):
 
 
 def queue_name(step_is_on_device: bool, toolchain: str, environment: str) -> str:
-    """`compile.<toolchain>`: any machine that has it. `eval.<environment>`: only the very device
-    class."""
+    """`compile.<toolchain>` for any machine that has it, `eval.<environment>` for its devices."""
     return f"eval.{environment}" if step_is_on_device else f"compile.{toolchain}"

@@ -27,7 +27,7 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.reports.html_table import table
+from tuna.results.rows import html_table
 from tuna.vocabulary import BASELINE
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_rows_are_a_table_in_a_notebook_and_a_data_frame_with_pandas(
     assert (title.split()[:3], row.split()[0]) == (["layer", "solver", "ms"], "<script>")
     assert "there are more" in note
     assert "there are more" in found._repr_html_()
-    assert table("<b>", ("a",), [(1,), (0.5,), (None,)]).count("&lt;b&gt;") == 1
+    assert html_table("<b>", ("a",), [(1,), (0.5,), (None,)]).count("&lt;b&gt;") == 1
     if find_spec("pandas"):
         frame = found.frame()
         assert list(frame["layer"]) == ["<script>"]

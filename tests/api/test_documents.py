@@ -27,7 +27,7 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.models import store
-from tuna.models.manifest import Manifest, Task
+from tuna.models.manifest import Manifest, ManifestTask
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tuna.ipynb"
@@ -79,7 +79,7 @@ def imported(name: str, path: Path, **_: Any) -> api.ImportedModel:
         target="{}",
         tvm="0",
         inputs=(),
-        tasks=(Task(config=task.to_json(), count=1),),
+        tasks=(ManifestTask(config=task.to_json(), count=1),),
         text="1" * 64,
     )
     with writing(open_database()) as connection:

@@ -28,6 +28,7 @@ def master(home: Path) -> Iterator[str]:
     release_services(get_settings())
 
 
+@pytest.mark.service
 def test_a_token_of_an_open_port_reaches_the_keys_of_its_request_alone(master: str) -> None:
     token = JoinToken.parse(api.create_token("eval", 60.0))
     assert token.url == master
@@ -70,6 +71,7 @@ def test_the_url_of_a_port_is_one_that_others_can_use(
     assert rpc._url(host, 1) == name
 
 
+@pytest.mark.service
 def test_live_workers_of_a_session_are_those_that_measure_in_its_environment(master: str) -> None:
     session = api.init_session("noop", "rpc").id
     assert api.count_workers(session) == 0

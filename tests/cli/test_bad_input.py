@@ -33,7 +33,8 @@ def test_an_unknown_library_is_named_with_those_there_are(type_in: Type) -> None
 
 def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
     for words in (
-        ("status",), ("applicability",), ("load-jobs",), ("run",), ("enqueue",), ("report",), ("export", "--form", "find"),
+        ("status",), ("applicability",), ("load-jobs",), ("run",), ("enqueue",), ("report",),
+        ("export", "--form", "find"),
     ):  # fmt: skip
         _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "no session 77")
 

@@ -18,7 +18,8 @@ from tuna.db.models import Framework, GemmConfig, Model, ModelConfig
 from tuna.errors import BadInput
 
 CONV = (
-    "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,src:f32:a:blocked:abcd::f0 "
+    "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,"
+    "src:f32:a:blocked:abcd::f0 "
     "wei:f32:a:blocked:Acdb8a::f0 bia:f32:a:blocked:a::f0"
     " dst:f32:a:blocked:aBcd8b::f0,attr-scratchpad:user,"
     "alg:convolution_direct,mb2_ic3oc16_ih32oh32kh3sh1dh0ph1_iw32ow32kw3sw1dw0pw1,0.03"

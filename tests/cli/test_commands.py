@@ -131,7 +131,8 @@ def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None
 
     config = parse_line("MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -F 1")[0]
     item = WorkItem(
-        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config=config.to_json(),
+        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1",
+        config=config.to_json(),
         seed=7, options={"trials": 1},
     )  # fmt: skip
     words = shlex.split(get_library("noop").reproduce(item))
@@ -175,6 +176,7 @@ def test_printed_commands_that_repeat_attempts_work_when_pasted(
         assert (ended.code, "ok" in ended.out) == (0, True), line
 
 
+@pytest.mark.service
 def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     ended = type_in("tuna", "doctor", "--json")
     found = {finding["what"]: finding for finding in json.loads(ended.out)}
@@ -183,6 +185,7 @@ def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     assert found["artifacts"]["ok"]
 
 
+@pytest.mark.service
 def test_a_library_that_is_not_here_is_absent_and_no_fault(
     type_in: Type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -200,6 +203,7 @@ def test_a_library_that_is_not_here_is_absent_and_no_fault(
     assert re.search(r"^ ?absent +library miopen +not usable here: ", ended.out, re.MULTILINE)
 
 
+@pytest.mark.service
 def test_an_extra_that_is_not_installed_is_a_row_with_the_line_to_type(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +277,7 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
     assert (home / "tuna.sqlite").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.service
 def test_the_doctor_measures_noise_and_says_what_follows(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +309,7 @@ def test_the_doctor_measures_noise_and_says_what_follows(
     assert "builds stop while cores are measured" in type_in("tuna", "doctor").out
 
 
+@pytest.mark.service
 def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     """U15: it fails the check of the cores and each library that measures on them."""
     from tuna.settings import get_settings
@@ -315,6 +321,7 @@ def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.M
     assert ended.out.count("4000") == 1, ended.out
 
 
+@pytest.mark.service
 def test_the_doctor_writes_to_the_artifact_store_each_time(
     type_in: Type, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

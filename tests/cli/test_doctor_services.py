@@ -193,6 +193,7 @@ def test_an_old_version_is_refused(found: tuple[int, ...], ok: bool) -> None:
     assert judge_version("database version", "MariaDB", found, servers._MARIADB).ok is ok
 
 
+@pytest.mark.service
 def test_the_embedded_services_are_well(type_in: Type) -> None:
     ended = type_in("tuna", "doctor", "--json")
     findings = {finding["what"]: finding for finding in json.loads(ended.out)}

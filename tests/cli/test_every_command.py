@@ -28,14 +28,18 @@ from tuna.settings import Settings, get_settings
 LAYERS = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1\n"
 #: Values that exist, by the parameter's name; any other text parameter gets `x`.
 SAMPLES = {
-    "library": "noop", "tag": "small", "config_tag": "small", "driver": LAYERS.strip(), "key": LAYERS.strip(), "form": "json",
-    "solver": "Noop1", "solvers": "Noop1", "last": "measure", "steps": "build", "fin_steps": "build", "listen": "127.0.0.1:0",
+    "library": "noop", "tag": "small", "config_tag": "small", "driver": LAYERS.strip(),
+    "key": LAYERS.strip(), "form": "json",
+    "solver": "Noop1", "solvers": "Noop1", "last": "measure", "steps": "build",
+    "fin_steps": "build", "listen": "127.0.0.1:0",
     "command": "true", "conditions": "a=b", "pairs": "a=b", "shapes": "x=1",
 }  # fmt: skip
 #: Text that nothing is looked up by: labels, names of what is made, and what is only compared.
 FREE = {
-    "reason", "label", "name of init", "filename", "command", "model", "md_version", "framework", "fw_version", "add_model",
-    "add_framework", "rocm_version", "miopen_version", "rocm_v", "miopen_v", "arch", "ttl", "url", "target", "layer", "shape",
+    "reason", "label", "name of init", "filename", "command", "model", "md_version", "framework",
+    "fw_version", "add_model",
+    "add_framework", "rocm_version", "miopen_version", "rocm_v", "miopen_v", "arch", "ttl", "url",
+    "target", "layer", "shape",
 }  # fmt: skip
 #: Where a name is given to what is made.
 MAKES = {
@@ -102,7 +106,8 @@ class Scene:
         (folder / "layers.txt").write_text(LAYERS)
         (folder / "other.bin").write_bytes(b"\x80\xff\xfeMIOpenDriver conv \xe9\n" * 3)
         for words in (
-            ("init-session", "noop", "-l", "test"), ("import", "layers.txt", "-t", "small"), ("update-solvers", "noop"),
+            ("init-session", "noop", "-l", "test"), ("import", "layers.txt", "-t", "small"),
+            ("update-solvers", "noop"),
             ("applicability", "--session-id", "1"), ("load-jobs", "--session-id", "1"),
         ):  # fmt: skip
             assert self.type("tuna", *words).code == 0
@@ -202,7 +207,18 @@ def scene(
     get_settings.cache_clear()
 
 
-@pytest.mark.parametrize("line", LINES, ids=str)
+#: Commands that start the embedded Redis for a value that they refuse only then.
+REDIS = {"token", "workers"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.service) if REDIS & set(str(line).split()) else line
+        for line in LINES
+    ],
+    ids=str,
+)
 def test_bad_values_of_every_command_end_in_one_sentence(line: Line, scene: Scene) -> None:
     wrong: list[str] = []
     for parameter in valued(line.command):

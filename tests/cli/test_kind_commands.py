@@ -58,7 +58,8 @@ def test_a_kind_without_a_driver_grammar_is_imported_listed_loaded_and_repeated(
         == "New jobs added: 20\n"
     )
     item = WorkItem(
-        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config=json.loads(listed[0]),
+        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1",
+        config=json.loads(listed[0]),
         options={"trials": 1},
     )  # fmt: skip
     words = shlex.split(get_library("noop").reproduce(item))

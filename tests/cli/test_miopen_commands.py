@@ -236,6 +236,7 @@ def test_import_options(fish: TypeIn) -> None:
     assert fish("go_fish", "miopen", "import_configs", "--print_models").out.count("Resnet50") == 1
 
 
+@pytest.mark.service
 def test_status(fish: TypeIn) -> None:
     ended = fish("go_fish", "miopen", "-s")
     assert "gfx908 x 120" in ended.out

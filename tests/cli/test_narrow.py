@@ -21,7 +21,7 @@ from tuna.db.overview import Overview
 from tuna.doctor.findings import Finding
 from tuna.queue.heartbeat import WorkerStatus
 from tuna.reports.status import LiveSession, Snapshot
-from tuna.workers.launch import local_workers
+from tuna.workers.launch import RunStopped, local_workers
 
 ROWS = [
     [
@@ -125,7 +125,8 @@ def _session(number: int, jobs: dict[str, int], unfinished: int) -> LiveSession:
 
 def _snapshot(*sessions: LiveSession, workers: int = 3) -> Snapshot:
     worker = WorkerStatus(
-        name="a", role="eval", host="host.example.org", pid=4711, device="AMD EPYC 9B45", environment="",
+        name="a", role="eval", host="host.example.org", pid=4711, device="AMD EPYC 9B45",
+        environment="",
         toolchains=(), job_ids=(1, 2), started_at=0.0, seen_at=0.0,
     )  # fmt: skip
     at = datetime(2026, 3, 2, tzinfo=timezone.utc)
@@ -160,14 +161,24 @@ def test_workers_on_hosts_with_long_names_are_a_table_at_80_columns() -> None:
     assert sum("vm-0123456789" in line and ":47" in line and "eval" in line for line in lines) == 3
 
 
-def test_ctrl_c_says_at_once_what_is_waited_for(tmp_path: Path) -> None:
-    said: list[float] = []
-    with pytest.raises(KeyboardInterrupt), local_workers(tmp_path, [], 30.0, said.append):
-        raise KeyboardInterrupt
-    assert said == [30.0]
-    with local_workers(tmp_path, [], 30.0, said.append):
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(KeyboardInterrupt(), ""), (RunStopped("The time is over"), "The time is over")],
+)
+def test_a_run_that_ends_early_says_at_once_why_and_what_is_waited_for(
+    error: BaseException, why: str, tmp_path: Path
+) -> None:
+    said: list[tuple[float, str]] = []
+
+    def note(seconds: float, reason: str) -> None:
+        said.append((seconds, reason))
+
+    with pytest.raises(type(error)), local_workers(tmp_path, [], 30.0, note):
+        raise error
+    assert said == [(30.0, why)]
+    with local_workers(tmp_path, [], 30.0, note):
         pass
-    assert said == [30.0], "nothing is waited for where all is done"
+    assert said == [(30.0, why)], "nothing is waited for where all is done"
 
 
 def test_a_sentence_breaks_between_words_and_not_within_a_command() -> None:

@@ -67,6 +67,7 @@ def test_the_table_is_found() -> None:
         assert line.split()[1] in (ROOT / "tests" / file).read_text()
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("line", READING)
 @pytest.mark.usefixtures("tuned")
 def test_a_row_that_reads_works_as_printed(line: str, type_in: Callable[..., Ended]) -> None:

@@ -16,9 +16,8 @@ import structlog
 from builders import DatabaseBuilder
 
 from tuna.api import running
-from tuna.api.running import Notices
 from tuna.cli import model, tune
-from tuna.coordinator.session_run import Progress
+from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import Config, ConfigTag, Job
 
@@ -192,7 +191,8 @@ def measured(home: Path) -> int:
         build = DatabaseBuilder(connection)
         session_id = build.session(library="tvm")
         for number, (driver, solver, time_ms) in enumerate(
-            (("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Slow", 2.0), ("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Fast", 1.0),
+            (("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Slow", 2.0),
+             ("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Fast", 1.0),
              ("conv -n 2 -c 8 -H 8 -W 8 -k 8", "Slow", 3.0))
         ):  # fmt: skip
             config = build.config(f"./bin/MIOpenDriver {driver} -F 1")
@@ -282,8 +282,8 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
 ) -> None:
     """It was silent for as long as workers finished their work."""
 
-    def interrupted(*_: object, notices: Notices, **__: object) -> None:
-        notices.on_wait(30)
+    def interrupted(*_: object, events: RunEvents, **__: object) -> None:
+        events.on_wait(30, "")
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")

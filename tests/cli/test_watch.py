@@ -230,7 +230,7 @@ def test_not_on_a_terminal_a_line_an_interval_until_ctrl_c(home: Path) -> None:
     assert process.stdout is not None
     found = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     for line in found:
         assert "session 1: 5 compiled, 5 evaluated, 30 new; 0.00 results/s, ETA " in line
@@ -243,7 +243,7 @@ def test_json_is_an_object_a_line(home: Path) -> None:
     assert process.stdout is not None
     document = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == ""
+    assert process.communicate(timeout=120)[1] == ""
     assert document["sessions"][0]["overview"]["jobs"] == {"compiled": 5, "evaluated": 5, "new": 30}
     assert document["sessions"][0]["totals"]["efficiency"] == 1.0
 
@@ -265,7 +265,7 @@ def test_on_a_terminal_a_view_until_ctrl_c(home: Path, eventually: Callable[...,
 
     eventually(shown, 60.0)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     os.close(leader)
     assert (process.returncode, errors) == (0, "")
     assert b"\x1b[?25l" in seen, "it is a live view"
@@ -275,6 +275,6 @@ def test_on_a_terminal_a_view_until_ctrl_c(home: Path, eventually: Callable[...,
 @pytest.mark.usefixtures("forked")
 def test_a_session_that_is_not_there_is_one_sentence(home: Path) -> None:
     process = _start(home, "--session-id", "9", stdout=subprocess.PIPE)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 3
     assert "There is no session 9." in errors

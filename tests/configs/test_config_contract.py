@@ -79,9 +79,10 @@ def test_a_label_is_one_short_line(config: Config) -> None:
 def test_keys_that_are_in_databases_already_never_change() -> None:
     assert (
         LAYER.canonical()
-        == "kind=convolution;spatial_dim=2;batchsize=1;in_channels=64;in_d=1;in_h=56;in_w=56;out_channels=64;fil_d=1;"
-        "fil_h=3;fil_w=3;pad_d=0;pad_h=1;pad_w=1;conv_stride_d=0;conv_stride_h=1;conv_stride_w=1;dilation_d=0;"
-        "dilation_h=1;dilation_w=1;group_count=1;mode=conv;pad_mode=default;trans_output_pad_d=0;trans_output_pad_h=0;"
+        == "kind=convolution;spatial_dim=2;batchsize=1;in_channels=64;in_d=1;in_h=56;in_w=56;"
+        "out_channels=64;fil_d=1;fil_h=3;fil_w=3;pad_d=0;pad_h=1;pad_w=1;"
+        "conv_stride_d=0;conv_stride_h=1;conv_stride_w=1;dilation_d=0;dilation_h=1;dilation_w=1;"
+        "group_count=1;mode=conv;pad_mode=default;trans_output_pad_d=0;trans_output_pad_h=0;"
         "trans_output_pad_w=0;direction=F;in_layout=NCHW;fil_layout=NCHW;out_layout=NCHW;data_type=FP32"
     )
     assert (
@@ -90,7 +91,8 @@ def test_keys_that_are_in_databases_already_never_change() -> None:
     )
     assert (
         BatchNormConfig(32, 64, 56, 57, mode=1, save=1).canonical()
-        == "kind=batch_norm;spatial_dim=2;batchsize=32;in_channels=64;in_d=1;in_h=56;in_w=57;mode=1;run=0;save=1;"
+        == "kind=batch_norm;spatial_dim=2;batchsize=32;in_channels=64;in_d=1;in_h=56;in_w=57;"
+        "mode=1;run=0;save=1;"
         "alpha=1.0;beta=0.0;direction=F;layout=NCHW;data_type=FP32"
     )
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuna.configs import ConvConfig, DataType, UnsupportedCommand, parse_line
+from tuna.configs import ConvConfig, DataType, UnsupportedLine, parse_line
 from tuna.errors import BadInput
 
 LINE = "./bin/MIOpenDriver conv -n 1 -c 8 -H 16 -W 16 -k 8 -F 1"
@@ -230,7 +230,7 @@ def test_a_line_without_a_command_is_refused(line: str) -> None:
 
 @pytest.mark.parametrize("command", ["pool", "bnormfp8", "convfp8", "CBAInfer", "softmax"])
 def test_other_commands_are_unsupported_not_wrong(command: str) -> None:
-    with pytest.raises(UnsupportedCommand, match=command):
+    with pytest.raises(UnsupportedLine, match=command):
         parse_line(f"./bin/MIOpenDriver {command} -n 1")
 
 

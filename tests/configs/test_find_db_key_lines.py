@@ -32,7 +32,10 @@ KEY = "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
 COMMAND = (
     "./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1"
 )
-VALUE = "ConvAsm3x3U:0.401135,0,miopenConvolutionFwdAlgoDirect;GemmFwdRest:1.5,32768,miopenConvolutionFwdAlgoGEMM"
+VALUE = (
+    "ConvAsm3x3U:0.401135,0,miopenConvolutionFwdAlgoDirect;"
+    "GemmFwdRest:1.5,32768,miopenConvolutionFwdAlgoGEMM"
+)
 
 
 def layer(text: str) -> ConvConfig:

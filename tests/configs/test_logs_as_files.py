@@ -106,7 +106,8 @@ def test_lines_that_never_end_refuse_a_log_too(tmp_path: Path) -> None:
 
 def test_a_long_log_is_read_at_a_hundred_thousand_lines_a_second() -> None:
     text = (
-        "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,src:f32::blocked:abcd::f0 "
+        "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,"
+        "src:f32::blocked:abcd::f0 "
         "wei:f32:a:blocked:Acdb8a::f0 bia:undef::undef:::"
         " dst:f32:a:blocked:aBcd8b::f0,attr-scratchpad:user,"
         "alg:convolution_direct,mb{}_ic3oc16_ih32oh32kh3sh1dh0ph1_iw32ow32kw3sw1dw0pw1,0.{}\n"

@@ -34,7 +34,10 @@ def line(
     attrs: str = "",
 ) -> str:
     """A line of version 3."""
-    return f"onednn_verbose,v1,primitive,exec,cpu,{kind},jit:avx2,{prop},{memory},{attrs},alg:x,{problem},0.0541992"
+    return (
+        f"onednn_verbose,v1,primitive,exec,cpu,{kind},jit:avx2,{prop},{memory},{attrs},alg:x,"
+        f"{problem},0.0541992"
+    )
 
 
 def matmul(

@@ -45,6 +45,7 @@ from state_machine_parts import (
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
@@ -58,7 +59,7 @@ from tuna.libraries.items import WorkItem
 from tuna.libraries.retries import Again, Retry
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 
@@ -86,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         self.other_stream = ResultStream(scene.client, self.leases.results_key, "other")
         store = Artifacts(scene.folder.as_uri(), scene.folder)
         self.other_drain = Drain(self.engine, self.other_stream, store, MAX)
-        self.in_hand: list[Entry] = []  # of the other drain
+        self.in_hand: list[StreamEntry] = []  # of the other drain
         self.workers: list[Worker] = []
         self.numbers = itertools.count(1)
         # The model.
@@ -107,7 +108,7 @@ class Machine(RuleBasedStateMachine):
 
     def _start(self) -> ObservedCoordinator:
         coordinator = ObservedCoordinator(
-            self.engine, self.scene.client, self.broker, self.scene.settings, [self.work]
+            Backends(self.engine, self.scene.client, self.broker, self.scene.settings), [self.work]
         )
         coordinator.moments = self.moments
         leases = ObservedLeases(self.scene.client, self.work.namespace, self.scene.settings.lease_s)
@@ -115,7 +116,7 @@ class Machine(RuleBasedStateMachine):
             self.moments,
             lambda chunks: self.held.update(dict.fromkeys(chunks)),
         )
-        coordinator._leases = coordinator.publisher.leases = leases
+        coordinator._leases = coordinator.publisher.leases = coordinator.reaper._leases = leases
         send = coordinator.publisher.send
 
         def observed(*args: Any) -> None:
@@ -298,7 +299,7 @@ class Machine(RuleBasedStateMachine):
             judge_ended(search, self._rows(f"SELECT params FROM trial WHERE job_id IN ({numbers})"))
 
     # -- the model
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _busy(self, pick: int) -> list[Worker]:
         """One worker that has something to do, if need be a new one; now and then one that lost its
@@ -448,7 +449,9 @@ class Machine(RuleBasedStateMachine):
             if job.chunk in unsent:
                 (self.failures if self.free[job.id] == MAX_FREE else self.free)[job.id] += 1
         try:
-            coordinator.reap()
+            coordinator.drain.take_over()
+            coordinator.reaper.sweep()
+            coordinator.reaper.reclaim(coordinator._works)
         except Died:
             return
         finally:

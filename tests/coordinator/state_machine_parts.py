@@ -58,19 +58,23 @@ CAUSES = st.sampled_from(
     [None, None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST, *POLICIES]
 )
 HISTORY = """
-CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk,
-    step, result_attempt, cause, worker, words, opened);
+CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, ready_at, to_state,
+    to_attempt, to_chunk, step, result_attempt, cause, worker, words, opened);
 CREATE TRIGGER answered AFTER INSERT ON step_result BEGIN
     INSERT INTO history (job, state, attempt, chunk, step, result_attempt, cause, worker, words)
     SELECT id, state, attempt, chunk, NEW.step, NEW.attempt, NEW.cause, NEW.worker, NEW.output_tail
     FROM job WHERE id = NEW.job_id; END;
 CREATE TRIGGER moved AFTER UPDATE OF state, attempt, chunk ON job BEGIN
-    INSERT INTO history (job, state, attempt, chunk, cause, ready_at, to_state, to_attempt, to_chunk)
-    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, OLD.cause, OLD.ready_at, NEW.state, NEW.attempt, NEW.chunk); END;
+    INSERT INTO history
+        (job, state, attempt, chunk, cause, ready_at, to_state, to_attempt, to_chunk)
+    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, OLD.cause, OLD.ready_at, NEW.state,
+        NEW.attempt, NEW.chunk); END;
 CREATE TRIGGER opened AFTER INSERT ON job WHEN NEW.round > 0 BEGIN
     INSERT INTO history (job, state, attempt, opened)
-    SELECT NEW.id, NEW.state, NEW.attempt, count(*) FROM job WHERE (session_id, config_id, solver_id, steps)
-        = (NEW.session_id, NEW.config_id, NEW.solver_id, NEW.steps) AND state NOT IN ('evaluated', 'errored'); END;
+    SELECT NEW.id, NEW.state, NEW.attempt, count(*) FROM job
+        WHERE (session_id, config_id, solver_id, steps)
+        = (NEW.session_id, NEW.config_id, NEW.solver_id, NEW.steps)
+        AND state NOT IN ('evaluated', 'errored'); END;
 """
 
 

@@ -17,8 +17,9 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConfigKind, from_json
-from tuna.coordinator import provision
+from tuna.coordinator import stage_artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config as Row
@@ -105,7 +106,7 @@ def coordinator(
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
     runner = Runner(redis_client, get_settings().lease_s, RunContext(store, tuna_home, (0,)))
     work = SessionWork(session_id, namespace, info.environment, LIBRARY)
-    return Coordinator(engine, redis_client, InProcess(runner), get_settings(), [work])
+    return Coordinator(Backends(engine, redis_client, InProcess(runner), get_settings()), [work])
 
 
 def _library_that_reads(lose: Callable[[WorkItem], None]) -> Callable[..., Iterator[Result]]:
@@ -181,8 +182,8 @@ def test_only_what_the_store_lacks_is_put_and_each_body_once(
 ) -> None:
     first, second, _ = (function.digest for function in FUNCTIONS)
     store.put(BODIES[second])
-    assert provision.provide(engine, store, _items(session_id, first, None, second, first)) == 1
-    assert provision.provide(engine, store, _items(session_id, first, second, None)) == 0
+    assert stage_artifacts.stage(engine, store, _items(session_id, first, None, second, first)) == 1
+    assert stage_artifacts.stage(engine, store, _items(session_id, first, second, None)) == 0
     assert store.get(first) == BODIES[first]
 
 
@@ -194,7 +195,7 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
 
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(StoreUnavailable, match="no room"):
-        provision.provide(engine, store, _items(session_id, FUNCTIONS[0].digest))
+        stage_artifacts.stage(engine, store, _items(session_id, FUNCTIONS[0].digest))
 
 
 def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:

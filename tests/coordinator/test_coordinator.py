@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +21,9 @@ from jobs_builder import accepted, make_jobs, states, trials
 from kombu import Connection
 
 from tuna.artifacts.store import Artifacts
-from tuna.coordinator import empty_steps, publisher
+from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import server_errors, sessions
 from tuna.db.engine import reading, writing
@@ -30,7 +31,7 @@ from tuna.db.models import Job
 from tuna.db.models import StepResult as StepResultRow
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.drain.winners import Winners
+from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
 from tuna.jobs import scope
 from tuna.jobs.scope import Scope
@@ -43,7 +44,7 @@ from tuna.queue.claim import claim
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
-from tuna.queue.results import Entry
+from tuna.queue.results import StreamEntry
 from tuna.search import served_time
 from tuna.settings import get_settings
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
@@ -95,7 +96,7 @@ def make(
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     celery = InProcess(Runner(redis_client, settings.lease_s, context))
     work = SessionWork(session_id, namespace, info.environment, LIBRARY)
-    return lambda: Coordinator(engine, redis_client, celery, settings, [work])
+    return lambda: Coordinator(Backends(engine, redis_client, celery, settings), [work])
 
 
 @pytest.fixture()
@@ -124,7 +125,7 @@ def test_what_a_result_leads_to_is_published_at_once(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step was looked at in vain just before, and would not be looked at for an hour."""
-    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 3600.0)
     coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": 400})
     assert len(accepted(engine)) == 800
 
@@ -134,7 +135,7 @@ def test_a_round_that_was_opened_is_published_at_once(
 ) -> None:
     library = SearchLibrary()
     monkeypatch.setattr(scope, "find_library", lambda name: library)
-    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 3600.0)
     session_id = make_jobs(engine, 1, solvers=["Noop0"])
     with writing(engine) as connection:
         connection.execute(sa.update(Job).values(steps="search,build,measure", step="search"))
@@ -145,8 +146,9 @@ def test_a_round_that_was_opened_is_published_at_once(
         artifacts = Artifacts.from_settings(settings, sessions.namespace(connection), keys)
     runner = Runner(redis_client, settings.lease_s, RunContext(artifacts, tuna_home, (0,)))
     work = replace(work, library=library)
-    coordinator = Coordinator(engine, redis_client, InProcess(runner, library), settings, [work])  # type: ignore[arg-type]
+    celery = InProcess(runner, library)
     monkeypatch.setattr(served_time, "NOTE_EVERY_S", 0.0)
+    coordinator = Coordinator(Backends(engine, redis_client, celery, settings), [work])  # type: ignore[arg-type]
     coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": ROUNDS})
     with reading(engine) as connection:
         first, last = connection.execute(
@@ -226,7 +228,7 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
 def test_an_error_of_the_drain_ends_the_run(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Drain, entries: list[Entry]) -> None:
+    def fail(_: Drain, entries: list[StreamEntry]) -> None:
         if entries:
             raise ValueError("a bug")
 
@@ -314,9 +316,9 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
         namespace = sessions.namespace(connection)
     Leases(redis_client, namespace, 30.0).open(chunks.values())
     monkeypatch.setattr(
-        coordinator, "_depth", lambda queue: 7 if queue.startswith("compile") else 0
+        coordinator.reaper, "_depth", lambda queue: 7 if queue.startswith("compile") else 0
     )
-    coordinator.reap()
+    coordinator.reaper.reclaim(coordinator._works)
     with reading(engine) as connection:
         held = set(connection.execute(sa.select(Job.chunk).where(Job.chunk.is_not(None))).scalars())
     assert held == {chunks["build"]}
@@ -333,33 +335,32 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
     (leases,) = redis_client.keys("*:leases")
     held = redis_client.zrange(leases, 0, -1)
     redis_client.zadd(leases, dict.fromkeys(held, 1))  # they ran out long ago
-    publish, outages = coordinator.publish, [redis.ConnectionError("away")]
+    outages = [redis.ConnectionError("away")]
 
-    def away_once() -> int:
+    def away_once() -> Sequence[SessionWork]:
         if outages:
             raise outages.pop()
-        return publish()
+        return coordinator._works
 
-    monkeypatch.setattr(coordinator, "publish", away_once)
+    monkeypatch.setattr(coordinator, "_refresh", away_once)
     coordinator.run(lambda: None, lambda: not outages)
     assert set(held) <= set(redis_client.zrange(leases, 0, -1))
-    coordinator._patient_until = 0.0
-    coordinator._reaped_at = 0.0
-    coordinator.reap()
+    coordinator.reaper.patience.wait(0.0)
+    coordinator.reaper.reclaim([])
     assert set(held).isdisjoint(redis_client.zrange(leases, 0, -1))
 
 
 def test_while_the_artifact_store_is_away_an_coordinator_waits(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, aways = Winners.write, [StoreUnavailable("away")]
+    write, aways = FindDbWriter.write, [StoreUnavailable("away")]
 
     def away_once(*words: Any) -> dict[int, StepResult]:
         if aways:
             raise aways.pop()
         return write(*words)
 
-    monkeypatch.setattr(Winners, "write", away_once)
+    monkeypatch.setattr(FindDbWriter, "write", away_once)
     coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
     assert not aways
     assert {count for *_, count in accepted(engine)} == {1}

@@ -16,14 +16,14 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job
 from tuna.drain.drain import Drain
-from tuna.exports.record_query import records
-from tuna.exports.select import of_session
-from tuna.golden import results as releasable
+from tuna.exports.source import of_session
+from tuna.golden import candidates
 from tuna.jobs.release import release
 from tuna.jobs.scope import Scope
 from tuna.jobs.serving import SessionWork
@@ -35,7 +35,7 @@ from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
@@ -107,7 +107,7 @@ class Scene:
         with writing(self.engine) as connection:
             return finals.load(connection, self.session_id, self.library, configs)
 
-    def work(self, step: str) -> list[Entry]:
+    def work(self, step: str) -> list[StreamEntry]:
         """Run what waits for the step; the reports are not drained yet."""
         found = self.library.step(step)
         reports = [
@@ -119,7 +119,7 @@ class Scene:
             )
             for chunk in self.claim(step)
         ]
-        return [Entry(f"{number}-0", report) for number, report in enumerate(reports, 1)]
+        return [StreamEntry(f"{number}-0", report) for number, report in enumerate(reports, 1)]
 
     def tuned(self) -> Scene:
         """After the solvers' own jobs."""
@@ -207,17 +207,17 @@ def test_a_coordinator_makes_them_and_is_done_after_them(
     celery = InProcess(Runner(redis_client, settings.lease_s, one.context))
     work = SessionWork(one.session_id, namespace, info.environment, one.library)
 
+    backends = Backends(one.engine, redis_client, celery, settings)
+
     def unfinished(*steps: str) -> int:
         with reading(one.engine) as connection:
             return progress(connection, one.library, one.session_id, steps).unfinished
 
-    Coordinator(one.engine, redis_client, celery, settings, [replace(work, only=["build"])]).run(
+    Coordinator(backends, [replace(work, only=["build"])]).run(
         lambda: None, lambda: not unfinished("build")
     )
     assert (unfinished("build"), unfinished()) == (0, 10)
-    Coordinator(one.engine, redis_client, celery, settings, [work]).run(
-        lambda: None, lambda: not unfinished()
-    )
+    Coordinator(backends, [work]).run(lambda: None, lambda: not unfinished())
     assert (one.machine.measured, next(iter(one.times_ms()))) == (
         [("Noop0", "Noop1", "Noop2")],
         "Noop1",
@@ -230,9 +230,9 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
     one.load()
     one.drain.write(one.work(FINALS))
     with reading(one.engine) as connection:
-        selected = of_session(connection, one.session_id, None)
-        found = {record.solver: record for record in records(connection, selected)}
-        result = releasable.select(releasable.ResultSelection(one.session_id))
+        source = of_session(connection, one.session_id, None)
+        found = {record.solver: record for record in source.records()}
+        result = candidates.select(candidates.ResultSelection(one.session_id), ["worker"])
         workers = connection.execute(
             sa.select(result.c.worker, sa.func.count()).group_by(result.c.worker)
         ).all()
@@ -324,7 +324,7 @@ def test_a_result_that_changed_meanwhile_and_what_is_no_rival_are_left_alone(
         for index in range(50_000, 83_000)
     )
     changed = result.model_copy(update={"trials": (*result.trials, *many)})
-    one.drain.write([Entry("1-0", report.model_copy(update={"results": (changed,)}))])
+    one.drain.write([StreamEntry("1-0", report.model_copy(update={"results": (changed,)}))])
     assert one.drain.counts.accepted == 21, (
         "as the two steps of ten jobs, in spite of what else it names"
     )

@@ -218,6 +218,7 @@ def test_a_worker_that_runs_signs_with_the_new_key(
     assert set(found) == set(ids), "with the key of its chunk's time"
 
 
+@pytest.mark.service
 def test_the_command_rotates_and_shows_no_secret(engine: sa.Engine, type_in: Callable) -> None:
     assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
     first = json.loads(type_in("tuna", "key", "show", "--json").out)

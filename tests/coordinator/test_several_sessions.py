@@ -17,15 +17,16 @@ from jobs_builder import accepted, make_jobs
 from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import quarantine
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import run_sessions
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound, ServiceError, TunaError
-from tuna.jobs import aside
-from tuna.jobs.serving import SessionWork, read_works
+from tuna.jobs.serving import SessionWork, open_queues, read_works
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
@@ -98,15 +99,8 @@ def make(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path
 ) -> Callable[..., Coordinator]:
     def coordinator(celery: Any, works: list[SessionWork], **facts: bool) -> Coordinator:
-        return Coordinator(
-            engine,
-            redis_client,
-            celery,
-            get_settings(),
-            works,
-            lambda: works_of(engine, None),
-            **facts,
-        )
+        backends = Backends(engine, redis_client, celery, get_settings())
+        return Coordinator(backends, works, refresh=lambda: works_of(engine, None), **facts)
 
     return coordinator
 
@@ -203,7 +197,7 @@ def test_what_ended_predicts_what_is_left(
     coordinator.publish()
     assert snapshots._left[work.session_id].jobs == 10
     coordinator.drain.once()
-    snapshots._read_at = 0.0
+    snapshots._reads.wait(0.0)
     snapshots.policy([work])
     assert {(kind.step, kind.queue) for kind in snapshots._times._kinds} == {
         ("build", work.queue(LIBRARY.step("build")))
@@ -242,7 +236,7 @@ def test_jobs_are_claimed_late(
     assert sum(taken(engine).values()) == 200, "four chunks, while no process is live"
     announce(engine, redis_client, *"abc")
     announce(engine, redis_client, "aside", aside="its device is lost")
-    coordinator.publisher._snapshots._counted_at = 0.0
+    coordinator.publisher._snapshots._counts.wait(0.0)
     coordinator.publish()
     assert sum(taken(engine).values()) == 300, "two chunks for each of three processes"
     coordinator.publish()
@@ -339,6 +333,29 @@ def test_it_knows_whose_work_is_done_first(
     assert mine.ahead() == {}, "its own work is being done"
 
 
+def test_a_queue_is_open_while_jobs_have_still_to_go_through_it(
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
+) -> None:
+    session_id = make_jobs(engine, 1)
+    (work,) = works_of(engine, [session_id])
+    build, measure = (work.queue(LIBRARY.step(name)) for name in ("build", "measure"))
+
+    def open_now(**values: str) -> set[str]:
+        with writing(engine) as connection:
+            connection.execute(sa.update(Job).values(**values))
+            return open_queues(connection, work)
+
+    assert open_now(state="new") == {build, measure}
+    assert open_now(step="measure", state="compiled") == {measure}
+    assert open_now(state="evaluating") == {measure}
+    make(Silent(), [work])._announce_open()
+    assert [key.decode().partition(":open:")[2] for key in redis_client.keys("*:open:*")] == [
+        measure
+    ]
+    assert open_now(state="evaluated") == set()
+    assert open_now(state="errored", step="build") == set()
+
+
 def _fails(*_: object, **__: object) -> Any:
     raise RuntimeError("a bug of a plug-in")
 
@@ -372,7 +389,7 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     coordinator = make(InProcess(Runner(redis_client, get_settings().lease_s, context)), works)
     coordinator._refresh = None
-    monkeypatch.setattr(aside, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(quarantine, "_PAUSE_S", 0.0)
 
     def fault() -> str:
         return {one.session_id: one.fault for one in overview.read(engine)}[bad]
@@ -388,6 +405,7 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
+@pytest.mark.service
 def test_an_outage_of_redis_that_lasts_too_long_ends_a_run_with_a_sentence(
     sqlite_engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

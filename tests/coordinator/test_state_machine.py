@@ -39,7 +39,7 @@ from state_machine_parts import (
 )
 
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator.actions import Selection
+from tuna.coordinator.actions import JobSelection
 from tuna.db import jobs
 from tuna.db.engine import writing
 from tuna.libraries.base import Step
@@ -59,7 +59,7 @@ class Pipeline(Machine):
     """All that can happen."""
 
     # -- publishing
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @rule(step=STEPS)
     def publish(self, step: Step) -> None:
@@ -91,7 +91,7 @@ class Pipeline(Machine):
             self.broker.waiting.remove(message)
 
     # -- workers
-    # ------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @rule(pick=PICK)
     def a_worker_takes_a_message(self, pick: int) -> None:
@@ -251,14 +251,14 @@ class Pipeline(Machine):
         self.coordinator._load()
 
     # -- people
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @rule(pick=PICK, whole_chunk=st.booleans(), redis_away=st.booleans())
     def cancel(self, pick: int, whole_chunk: bool, redis_away: bool) -> None:
         [job] = choose(self._jobs(), pick)
         together = [other.id for other in self._jobs() if other.chunk == job.chunk]
         ids = together if whole_chunk and job.chunk else [job.id]
-        done = job_actions.cancel(self.engine, LIBRARY, Selection(self.scene.session_id, ids))
+        done = job_actions.cancel(self.engine, LIBRARY, JobSelection(self.scene.session_id, ids))
         self.owed = {words for words in self.owed if self.said[words].job not in ids}
         if not redis_away:
             self.leases.drop(sorted(done.chunks))
@@ -267,14 +267,14 @@ class Pipeline(Machine):
     @rule()
     def retry(self) -> None:
         errored = sum(job.state == "errored" for job in self._jobs())
-        moved = job_actions.retry(self.engine, LIBRARY, Selection(self.scene.session_id))
+        moved = job_actions.retry(self.engine, LIBRARY, JobSelection(self.scene.session_id))
         assert sum(moved.values()) == errored
 
     @rule(pick=PICK)
     def a_canceled_job_begins_anew(self, pick: int) -> None:
         for job in choose([job for job in self._jobs() if job.state == "canceled"], pick):
             moved = job_actions.retry(
-                self.engine, LIBRARY, Selection(self.scene.session_id, [job.id])
+                self.engine, LIBRARY, JobSelection(self.scene.session_id, [job.id])
             )
             assert moved == {job.steps.split(",")[0]: 1}
 
@@ -288,17 +288,12 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
-    for name in (
-        "coordinator._REAP_EVERY_S",
-        "coordinator._SWEEP_EVERY_S",
-        "empty_steps._LOOK_EVERY_S",
-    ):
-        monkeypatch.setattr("tuna.pipeline." + name, 0)
-    monkeypatch.setattr("tuna.coordinator.empty_steps._LOOK_SHARE", math.inf)
+    monkeypatch.setattr("tuna.coordinator.no_work_cache._LOOK_EVERY_S", 0)
+    monkeypatch.setattr("tuna.coordinator.no_work_cache._LOOK_SHARE", math.inf)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.jobs.failures.MAX_UNCHARGED", MAX_FREE)
     # time passes when the model says so
-    monkeypatch.setattr("tuna.coordinator.coordinator.GRACE_S", AN_HOUR_S)
+    monkeypatch.setattr("tuna.coordinator.reaper.GRACE_S", AN_HOUR_S)
     database = tmp_path / "template.sqlite"
     engine = sqlite_template.engine(database)
     session_id = make_jobs(

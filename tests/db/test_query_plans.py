@@ -20,19 +20,19 @@ from million_jobs import fill
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import reaper
 from tuna.db import jobs, overview, searches, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.jobs import reaper
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 
 LIBRARY = get_library("noop")
 #: Tables that grow with the work; the rest have some rows, for which a scan is right.
@@ -165,7 +165,7 @@ def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.Claime
         return claim.claim(connection, Scope(1, LIBRARY, ""), LIBRARY.step(step), limit)
 
 
-def entries(chunks: list[claim.ClaimedChunk]) -> list[Entry]:
+def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:
     times = {"times_ms": (1.0,), "time_ms": 1.0}
     made = []
     for chunk in chunks:
@@ -181,7 +181,7 @@ def entries(chunks: list[claim.ClaimedChunk]) -> list[Entry]:
             for item in chunk.items
         )
         made.append(
-            Entry(
+            StreamEntry(
                 "1-1", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
             )
         )
@@ -221,7 +221,7 @@ def test_a_chunk_that_was_started_or_comes_back_is_found_by_index(
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     chunks = [chunk.id for chunk in claimed(engine, "build")]
     for kind in (ReportKind.STARTED, ReportKind.RETURNED):
-        made = [Entry("1-1", Report(kind=kind, chunk=chunk, worker="w")) for chunk in chunks]
+        made = [StreamEntry("1-1", Report(kind=kind, chunk=chunk, worker="w")) for chunk in chunks]
         check(engine, lambda: drain(engine, redis_client, tmp_path).write(made), "job")  # noqa: B023
 
 

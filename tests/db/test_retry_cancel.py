@@ -14,7 +14,7 @@ from jobs_builder import accepted, make_jobs, states
 from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator.actions import Selection
+from tuna.coordinator.actions import JobSelection
 from tuna.db import configs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
@@ -27,7 +27,7 @@ from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
@@ -46,7 +46,7 @@ def _claim(
         return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit)
 
 
-def _entries(chunks: list[ClaimedChunk], cause: Cause | None = None) -> list[Entry]:
+def _entries(chunks: list[ClaimedChunk], cause: Cause | None = None) -> list[StreamEntry]:
     entries = []
     for chunk in chunks:
         results = tuple(
@@ -60,9 +60,11 @@ def _entries(chunks: list[ClaimedChunk], cause: Cause | None = None) -> list[Ent
             )
             for i in chunk.items
         )
-        entries.append(Entry("1-0", Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w")))
         entries.append(
-            Entry(
+            StreamEntry("1-0", Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w"))
+        )
+        entries.append(
+            StreamEntry(
                 "2-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
             )
         )
@@ -89,14 +91,17 @@ def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(
 ) -> None:
     session_id = _errored_at_both_steps(engine, drain)
     attempts = [row.attempt for row in _jobs(engine)]
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
+    assert job_actions.retry(engine, LIBRARY, JobSelection(session_id)) == {
+        "build": 10,
+        "measure": 10,
+    }
     assert Counter((row.state, row.step) for row in _jobs(engine)) == {
         ("new", "build"): 10,
         ("compiled", "measure"): 10,
     }
     assert {(row.failures, row.cause) for row in _jobs(engine)} == {(0, None)}
     assert [row.attempt for row in _jobs(engine)] == attempts, "the fencing token goes on"
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {}
+    assert job_actions.retry(engine, LIBRARY, JobSelection(session_id)) == {}
     drain.write(_entries(_claim(engine, session_id)))
     drain.write(_entries(_claim(engine, session_id, "measure")))
     assert states(engine) == {"evaluated": 20}
@@ -105,18 +110,20 @@ def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(
 def test_a_job_of_one_device_step_is_retried_as_new(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
     drain.write(_entries(_claim(engine, session_id, "measure"), Cause.WRONG_RESULT))
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"measure": 10}
+    assert job_actions.retry(engine, LIBRARY, JobSelection(session_id)) == {"measure": 10}
     assert states(engine) == {"new": 10}
     assert len(_claim(engine, session_id, "measure")[0].items) == 10
 
 
 def test_only_what_was_asked_for_is_retried(engine: sa.Engine, drain: Drain) -> None:
     session_id = _errored_at_both_steps(engine, drain)
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id, cause="build_error")) == {
+    assert job_actions.retry(engine, LIBRARY, JobSelection(session_id, cause="build_error")) == {
         "build": 10
     }
     one = next(row.id for row in _jobs(engine) if row.state == "errored")
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id, jobs=[one])) == {"measure": 1}
+    assert job_actions.retry(engine, LIBRARY, JobSelection(session_id, jobs=[one])) == {
+        "measure": 1
+    }
     assert states(engine) == {"new": 10, "compiled": 1, "errored": 9}
 
 
@@ -126,7 +133,7 @@ def test_a_job_of_another_session_is_refused_and_nothing_changes(
 ) -> None:
     session_id = make_jobs(engine, 1)
     with pytest.raises(NotFound, match="no job 4711"):
-        decide(engine, LIBRARY, Selection(session_id, jobs=[_jobs(engine)[0].id, 4711]))  # type: ignore[operator]
+        decide(engine, LIBRARY, JobSelection(session_id, jobs=[_jobs(engine)[0].id, 4711]))  # type: ignore[operator]
     assert states(engine) == {"new": 10}
 
 
@@ -144,13 +151,13 @@ def test_every_unfinished_job_is_canceled_and_finished_ones_stay(
     _claim(engine, session_id, limit=10)  # compile_queued
     before = states(engine)
     assert len(before) == 8
-    done = job_actions.cancel(engine, LIBRARY, Selection(session_id))
+    done = job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
     assert done.states == {
         state: n for state, n in before.items() if state not in ("evaluated", "errored")
     }
     assert states(engine) == {"evaluated": 10, "errored": 5, "canceled": 45}
     assert len(done.chunks) == 4
-    again = job_actions.cancel(engine, LIBRARY, Selection(session_id))
+    again = job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
     assert (again.states, again.chunks) == ({}, set())
     assert _claim(engine, session_id) + _claim(engine, session_id, "measure") == []
 
@@ -159,9 +166,11 @@ def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Dra
     session_id = make_jobs(engine, 1)
     chunks = _claim(engine, session_id)
     drain.write(_entries(chunks)[:1])
-    job_actions.cancel(engine, LIBRARY, Selection(session_id))
+    job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
     drain.write(_entries(chunks))
-    drain.write([Entry("9-0", Report(kind=ReportKind.RETURNED, chunk=chunks[0].id, worker="w"))])
+    drain.write(
+        [StreamEntry("9-0", Report(kind=ReportKind.RETURNED, chunk=chunks[0].id, worker="w"))]
+    )
     assert states(engine) == {"canceled": 10}
     assert accepted(engine) == []
     assert drain.counts.refused == 10
@@ -173,7 +182,7 @@ def test_a_chunk_that_holds_other_jobs_too_ends_and_these_are_taken_back(engine:
     session_id = make_jobs(engine, 1)
     chunk = _claim(engine, session_id)[0]
     first = chunk.items[0].job_id
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == {
+    assert job_actions.cancel(engine, LIBRARY, JobSelection(session_id, jobs=[first])).chunks == {
         chunk.id
     }
     with writing(engine) as connection:
@@ -185,11 +194,11 @@ def test_only_layers_with_the_tag_are_canceled(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 3)
     with writing(engine) as connection:
         configs.store(connection, [GemmConfig(m=8, n=8, k=1)], "one")
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="one")).states == {
+    assert job_actions.cancel(engine, LIBRARY, JobSelection(session_id, tag="one")).states == {
         "new": 10
     }
     with pytest.raises(NotFound):
-        job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="none"))
+        job_actions.cancel(engine, LIBRARY, JobSelection(session_id, tag="none"))
     assert states(engine) == {"new": 20, "canceled": 10}
 
 
@@ -198,7 +207,7 @@ def test_what_was_compiled_and_has_no_other_step_is_finished(
 ) -> None:
     session_id = make_jobs(engine, 1, steps="build")
     drain.write(_entries(_claim(engine, session_id)))
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {}
+    assert job_actions.cancel(engine, LIBRARY, JobSelection(session_id)).states == {}
     assert states(engine) == {"compiled": 10}
 
 
@@ -207,8 +216,11 @@ def test_many_jobs_are_moved_in_batches(
 ) -> None:
     monkeypatch.setattr(job_actions, "_BATCH", 7)
     session_id = _errored_at_both_steps(engine, drain)
-    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {
+    assert job_actions.retry(engine, LIBRARY, JobSelection(session_id)) == {
+        "build": 10,
+        "measure": 10,
+    }
+    assert job_actions.cancel(engine, LIBRARY, JobSelection(session_id)).states == {
         "new": 10,
         "compiled": 10,
     }

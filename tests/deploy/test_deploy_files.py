@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 from deploy_files import (
     DOCKER,
     DOCKERFILES,
@@ -66,6 +67,7 @@ def test_json_parses_and_has_no_key_twice() -> None:
     of_each([path for path in FILES if path.suffix == ".json"], check, name_of)
 
 
+@pytest.mark.service
 def test_mariadb_knows_every_option_of_its_file() -> None:
     config = configparser.ConfigParser()
     config.read_string((DOCKER / "mariadb.cnf").read_text())

@@ -23,9 +23,9 @@ from tuna.libraries.items import DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial as Measured
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry
-from tuna.reports.result_query import query
-from tuna.reports.result_rows import ResultFilter
+from tuna.queue.results import StreamEntry
+from tuna.results.query import query
+from tuna.results.rows import ResultFilter
 
 #: Sessions of the environment; each has two jobs of the solver, whose results come from two
 #: processes at once.
@@ -89,7 +89,7 @@ def _commit(
         result = Result(job_id=job_id, attempt=1, step="measure", **facts)
         drain.write(
             [
-                Entry(
+                StreamEntry(
                     f"{job_id}-0",
                     Report(kind=ReportKind.FINISHED, chunk=chunk, worker="w", results=(result,)),
                 )

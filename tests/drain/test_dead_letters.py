@@ -3,6 +3,7 @@ ones."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,17 +13,17 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import reaper
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResult
 from tuna.drain import dead_letters
 from tuna.drain.drain import Drain
-from tuna.jobs import reaper
 from tuna.jobs.release import release
 from tuna.jobs.scope import Scope
 from tuna.libraries import registry
 from tuna.libraries.base import Library
-from tuna.libraries.items import DeviceReport
+from tuna.libraries.items import WIRE_VERSION, DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import ClaimedChunk, claim
@@ -115,6 +116,31 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
     assert second.take_letters() == 0
 
 
+def test_a_letter_of_another_version_of_tuna_is_kept_for_a_person(
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[[], Drain],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended every coordinator that had the library."""
+    (theirs,) = _claim(engine, _other_session(engine))
+    _report(redis_client, theirs)
+    with pytest.MonkeyPatch.context() as patch:
+        _without(patch, "example")
+        make().once()
+    with writing(engine) as connection:
+        body = connection.execute(sa.select(DeadLetter.body)).scalar_one()
+        other = json.dumps(json.loads(body) | {"version": WIRE_VERSION + 1}).encode()
+        connection.execute(sa.update(DeadLetter).values(body=other))
+    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    drain = make()
+    assert [drain.take_letters() for _ in range(2)] == [0, 0]
+    with reading(engine) as connection:
+        row = connection.execute(sa.select(DeadLetter.library, DeadLetter.fault)).one()
+    assert row.library == ""
+    assert f"it has version {WIRE_VERSION + 1}" in row.fault
+
+
 def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_in_parts(
     engine: sa.Engine,
     redis_client: redis.Redis,
@@ -158,7 +184,7 @@ def test_lost_workers_of_a_library_that_is_missing_are_left_to_a_coordinator_tha
     chunks = [chunk.id for chunk in (*theirs, *mine)]
     _without(monkeypatch, "example")
     with writing(engine) as connection:
-        assert reaper.of_missing_libraries(connection, chunks) == {chunk.id for chunk in theirs}
+        assert reaper.of_known_libraries(connection, chunks) == [chunk.id for chunk in mine]
         assert release(connection, chunks, max_attempts=3, worker_lost=True) == 10
     assert states(engine) == {"compile_queued": 10, "new": 10}
     with writing(engine) as connection:

@@ -29,7 +29,7 @@ from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import with_commands
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
@@ -57,7 +57,7 @@ def _claim(
         )
 
 
-def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
+def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[StreamEntry]:
     facts = {
         "ok": True,
         "trials": (Trial(index=0, params="p", time_ms=1.5, times_ms=(1.5,)),),
@@ -73,7 +73,7 @@ def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
         reports.append(
             Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
         )
-    return [Entry(f"{n}-0", report) for n, report in enumerate(reports, 1)]
+    return [StreamEntry(f"{n}-0", report) for n, report in enumerate(reports, 1)]
 
 
 def _release(engine: sa.Engine, chunks: list[ClaimedChunk], *, worker_lost: bool) -> int:
@@ -219,7 +219,7 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
     chunk = _claim(engine, session_id)[0]
     drain.write(
         [
-            Entry(
+            StreamEntry(
                 "1-0",
                 Report(
                     kind=ReportKind.RETURNED, chunk=chunk.id, worker="w", reason="wrong environment"
@@ -451,7 +451,7 @@ def test_a_report_that_is_longer_than_one_statement_may_be_is_written(
     drain.write(
         [
             entries[0],
-            Entry("2-0", report.model_copy(update={"results": results})),
+            StreamEntry("2-0", report.model_copy(update={"results": results})),
             *_entries(chunks[1:]),
         ]
     )
@@ -468,7 +468,11 @@ def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(
     bad = report.results[3].model_copy(update={"algorithm": None})
     results = (*report.results[:3], bad, *report.results[4:])
     drain.write(
-        [entries[0], Entry("2-0", report.model_copy(update={"results": results})), *entries[2:]]
+        [
+            entries[0],
+            StreamEntry("2-0", report.model_copy(update={"results": results})),
+            *entries[2:],
+        ]
     )
     assert drain.counts.accepted == 10
     with reading(engine) as connection:

@@ -21,7 +21,7 @@ from tuna.libraries.miopen.formats.find_exporter import FindExporter
 from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
 from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
 from tuna.libraries.tvm import tvm_db
-from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
+from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.testing.contracts.exporter import ExporterContract, SampleResult, sample_record
 
 LAYERS = [parse_line(driver)[0] for driver in DRIVERS[:3]]

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports.check import Findings, Known
 from tuna.exports.check import check as check_known
 from tuna.exports.diff import diff, line
 from tuna.exports.entries import Pair
 from tuna.exports.merge import merge
 from tuna.libraries import compressed
-from tuna.libraries.miopen.formats import find_db, kernel_db, naming, perf_db, perf_text
-from tuna.libraries.miopen.formats.database_file import Kind, kind_of
+from tuna.libraries.exporter import CheckFacts, Findings, base_name
+from tuna.libraries.miopen import names
+from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
+from tuna.libraries.miopen.formats.database_file import DatabaseKind, kind_of
 from tuna.libraries.miopen.formats.find_db import FindItem
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
@@ -57,7 +58,7 @@ def put(path: Path, *lines: str) -> Path:
 
 
 # --- forms
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -71,15 +72,15 @@ def test_a_perf_db_in_text_reads_back(tmp_path: Path, rows: dict[PerfKey, dict[s
         for solver, params in found.items()
     ]
     with open(tmp_path / "x.db.txt", "wb") as stream:
-        assert perf_text.write(stream, records) == len(records)
-    assert list(perf_text.read(tmp_path / "x.db.txt")) == records
+        assert perf_db.write_text(stream, records) == len(records)
+    assert list(perf_db.read_text(tmp_path / "x.db.txt")) == records
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_perf_db_that_miopen_wrote_reads_and_writes_back(tmp_path: Path, name: str) -> None:
     path = shared_data("miopen_db", "written_by_miopen", name)
     with open(tmp_path / "again", "wb") as stream:
-        perf_text.write(stream, perf_text.read(path))
+        perf_db.write_text(stream, perf_db.read_text(path))
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
@@ -95,13 +96,13 @@ def test_a_find_db_that_miopen_wrote_reads_and_writes_back(tmp_path: Path) -> No
 )
 def test_a_damaged_perf_db_in_text_names_its_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadInput, match=r"x\.db\.txt:2: "):
-        list(perf_text.read(put(tmp_path / "x.db.txt", f"{PERF}=A:1", text)))
+        list(perf_db.read_text(put(tmp_path / "x.db.txt", f"{PERF}=A:1", text)))
 
 
 @pytest.mark.parametrize("params", ["", "a;b", "a:b", "a=b", "a\nb"])
 def test_params_that_text_cannot_hold_are_refused(tmp_path: Path, params: str) -> None:
     with open(tmp_path / "x", "wb") as stream, pytest.raises(BadInput):
-        perf_text.write(stream, [PerfRecord(PerfKey.parse(PERF), "A", params)])
+        perf_db.write_text(stream, [PerfRecord(PerfKey.parse(PERF), "A", params)])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_numbers_that_only_python_would_take_are_refused(item: str) -> None:
 
 
 # --- packed files
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_packed_file_reads_like_a_plain_one_and_is_the_same_each_time(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 
 # --- names
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 def test_architecture_and_compute_units_are_read_from_names(
     filename: str, arch: str, num_cu: int | None
 ) -> None:
-    assert naming.parse_name(filename) == (arch, num_cu)
+    assert names.parse_name(filename) == (arch, num_cu)
 
 
 @given(
@@ -214,13 +215,14 @@ def test_architecture_and_compute_units_are_read_from_names(
     st.none() | st.integers(1, 600),
 )
 def test_names_are_read_as_they_are_made(arch: str, num_cu: int | None) -> None:
-    assert naming.parse_name(f"{naming.base_name(arch, num_cu or 0)}.db") == (arch, num_cu)
+    assert names.parse_name(f"{base_name(arch, num_cu or 0)}.db") == (arch, num_cu)
 
 
 @pytest.mark.parametrize(
-    ("content", "kind"), [(f"{KEY}=A:1,0,{FWD}", Kind.FIND), (f"{PERF}=A:1", Kind.PERF)]
+    ("content", "kind"),
+    [(f"{KEY}=A:1,0,{FWD}", DatabaseKind.FIND), (f"{PERF}=A:1", DatabaseKind.PERF)],
 )
-def test_contents_say_what_a_database_is(tmp_path: Path, content: str, kind: Kind) -> None:
+def test_contents_say_what_a_database_is(tmp_path: Path, content: str, kind: DatabaseKind) -> None:
     assert kind_of(put(tmp_path / "x", content)) is kind
 
 
@@ -259,7 +261,7 @@ def test_differences_are_counted_by_solver_and_type(tmp_path: Path) -> None:
 def test_a_perf_db_in_text_equals_the_one_in_sqlite(tmp_path: Path) -> None:
     shipped = shared_data("miopen_db", "gfx942130.trimmed.db")
     with open(tmp_path / "x.db.txt", "wb") as stream:
-        count = perf_text.write(stream, perf_db.read(shipped))
+        count = perf_db.write_text(stream, perf_db.read(shipped))
     found = diff(shipped, tmp_path / "x.db.txt")
     assert (found.total("same"), found.differs) == (count, False)
 
@@ -339,7 +341,7 @@ def test_kernels_are_merged_and_checked(tmp_path: Path) -> None:
 
 
 # --- rules
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def rules(findings: Findings) -> list[str]:
@@ -352,7 +354,7 @@ Kernels = dict[tuple[str, str], list[list[KernelOf]]]
 def check(
     directory: Path, solvers: dict[str, bool] | None, kernels_of: Callable[..., Kernels]
 ) -> Findings:
-    return check_known(directory, Known(solvers, kernels_of))
+    return check_known(directory, CheckFacts(solvers, kernels_of))
 
 
 def none_known(*_: object) -> Kernels:

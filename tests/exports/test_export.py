@@ -20,7 +20,8 @@ from tuna.configs import ConvConfig, Direction, parse_line
 from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.exports import export
-from tuna.libraries.miopen.formats import find_db, kernel_db, naming, perf_db
+from tuna.libraries.exporter import base_name
+from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.results import NO_TIME
 from tuna.libraries.tvm import tvm_db
 
@@ -333,7 +334,7 @@ def test_a_filename_is_one_plain_name(
 def test_base_names_follow_miopens_rule_and_fit_every_file_system(
     arch: str, num_cu: int, name: str
 ) -> None:
-    assert naming.base_name(arch, num_cu) == name
+    assert base_name(arch, num_cu) == name
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -21,9 +21,9 @@ from tuna.exports import export, export_golden
 from tuna.exports.csv_table import CsvExporter
 from tuna.exports.importer import import_db
 from tuna.exports.json_lines import JsonExporter
-from tuna.exports.record_query import spread_of
 from tuna.libraries.miopen.formats.find_db import time_text
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
+from tuna.results.records import spread_of
 from tuna.vocabulary import BASELINE
 
 JSON, CSV = JsonExporter(), CsvExporter()

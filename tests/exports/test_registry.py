@@ -13,9 +13,9 @@ from builders import DRIVERS, DatabaseBuilder
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.exports import export, registry
-from tuna.exports.check import Known, check
+from tuna.exports.check import check
 from tuna.exports.diff import diff
-from tuna.libraries.exporter import Entry, Exporter, FileOptions, Tally
+from tuna.libraries.exporter import CheckFacts, Entry, Exporter, ExportTally, FileOptions
 from tuna.libraries.results import ResultSource
 
 TypeIn = Callable[..., Any]
@@ -38,7 +38,9 @@ class ToyExporter(Exporter[FileOptions]):
     def ending(self, source: ResultSource, options: FileOptions) -> str:
         return ".toy"
 
-    def write(self, path: Path, source: ResultSource, options: FileOptions, tally: Tally) -> int:
+    def write(
+        self, path: Path, source: ResultSource, options: FileOptions, tally: ExportTally
+    ) -> int:
         rows = sorted(
             (row.driver, source.solvers[row.solver_id].name, row.time_ms)
             for row in source.results(_Row)
@@ -91,10 +93,10 @@ def test_a_plug_ins_form_is_exported_compared_and_checked(
     assert path.name == "znver5_2.toy"
     assert registry.exporter_of(path).form == "toy"
     assert diff(path, path).total("same") == 1
-    found = check(tmp_path, Known(None, lambda *_: {}))
+    found = check(tmp_path, CheckFacts(None, lambda *_: {}))
     assert (found.entries, found.faults) == (1, [])
     path.write_text(path.read_text() * 2)
-    assert [fault.rule for fault in check(tmp_path, Known(None, lambda *_: {})).faults] == [
+    assert [fault.rule for fault in check(tmp_path, CheckFacts(None, lambda *_: {})).faults] == [
         "duplicate"
     ]
 

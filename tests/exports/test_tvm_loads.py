@@ -25,7 +25,8 @@ def plain(value):
     if isinstance(value, str): return str(value)
     return [plain(v) for v in value] if hasattr(value, "__iter__") else value
 x = te.placeholder((8, 8), name="x")
-module = tvm.IRModule({"main": te.create_prim_func([x, te.compute((8, 8), lambda i, j: x[i, j] + 1, name="y")])})
+y = te.compute((8, 8), lambda i, j: x[i, j] + 1, name="y")
+module = tvm.IRModule({"main": te.create_prim_func([x, y])})
 workload = ms.database.Workload(module)
 params = []
 for factor in (2, 4):
@@ -33,7 +34,8 @@ for factor in (2, 4):
     loop, _ = schedule.get_loops(schedule.get_sblock("y"))
     schedule.split(loop, [None, factor])
     target = tvm.target.Target({"kind": "llvm"})
-    params.append(json.dumps(plain(ms.database.TuningRecord(schedule.trace, workload, None, target, []).as_json())))
+    record = ms.database.TuningRecord(schedule.trace, workload, None, target, [])
+    params.append(json.dumps(plain(record.as_json())))
 print(json.dumps({"workload": json.dumps(plain(workload.as_json())), "params": params}))
 """
 READ = """
@@ -44,8 +46,9 @@ db = ms.database.JSONDatabase(work_dir=sys.argv[1])
 records = list(db.get_all_tuning_records())
 module = records[0].workload.mod
 best = db.query_tuning_record(module, Target({"kind": "llvm"}), "main")
-print(json.dumps([[[float(s) for s in r.run_secs] for r in records], float(best.run_secs[0]), "_0 * 4" in str(
-    db.query_schedule(module, Target({"kind": "llvm"}), "main").mod)]))
+times = [[float(s) for s in r.run_secs] for r in records]
+text = str(db.query_schedule(module, Target({"kind": "llvm"}), "main").mod)
+print(json.dumps([times, float(best.run_secs[0]), "_0 * 4" in text]))
 """
 
 

@@ -38,7 +38,7 @@ from tuna.testing.servers import install_mariadb, killed_with_parent, listens, w
 from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0
-_START_S = 30.0
+_START_S = 120.0
 _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
 _TOKENS = 20
@@ -125,8 +125,10 @@ class Cluster:
                     (home / "cache").mkdir()
                     (home / "cache" / "machine").symlink_to(known.readlink())
             self._servers["redis"] = [
-                program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
-                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
+                program(), "--bind", self._address, "--port", "6379", "--dir",
+                str(self.folder / "redis"),
+                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
+                "--protected-mode", "no",
             ]  # fmt: skip
             self._servers["mariadb"] = install_mariadb(
                 self.folder / "mariadb",
@@ -180,7 +182,7 @@ class Cluster:
             for one in (process, *workers):
                 one.kill()
         process.wait(_START_S)
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
         if alive:
             raise ClusterError(f"{alive} outlived the {name} process")
 
@@ -353,7 +355,8 @@ class Cluster:
             env["TUNA_JOIN"] = self._token(name)
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             self._running[name] = psutil.Popen(
-                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=env,
+                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.folder, env=env,
             )  # fmt: skip
 
     def _program(self, name: str) -> list[str]:

@@ -24,13 +24,13 @@ from tuna.libraries.registry import get_library
 _SOLVERS = 10
 _BEGIN_S = 30.0
 _RECOVERY_S = 7.0
-_STARTING_S = 10.0
+_STARTING_S = 60.0
 _JOIN_S = 20.0
 _POLL_S = 0.05
 _SOME_ITEMS = 20
 #: Seconds without another item, and until the end, after the last fault. Jobs that were lost with a
 #: worker are done one by one, which takes minutes on a busy machine.
-_STUCK_S, _END_S = 60.0, 300.0
+_STUCK_S, _END_S = 150.0, 400.0
 
 
 @dataclass

@@ -15,6 +15,7 @@ from shared_data import DRILLS
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(1, DRILLS + 1))
 def test_a_session_survives_the_faults_of_a_seed(
     seed: int, tmp_path: Path, knows_machine: Callable[[Path], None]

@@ -109,7 +109,8 @@ def _source(solver: Solver, problem: Problem, device: Device, params: str) -> tu
         }
         return "naive_conv.cpp", "".join(f" -DMIOPEN_USE_{name}={on}" for name, on in types.items())
     if solver.name.startswith("ConvBinWinograd"):
-        stem = f"Conv_Winograd_{solver.name[len('ConvBinWinograd') :].lower()}_{data_type}_stride{problem.strides[0]}"
+        stem = f"Conv_Winograd_{solver.name[len('ConvBinWinograd') :].lower()}_{data_type}"
+        stem += f"_stride{problem.strides[0]}"
         return f"{stem}.s", "-Wa,-defsym,ROCM_METADATA_VERSION=5 -mcumode -mwavefrontsize64"
     if "GTCDynamic" in solver.name:
         # The tile is part of the file name, since different params have the same options.

@@ -215,8 +215,10 @@ class Problem:
 
         # fmt: off
         fields = (
-            self.dims, source[0], *hwd(source[1:], 1), *hwd(self.filter, 1), target[0], self.batch, *hwd(self.pads, 0),
-            *hwd(self.strides, 0), *hwd(self.dilations, 0), 0, self.groups, layouts[0], self.data_type, self.direction,
+            self.dims, source[0], *hwd(source[1:], 1), *hwd(self.filter, 1), target[0], self.batch,
+            *hwd(self.pads, 0),
+            *hwd(self.strides, 0), *hwd(self.dilations, 0), 0, self.groups, layouts[0],
+            self.data_type, self.direction,
         )
         # fmt: on
         return "x".join(map(str, fields))

@@ -12,8 +12,8 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
-from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, results, rollback
-from tuna.vocabulary import BASELINE, State
+from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, rollback
+from tuna.vocabulary import BASELINE
 
 
 def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene) -> None:
@@ -428,7 +428,3 @@ def test_two_results_for_one_layer_and_solver_are_refused(scene: Scene) -> None:
     with pytest.raises(NotReleasable, match=f"2 results for one layer and solver .*{ASM}"):
         scene.build(1, session)
     assert scene.everything() == [[], [], []]
-
-
-def test_the_state_is_spelt_as_the_pipeline_does() -> None:
-    assert State.EVALUATED.value == results.EVALUATED

@@ -243,18 +243,22 @@ def _many(scene: Scene) -> int:
         f"INSERT INTO many SELECT n FROM ({numbers}) x WHERE n < {ROWS // 10}",
         f"""INSERT INTO config (id, `key`, kind, driver, label, created_at)
             SELECT 1000 + n, {key}, 'convolution', 'd', 'l', '2026-03-02' FROM many""",
-        f"""INSERT INTO job (id, session_id, config_id, solver_id, steps, step, state, reason, options, attempt, failures,
-            isolate, updated_at)
-            SELECT 1000 + c.n * 10 + s.n, {session}, 1000 + c.n, {solver} + s.n, 'compile,eval', 'eval', 'evaluated',
-            'r', '{{}}', 1, 0, 0, '2026-03-02' FROM many c CROSS JOIN many s WHERE s.n < 10""",
-        """INSERT INTO step_result (job_id, step, attempt, ok, output_tail, worker, device, ended_at, busy_s)
-            SELECT id, 'eval', 1, 1, '', 'w', 'd', '2026-03-02 10:00:00', 1 FROM job WHERE id >= 1000""",
+        f"""INSERT INTO job (id, session_id, config_id, solver_id, steps, step, state, reason,
+            options, attempt, failures, isolate, updated_at)
+            SELECT 1000 + c.n * 10 + s.n, {session}, 1000 + c.n, {solver} + s.n, 'compile,eval',
+            'eval', 'evaluated', 'r', '{{}}', 1, 0, 0, '2026-03-02'
+            FROM many c CROSS JOIN many s WHERE s.n < 10""",
+        """INSERT INTO step_result
+            (job_id, step, attempt, ok, output_tail, worker, device, ended_at, busy_s)
+            SELECT id, 'eval', 1, 1, '', 'w', 'd', '2026-03-02 10:00:00', 1
+            FROM job WHERE id >= 1000""",
         """INSERT INTO trial (job_id, number, output_tail, times_ms, time_ms)
             SELECT id, 0, '', '[]', 1 + id % 97 FROM job WHERE id >= 1000""",
-        """INSERT INTO find_db (session_id, config_id, solver_id, job_id, time_ms, workspace_bytes, params, algorithm,
-            trial_number, updated_at) SELECT session_id, config_id, solver_id, id, 1 + id % 97, 0,
-            '256,128,128,32,Default,32,32,2,2,8,8,8,1,1,BlkGemmPipelineScheduler: Intrawave', '', 0, '2026-03-02'
-            FROM job WHERE id >= 1000""",
+        """INSERT INTO find_db (session_id, config_id, solver_id, job_id, time_ms, workspace_bytes,
+            params, algorithm, trial_number, updated_at)
+            SELECT session_id, config_id, solver_id, id, 1 + id % 97, 0,
+            '256,128,128,32,Default,32,32,2,2,8,8,8,1,1,BlkGemmPipelineScheduler: Intrawave', '',
+            0, '2026-03-02' FROM job WHERE id >= 1000""",
         (
             f"INSERT INTO find_db_kernel SELECT id, 0, '{kernel}', 'k.o', '' FROM find_db WHERE"
             " params != ''"

@@ -83,4 +83,4 @@ def stop_redis() -> None:
     time."""
     settings = get_settings()
     release_services(settings)
-    wait_until(lambda: not listens(str(socket_path(settings.run_dir))), 20, "end of Redis")
+    wait_until(lambda: not listens(str(socket_path(settings.run_dir))), 120, "end of Redis")

@@ -62,7 +62,8 @@ class Shell:
 
     def run(self, *command: str, limit_s: float = 300.0) -> str:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env, cwd=self.folder,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env,
+            cwd=self.folder,
             timeout=limit_s, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + self._log.read_text()[-3000:]
@@ -163,8 +164,8 @@ def test_a_killed_board_loses_nothing_and_is_used_again(shell: Shell) -> None:
     )
     started = time.monotonic()
     on_boards.send_signal(signal.SIGTERM)
-    on_boards.wait(30)
-    assert time.monotonic() - started < 5
+    on_boards.wait(60)
+    assert time.monotonic() - started < 20  # and the bound is 30
 
 
 def wait_for_aside(shell: Shell) -> dict[str, object]:

@@ -23,6 +23,7 @@ from guarded_redis import ADMIN, guarded_redis
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db import models, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, StoreUnavailable
@@ -185,7 +186,8 @@ def test_fifty_workers_by_token(
     gate = Gate(
         engine, admin, namespace, settings.lease_s, Leases(admin, namespace, settings.lease_s).evict
     )
-    coordinator = Coordinator(engine, admin, Celery("t", broker=own), settings, [work])
+    backends = Backends(engine, admin, Celery("t", broker=own), settings)
+    coordinator = Coordinator(backends, [work])
     total = LAYERS * 10
     done = lambda: states(engine).get("evaluated", 0) == total  # noqa: E731
     enqueuing = threading.Thread(target=coordinator.run, args=(lambda: None, done), daemon=True)

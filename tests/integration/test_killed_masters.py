@@ -82,7 +82,8 @@ class Programs:
         with open(self._shell.folder / f"{name}.log", "ab") as log:
             made = subprocess.Popen(
                 [sys.executable, "-m", "lorien", *words],
-                stdout=log, stderr=log, env=self._shell.env, cwd=self._shell.folder, start_new_session=True,
+                stdout=log, stderr=log, env=self._shell.env, cwd=self._shell.folder,
+                start_new_session=True,
             )  # fmt: skip
         return self._shell.adopt(made)
 

@@ -83,7 +83,7 @@ def test_jobs_survive_kills_of_everything(
         children = below(running[victim])
         processes.kill(running[victim])
         if victim != "coordinator":
-            psutil.wait_procs(children, timeout=10)
+            psutil.wait_procs(children, timeout=60)
             assert not [child for child in children if child.is_running()], (
                 "fin outlived its worker"
             )
@@ -93,7 +93,7 @@ def test_jobs_survive_kills_of_everything(
     # costs the work in flight alone
     redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()
     eventually(lambda: set(states(engine)) <= {"evaluated", "errored"}, 240)
-    assert running["coordinator"].wait(30) == 0
+    assert running["coordinator"].wait(200) == 0
     _check(engine, total)
 
 

@@ -28,8 +28,11 @@ with api.listening("127.0.0.1", port):
     api.import_configs(f"{label}.txt", tag=label)
     api.update_solvers("tvm")
     api.update_applicability(session)
-    api.load_jobs(session, tag=label, reason="r", solvers=["TvmGemmTile"], options={"candidates": 1})
-    state = api.enqueue(session, on_progress=lambda _: print("workers", api.count_workers(session), flush=True))
+    api.load_jobs(
+        session, tag=label, reason="r", solvers=["TvmGemmTile"], options={"candidates": 1}
+    )
+    show = lambda _: print("workers", api.count_workers(session), flush=True)
+    state = api.enqueue(session, on_progress=show)
 print("ended", state.states, flush=True)
 """
 
@@ -81,13 +84,13 @@ class Programs:
 
 
 def _stop(client: subprocess.Popen[bytes]) -> None:
-    """SIGTERM: it ends within 5 s, and nothing of it is left."""
+    """SIGTERM: it ends long before what a worker may take (30 s), and nothing of it is left."""
     started = psutil.Process(client.pid).children(recursive=True)
     began = time.monotonic()
     client.send_signal(signal.SIGTERM)
-    assert client.wait(30) == 0
-    assert time.monotonic() - began < 5
-    _, alive = psutil.wait_procs(started, timeout=3)
+    assert client.wait(60) == 0
+    assert time.monotonic() - began < 20
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []
 
 

@@ -13,6 +13,8 @@ from benchmarks.simulated_device import STAGES
 from tuna.api import simulate
 from tuna.simulation import jobs
 
+pytestmark = pytest.mark.service
+
 #: For each search and stage, the rounds in the order in which they ended.
 Order = dict[tuple[int, str], list[int]]
 

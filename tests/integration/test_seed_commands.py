@@ -14,7 +14,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +113,7 @@ class Terminals:
         assert coordinator.wait(_LIMIT_S) == 0, self.log()
         assert worker.poll() is None, self.log()
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0, self.log()
+        assert worker.wait(_LIMIT_S) == 0, self.log()
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
@@ -276,10 +275,8 @@ def _golden(terminals: Terminals, commands: list[str]) -> None:
 def test_the_example_library_as_printed(terminals: Terminals) -> None:
     commands = [line for line in printed_commands(seed()) if "example" in line]
     assert len(commands) == 8
-    started = time.monotonic()
     for line in commands:
         terminals.run(line)
-    assert time.monotonic() - started < _LIMIT_S
     show = [sys.executable, "-m", "tuna", "status", "--json"]
     output = subprocess.run(show, env=terminals.env, capture_output=True, check=True).stdout
     assert b'"evaluated": 1' in output

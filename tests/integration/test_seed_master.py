@@ -84,6 +84,7 @@ def test_the_document_prints_what_we_think() -> None:
     assert "target: lvm -device=arm_cpu -mtriple=aarch64-linux-gnu" in printed_file(seed())
 
 
+@pytest.mark.service
 def test_a_master_as_printed(
     typed: Callable[..., tuple[int, list[str], list[str]]],
     tmp_path: Path,
@@ -161,6 +162,7 @@ def test_what_a_master_refuses(
     assert list(tmp_path.glob("lorien-tune-*")) == []
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("tuner", "search"), [("random", "random"), ("xgb", "search"), ("ga", "search")]
 )
@@ -217,6 +219,7 @@ def test_the_bar(done: int, total: int, here: int, seconds: float, line: str) ->
     assert bar_line("llvm", api.LayerCounts(done, total, 0), seconds, here) == drawn
 
 
+@pytest.mark.service
 def test_the_lines_go_into_a_file_too(
     typed: Callable[..., tuple[int, list[str], list[str]]],
     tmp_path: Path,

@@ -20,7 +20,7 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
@@ -55,7 +55,7 @@ class Bench:
         }
         result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
         report = Report(kind=ReportKind.FINISHED, chunk=self.chunk, worker="w", results=(result,))
-        self.drain.write([Entry("1-0", report)])
+        self.drain.write([StreamEntry("1-0", report)])
 
     def built(self) -> None:
         """Candidates 0 and 1 are built, 2 is not."""
@@ -163,7 +163,7 @@ def test_the_best_of_a_solvers_jobs_is_kept(
         facts = {"ok": True, "trials": (trial,), "noisy": noisy, "ended_at": 1.0}
         result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
         entries.append(
-            Entry(
+            StreamEntry(
                 "1-0",
                 Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=(result,)),
             )

@@ -29,7 +29,7 @@ STEP = "miopen_find_compile"
 #: A quarter of it passes between two heartbeats, unless they are told to come more often.
 LEASE_S = 240.0
 #: A worker is told within 1 s and kills within half a second; the rest is for a busy machine.
-END_S = 2.0 + 8.0
+END_S = 60.0
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -41,6 +41,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.service
 def test_a_call_of_fin_that_takes_ten_minutes(
     home: Path,
     tmp_path: Path,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -18,9 +19,9 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_failure, with_loss
+from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
 from tuna.jobs.scope import Scope
-from tuna.libraries.base import Step
+from tuna.libraries.base import Library, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.libraries.retries import Again, Retry
@@ -63,7 +64,26 @@ class Fails(NoopLibrary):
 
 
 def after(policy: Retry, row: Row | None = None) -> NextState:
-    return after_failure(row or Row(), CAUSE, Fails(policy), max_attempts=MAX, place="w", now=NOW)
+    return after_failure(row or Row(), CAUSE, Fails(policy))
+
+
+def after_failure(
+    row: Row,
+    cause: Cause,
+    library: Library,
+    *,
+    max_attempts: int = MAX,
+    uncharged: bool = False,
+    is_alone: Callable[[str], bool] = lambda _: True,
+) -> NextState:
+    result = StepResult(
+        job_id=1, attempt=1, step=row.step, ok=False, cause=cause, uncharged=uncharged
+    )
+    facts = {"max_attempts": max_attempts, "now": NOW, "place": "w", "is_alone": is_alone}
+    outcome = after_attempt(row, library, result, **facts)  # type: ignore[arg-type]
+    assert outcome.result is result
+    assert outcome.cause is cause
+    return outcome.after
 
 
 def test_by_default_it_is_tried_again_and_charged() -> None:
@@ -75,7 +95,7 @@ def test_by_default_it_is_tried_again_and_charged() -> None:
 
 @pytest.mark.parametrize("cause", Cause)
 def test_the_default_of_each_cause(cause: Cause) -> None:
-    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=MAX, place="w", now=NOW)
+    found = after_failure(Row(), cause, NoopLibrary())
     permanent = cause in (Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE)
     lost = cause is Cause.ARTIFACT_LOST
     state = State.ERRORED if permanent else State.NEW if lost else State.COMPILED
@@ -91,13 +111,7 @@ def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_work
     def end(failures: int, *, alone: bool, before: str = "v") -> NextState:
         row = Row(failures=failures, avoid=before)
         return after_failure(
-            row,
-            cause,
-            NoopLibrary(),
-            max_attempts=MAX,
-            place="w",
-            now=NOW,
-            alone=lambda place: alone or place != "w",
+            row, cause, NoopLibrary(), is_alone=lambda place: alone or place != "w"
         )
 
     assert end(0, alone=False) == NextState(State.COMPILED, "measure", failures=1, avoid="w")
@@ -111,9 +125,7 @@ def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_work
 
 @pytest.mark.parametrize("cause", [Cause.BUILD_ERROR, Cause.INFRA, Cause.DEVICE_LOST])
 def test_the_fault_of_a_machine_is_not_charged_whatever_its_cause(cause: Cause) -> None:
-    found = after_failure(
-        Row(), cause, NoopLibrary(), max_attempts=1, place="w", now=NOW, uncharged=True
-    )
+    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=1, uncharged=True)
     assert found == NextState(State.COMPILED, "measure", uncharged=1, avoid="w")
 
 
@@ -163,6 +175,37 @@ def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
         NOW + timedelta(seconds=seconds) for seconds in (10.0, 30.0, 60.0, 60.0, 60.0)
     ]
     assert Retry(delay_s=1.0, backoff=1e9).wait_s(10_000) == 600.0
+
+
+class Buggy(NoopLibrary):
+    """Its own code fails when it is asked what follows."""
+
+    def retry(self, cause: Cause) -> Retry:
+        raise RuntimeError("a bug of a plug-in")
+
+    def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
+        raise RuntimeError("a bug of a plug-in")
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "told"),
+    [
+        ({"ok": True}, Cause.INFRA, "the library's own code failed after this step"),
+        (
+            {"ok": False, "cause": Cause.RUN_ERROR, "output_tail": "it ran away"},
+            Cause.RUN_ERROR,
+            "it ran away\nthe library's own code failed after this step",
+        ),
+    ],
+)
+def test_a_job_is_errored_if_its_library_fails_to_say_what_follows(
+    facts: dict[str, Any], cause: Cause, told: str
+) -> None:
+    result = StepResult(job_id=1, attempt=1, step="measure", **facts)
+    found = after_attempt(Row(failures=1), Buggy(), result, max_attempts=9, now=NOW)
+    assert (found.result.ok, found.cause, found.result.cause) == (False, cause, cause)
+    assert found.result.output_tail == f"{told}: RuntimeError: a bug of a plug-in"
+    assert found.after == NextState(State.ERRORED, "measure", failures=2)
 
 
 class Scene:

@@ -15,7 +15,7 @@ from jobs_builder import make_jobs, states
 from tuna.artifacts.files import RedisFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator import provision
+from tuna.coordinator import stage_artifacts
 from tuna.db import networks
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact
@@ -31,7 +31,7 @@ from tuna.models.manifest import Manifest
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
@@ -62,7 +62,7 @@ class Scene:
             )
             self.drain.write(
                 [
-                    Entry(
+                    StreamEntry(
                         "1-0",
                         Report(
                             kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results
@@ -181,7 +181,7 @@ def test_canceled_jobs_and_those_that_killed_their_workers_need_nothing(scene: S
         release(connection, [chunk.id for chunk in lost], max_attempts=1, worker_lost=True)
     needed_artifacts.keep(scene.engine, scene.store)
     assert scene.lives_long(digest), "the other job needs it"
-    job_actions.cancel(scene.engine, LIBRARY, job_actions.Selection(scene.session_id))
+    job_actions.cancel(scene.engine, LIBRARY, job_actions.JobSelection(scene.session_id))
     assert states(scene.engine) == {"errored": 1, "canceled": 1}
     needed_artifacts.keep(scene.engine, scene.store)
     assert not scene.lives_long(digest)
@@ -216,7 +216,9 @@ def test_what_the_finals_need_lives_until_their_end(scene: Scene) -> None:
     )
     assert not scene.lives_long(digest)
     assert (
-        provision.provide(scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})])
+        stage_artifacts.stage(
+            scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})]
+        )
         == 0
     )
     assert scene.lives_long(digest)

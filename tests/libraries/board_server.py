@@ -25,7 +25,9 @@ if sys.argv[2]:
 while True:
     serving = os.fork()
     if not serving:
-        server.PopenRPCServerState("127.0.0.1", int(sys.argv[1]), int(sys.argv[1]) + 1, key="board", silent=True).thread.join()
+        port = int(sys.argv[1])
+        state = server.PopenRPCServerState("127.0.0.1", port, port + 1, key="board", silent=True)
+        state.thread.join()
         os._exit(1)
     os.waitpid(serving, 0)
 """

@@ -26,6 +26,8 @@ from tuna.sandbox.core_lending import BuildCores
 from tuna.testing.contracts.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
+pytestmark = pytest.mark.service
+
 CPUS = sorted(os.sched_getaffinity(0))
 
 

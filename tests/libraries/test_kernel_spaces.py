@@ -26,10 +26,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural_equal
 
 from tuna.libraries.tvm import workloads
-from tuna.libraries.tvm.boot import import_intrinsics
 from tuna.libraries.tvm.kernels import gemm, machine
 from tuna.libraries.tvm.kernels.cook_toom import transforms
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
+from tuna.libraries.tvm.kernels.points import candidate, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.sandbox.cpu_model import data_caches
@@ -87,8 +87,8 @@ def test_a_tile_fills_the_registers_of_its_target_and_is_not_spilled(name: str) 
     assert (cpu.vector_bytes, cpu.registers) == (vector_bytes, registers)
     layer = layer_for(target, conv(**RESNET))
     family, index = ranked(layer, [FAMILIES["direct"]])[0]
-    point = family.space(layer)[index]
-    text = assembly(target, family.candidate(layer, index).mod)
+    point = family.kernel.space(layer)[index]
+    text = assembly(target, candidate(family, layer, index).mod)
     sums = point.rows * point.columns * point.blocks
     assert 8 <= sums <= registers - 2
     assert len(re.findall(pattern, text)) >= sums
@@ -130,11 +130,11 @@ def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(
         product = gemm.Product(
             GemmConfig(m=24, n=128, k=64), Mode.NATIVE, machine.from_target(target)
         )
-        module = GEMM.candidate(product, 0).mod
+        module = candidate(GEMM, product, 0).mod
     else:
         mode = Mode.LAYER if kind in ("pointwise", "backward_weights") else Mode.NATIVE
         layer = layer_for(target, conv(**CROSS[kind]), mode)
-        module = FAMILIES[kind].candidate(layer, 0).mod
+        module = candidate(FAMILIES[kind], layer, 0).mod
     text = assembly(target, module)
     products = len(re.findall(WIDTHS[name][2], text))
     assert products >= 8
@@ -159,7 +159,7 @@ def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(
     """Ten or twelve sums in two blocks: fewer wait for the multiply-adds before them, one block for
     its loads."""
     family = FAMILIES["direct"]
-    best = family.space(
+    best = family.kernel.space(
         layer_for(target_of("avx2"), conv(**RESNET | {"in_h": size, "in_w": size}, **changes))
     )[0]
     assert best.blocks == 2
@@ -172,8 +172,8 @@ def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
         layer = layer_for(target_of("avx512"), config, mode)
         for family in FAMILIES.values():
             if family.applies(layer.shape, mode):
-                points = family.space(layer)
-                assert points == family.space(layer)
+                points = family.kernel.space(layer)
+                assert points == family.kernel.space(layer)
                 assert 1 <= len(points) <= 16
                 assert len(set(points)) == len(points)
 
@@ -199,15 +199,15 @@ def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
     """Without this package: the trace and the workload are TVM's own JSON."""
     target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
     family = FAMILIES["winograd2"]
-    schedule = family.candidate(layer, 2)
+    schedule = candidate(family, layer, 2)
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
-    workload = database.commit_workload(family.workload(layer))
+    workload = database.commit_workload(family.kernel.workload(layer))
     arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod)
     database.commit_tuning_record(
         ms.database.TuningRecord(schedule.trace, workload, [1e-3], target, arguments)
     )
     again = ms.database.JSONDatabase(work_dir=str(tmp_path)).query_schedule(
-        family.workload(layer), target, "main"
+        family.kernel.workload(layer), target, "main"
     )
     assert again is not None
     assert structural_equal(again.mod, schedule.mod)
@@ -215,26 +215,6 @@ def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
     instructions, decisions = json.loads(record)[1][0]
     assert instructions[0][0] == "SampleCategorical"
     assert decisions[0] == [0, 2]
-
-
-def test_metaschedule_samples_points_of_the_space() -> None:
-    import_intrinsics()
-    target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
-    family = FAMILIES["direct"]
-    context = ms.TuneContext(
-        mod=family.workload(layer),
-        target=target,
-        space_generator=family.space_generator(layer),
-        search_strategy="replay-func",
-        num_threads=1,
-        rand_state=1,
-        task_name="test",
-    )
-    context.pre_tuning(8, 8, context.generate_design_space())
-    found = {str(candidate.sch.mod) for candidate in context.generate_measure_candidates()}
-    points = {str(family.candidate(layer, index).mod) for index in range(len(family.space(layer)))}
-    assert len(found) > 1
-    assert found <= points
 
 
 @pytest.mark.parametrize("outputs", [2, 4, 6])

@@ -30,9 +30,10 @@ import tvm
 from tvm.target import codegen
 
 from tuna.libraries.tvm import problems
-from tuna.libraries.tvm.kernels import direct, shape, winograd
+from tuna.libraries.tvm.kernels import direct, shape
 from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
+from tuna.libraries.tvm.kernels.points import candidate, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 
 #: Direct sums in fp32 of a few hundred terms, over the largest magnitude of the answer.
@@ -181,18 +182,18 @@ def test_backward_kernels_answer_as_the_definition(
         expected = backward_weights(config, channels_first(x, config.in_layout), first)
         arguments = [
             x,
-            family.pack_weights(layer.shape, dy),
+            family.kernel.pack_weights(layer.shape, dy),
             np.full(config.weight_shape, np.nan, np.float32),
         ]
     else:
         expected = backward_data(config, first, plain)
-        weights = family.pack_weights(layer.shape, shape.forward_weights(config, plain))
+        weights = family.kernel.pack_weights(layer.shape, shape.forward_weights(config, plain))
         native = layer.mode is Mode.NATIVE
         blank = np.full(
             layer.shape.native_output() if native else config.input_shape, np.nan, np.float32
         )
         arguments = [block_input(layer.shape, dy) if native else dy, weights, blank]
-    found = run(family.candidate(layer, index).mod, target, arguments)
+    found = run(candidate(family, layer, index).mod, target, arguments)
     answer = unblock_output(layer.shape, found) if layer.mode is Mode.NATIVE else found
     found = channels_first(answer, config.in_layout)
     assert np.abs(found - expected).max() <= 1e-4 * (np.abs(expected).max() + 1)
@@ -253,7 +254,7 @@ def answers_as_the_reference(
     index = data.draw(st.integers(0, problem.count(1000) - 1), label="point")
     arguments = [*problem.inputs(*expected.inputs), problem.output(expected.blank())]
     answer = problem.answer(run(problem.candidate(index).mod, target, arguments)).astype(np.float64)
-    limit = winograd.ERROR_BOUND[int(family[-1])] if family.startswith("winograd") else ROUNDING
+    limit = FAMILIES[family].error_bound if FAMILIES[family].outputs else ROUNDING
     if expected.answer_type != "float32":
         limit = expected.tolerance
     # A sum of 1400 products may be small itself, and ReLU leaves only that of a small layer.
@@ -280,16 +281,16 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
     assert whole is not None
     layer = replace(whole, machine=replace(whole.machine, l2_bytes=1 << 10))
     family, problem = FAMILIES[name], reference.make(config)
-    candidate = family.candidate(layer, 0)
-    assert "T.prefetch" in str(candidate.mod)
+    built = candidate(family, layer, 0)
+    assert "T.prefetch" in str(built.mod)
     if sign == "order":
-        assert family.space(layer)[0].order == direct.CHANNELS_OUTSIDE
+        assert family.kernel.space(layer)[0].order == direct.CHANNELS_OUTSIDE
     else:
-        assert sign in str(candidate.mod)
+        assert sign in str(built.mod)
     x, w = problem.inputs
-    arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
+    arguments = [block_input(layer.shape, x), family.kernel.pack_weights(layer.shape, w)]
     answer = run(
-        candidate.mod,
+        built.mod,
         target,
         [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)],
     )
@@ -314,16 +315,14 @@ def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) ->
     assert whole is not None
     layer = replace(whole, machine=replace(whole.machine, l2_bytes=40 << 10))
     family, problem = FAMILIES["direct"], reference.make(config)
-    assert family.space(layer)[0].order == direct.ROWS_OUTSIDE
-    candidate = family.candidate(layer, 0)
-    loops = candidate.get_loops(candidate.get_sblock("sums_update"))
-    assert int(candidate.get(loops[3 if cores == 1 else 1]).extent) == 4, (
-        "rows, inside of the channels"
-    )
+    assert family.kernel.space(layer)[0].order == direct.ROWS_OUTSIDE
+    built = candidate(family, layer, 0)
+    loops = built.get_loops(built.get_sblock("sums_update"))
+    assert int(built.get(loops[3 if cores == 1 else 1]).extent) == 4, "rows, inside of the channels"
     x, w = problem.inputs
-    arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
+    arguments = [block_input(layer.shape, x), family.kernel.pack_weights(layer.shape, w)]
     answer = run(
-        candidate.mod,
+        built.mod,
         target,
         [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)],
     )

@@ -16,10 +16,10 @@ from shared_data import shared_data
 from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line
 from tuna.configs.conv import COMMANDS
-from tuna.libraries.miopen import answers, kernels, names, problem, request
-from tuna.libraries.miopen.answers import Failure
+from tuna.libraries.miopen import answers, kernel_objects, names, problem, request
+from tuna.libraries.miopen.answers import BadAnswer
 from tuna.libraries.miopen.formats import perf_db
-from tuna.libraries.miopen.kernels import BadKernel
+from tuna.libraries.miopen.kernel_objects import BadKernel
 from tuna.vocabulary import Cause, canonical_name
 
 _TYPES = {command: data_type.value for data_type, command in COMMANDS.items()}
@@ -108,7 +108,7 @@ def test_our_key_of_a_problem_is_fins() -> None:
 
 def test_an_answer_about_another_problem_is_refused() -> None:
     job, answer = next(exchanges())
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(BadAnswer) as failure:
         answers.check_problem(
             {**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"])
         )
@@ -137,27 +137,27 @@ def test_names_with_commas_are_those_with_hyphens() -> None:
     assert canonical_name("ConvWinograd3x3MultipassWrW<3, 4>") == "ConvWinograd3x3MultipassWrW<3-4>"
 
 
-def kernel_objects(found: Any) -> Iterator[dict[str, Any]]:
+def every_kernel_object(found: Any) -> Iterator[dict[str, Any]]:
     """Every kernel object anywhere in a document."""
     if isinstance(found, dict):
         if "comp_options" in found:
             yield found
         for value in found.values():
-            yield from kernel_objects(value)
+            yield from every_kernel_object(value)
     elif isinstance(found, list):
         for value in found:
-            yield from kernel_objects(value)
+            yield from every_kernel_object(value)
 
 
 def test_real_blobs_are_unpacked_and_their_checks_hold() -> None:
     count = 0
     for path in recorded("fin_*.json"):
-        for found in kernel_objects(json.loads(path.read_text())):
+        for found in every_kernel_object(json.loads(path.read_text())):
             if len(found["blob"]) < 1000 or "trimmed" in path.name:
                 continue
-            kernel = kernels.decode(found)
+            kernel = kernel_objects.decode(found)
             assert len(kernel.code) == found["uncompressed_size"]
-            assert kernels.decode(kernels.encode(kernel)) == kernel
+            assert kernel_objects.decode(kernel_objects.encode(kernel)) == kernel
             count += 1
     assert count
 
@@ -166,12 +166,14 @@ def test_real_blobs_are_unpacked_and_their_checks_hold() -> None:
 def real_kernel() -> dict[str, Any]:
     """A real kernel object with its blob."""
     document = json.loads(shared_data("fin", "fin_input_find_eval.json").read_text())
-    return next(kernel_objects(document))
+    return next(every_kernel_object(document))
 
 
 def test_the_url_alphabet_and_dots_for_padding_are_read(real_kernel: dict[str, Any]) -> None:
     blob = real_kernel["blob"].replace("+", "-").replace("/", "_").replace("=", ".")
-    assert kernels.decode({**real_kernel, "blob": blob}) == kernels.decode(real_kernel)
+    assert kernel_objects.decode({**real_kernel, "blob": blob}) == kernel_objects.decode(
+        real_kernel
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,19 +197,19 @@ def test_a_kernel_that_is_not_what_it_says_is_refused(
     real_kernel: dict[str, Any], change: dict[str, Any]
 ) -> None:
     with pytest.raises(BadKernel):
-        kernels.decode({**real_kernel, **change})
+        kernel_objects.decode({**real_kernel, **change})
 
 
 def test_a_blob_cut_in_the_middle_is_refused(real_kernel: dict[str, Any]) -> None:
     for length in range(0, len(real_kernel["blob"]) - 8, 997):
         with pytest.raises(BadKernel):
-            kernels.decode({**real_kernel, "blob": real_kernel["blob"][:length]})
+            kernel_objects.decode({**real_kernel, "blob": real_kernel["blob"][:length]})
 
 
 def test_what_fin_repeats_is_stored_once(real_kernel: dict[str, Any], tmp_path: Path) -> None:
     store = Artifacts(tmp_path.as_uri(), tmp_path / "cache")
     other = {**real_kernel, "comp_options": "-O0"}
-    kept = kernels.store([real_kernel] * 60 + [other], store)
+    kept = kernel_objects.store([real_kernel] * 60 + [other], store)
     assert [code.args for code in kept] == [real_kernel["comp_options"], "-O0"]
     assert len({code.artifact for code in kept}) == 1
 
@@ -253,7 +255,7 @@ def test_a_good_measurement() -> None:
     ],
 )
 def test_what_is_no_measurement_has_a_cause(change: dict[str, Any], cause: Cause) -> None:
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(BadAnswer) as failure:
         answers.measured(eval_answer({**GOOD, **change}), STEP, "A")
     assert failure.value.cause is cause
     assert str(failure.value)
@@ -268,7 +270,7 @@ def test_a_missing_reason_or_result_is_a_failure() -> None:
         {"miopen_find_eval_result": None},
         {"miopen_find_eval_result": ["A"]},
     ):
-        with pytest.raises(Failure):
+        with pytest.raises(BadAnswer):
             answers.measured(answer, STEP, "A")
 
 

@@ -12,7 +12,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, CodeObject, WorkItem
-from tuna.libraries.miopen import MiopenLibrary, fin, kernels, request
+from tuna.libraries.miopen import MiopenLibrary, fin, kernel_objects, request
 from tuna.vocabulary import queue_name
 
 LINES = (
@@ -63,9 +63,12 @@ def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
 
     monkeypatch.setattr(fin, "call", call)
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    made = kernels.Compiled("GemmFwdRest", "miopenConvolutionFwdAlgoGEMM", 0, "", False, None, ())
+    made = kernel_objects.Compiled(
+        "GemmFwdRest", "miopenConvolutionFwdAlgoGEMM", 0, "", False, None, ()
+    )
     item = WorkItem(
-        job_id=1, attempt=1, session_id=1, library="miopen", step="miopen_perf_eval", solver="GemmFwdRest",
+        job_id=1, attempt=1, session_id=1, library="miopen", step="miopen_perf_eval",
+        solver="GemmFwdRest",
         config=parse_line(LINES[0])[0].to_json(), target="gfx908 120",
         candidates=(Candidate(index=0, artifact=store.put(made.dump())),),
     )  # fmt: skip
@@ -87,7 +90,7 @@ def test_the_kernels_that_were_checked_are_what_fin_gets(
     code = tuple(
         CodeObject(artifact=store.put(data), name="k", args="") for data in (b"one", b"two")
     )
-    made = kernels.Compiled("S", "a", 0, "", False, None, code)
+    made = kernel_objects.Compiled("S", "a", 0, "", False, None, code)
     read = store._files.read
 
     def read_and_change(name: str) -> bytes:
@@ -96,9 +99,12 @@ def test_the_kernels_that_were_checked_are_what_fin_gets(
         return data
 
     monkeypatch.setattr(store._files, "read", read_and_change)
-    assert [kernels.decode(found).code for found in kernels.fetch(made, store)] == [b"one", b"two"]
+    assert [kernel_objects.decode(found).code for found in kernel_objects.fetch(made, store)] == [
+        b"one",
+        b"two",
+    ]
     with pytest.raises(KeyError):
-        kernels.fetch(made, store)
+        kernel_objects.fetch(made, store)
 
 
 def test_queues_are_of_what_can_serve_them_and_not_of_a_session() -> None:

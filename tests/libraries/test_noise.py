@@ -11,7 +11,7 @@ from test_candidates import ToyLibrary
 
 from tuna.errors import TunaError
 from tuna.libraries import noise, noise_records
-from tuna.libraries.noise import Pair
+from tuna.libraries.noise import TurnPair
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.sandbox import core_lending
 from tuna.settings import Settings
@@ -94,7 +94,7 @@ def test_the_difference_is_the_median_over_pairs_by_kernel_and_clock() -> None:
         {"k": {"cpu": 1.0}},
         {"k": {"cpu": 1.0, "wall": 1.0}},
     ]
-    pairs = [Pair(one, other, 1.0, 0.0) for one, other in zip(beside, alone, strict=True)]
+    pairs = [TurnPair(one, other, 1.0, 0.0) for one, other in zip(beside, alone, strict=True)]
     assert noise.differences(pairs) == {"k": {"cpu": pytest.approx(0.1)}}, (
         "of three pairs only one knows the wall time"
     )
@@ -110,6 +110,7 @@ def toy_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "find_library", lambda _: ToyLibrary())
 
 
+@pytest.mark.service
 @pytest.mark.skipif(len(CPUS) < 2, reason="builds would run on the core that is measured")
 def test_kernels_are_timed_beside_builds_and_without_them(tmp_path: Path, toy_builds: None) -> None:
     settings = _settings(tmp_path)

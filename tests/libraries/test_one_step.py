@@ -17,6 +17,8 @@ from tuna.libraries.one_step import OneStepLibrary
 from tuna.testing.contracts.rehearsal import run_context
 from tuna.vocabulary import Cause
 
+pytestmark = pytest.mark.service
+
 Measure = Callable[..., StepResult]
 
 

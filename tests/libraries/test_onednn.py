@@ -31,6 +31,8 @@ from tuna.libraries.onednn.solvers import (
 )
 from tuna.sandbox.cores import eval_cpus
 
+pytestmark = pytest.mark.service
+
 NATIVE = {"layouts": "native"}
 
 
@@ -121,7 +123,7 @@ def installed() -> Path:
 def test_each_implementation_answers_rightly(
     installed: Path, config: Config, conditions: dict[str, str], tmp_path: Path
 ) -> None:
-    from tuna.libraries.onednn.kernels import OneDnnBuilder, OneDnnLoader  # loads it, here
+    from tuna.libraries.onednn.implementations import OneDnnBuilder, OneDnnLoader  # loads it, here
 
     builder, loader, path = OneDnnBuilder(), OneDnnLoader(), tmp_path / "candidate.json"
     problem, tried = reference.make(config), 0
@@ -142,7 +144,7 @@ def test_each_implementation_answers_rightly(
 def test_an_input_that_changes_the_answer_is_read_in_its_own_layout(
     installed: Path, tmp_path: Path
 ) -> None:
-    from tuna.libraries.onednn.kernels import OneDnnBuilder, OneDnnLoader
+    from tuna.libraries.onednn.implementations import OneDnnBuilder, OneDnnLoader
 
     config, path = conv(layout="NHWC"), tmp_path / "candidate.json"
     problem = reference.make(config)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from toy_space import INVALID, Grid
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.search.cost_model import CostModel, Source, learn
-from tuna.libraries.search.history import Measured, in_order
+from tuna.libraries.search.cost_model import CostModel, TrialSource, learn
 from tuna.libraries.search.proposal import SMALL, Strategy, propose
+from tuna.libraries.search.space import KnownTrial, in_order
 
 pytestmark = pytest.mark.usefixtures("xgboost_here")
 
@@ -40,8 +40,8 @@ for side in (10, 40):
 
 def searched(
     space: Grid, trials: int, *, batch: int = 16, seed: int = 1, strategy: Strategy = "search"
-) -> list[Measured]:
-    history: list[Measured] = []
+) -> list[KnownTrial]:
+    history: list[KnownTrial] = []
     while len(history) < trials:
         history += map(
             space.measured, propose(space, history, count=batch, seed=seed, strategy=strategy)
@@ -49,7 +49,7 @@ def searched(
     return history
 
 
-def best(history: list[Measured]) -> float:
+def best(history: list[KnownTrial]) -> float:
     return min(trial.seconds for trial in history if trial.seconds is not None)
 
 
@@ -77,7 +77,7 @@ def test_a_small_space_is_ranked_whole() -> None:
 
 
 @pytest.mark.parametrize("side", [SMALL_SIDE, LARGE_SIDE])
-@pytest.mark.parametrize("strategy", ["search", "random", "exhaustive"])
+@pytest.mark.parametrize("strategy", ["search", "random"])
 def test_no_candidate_is_proposed_twice(side: int, strategy: Strategy) -> None:
     space = Grid(side)
     done = list(map(space.measured, propose(space, [], count=20, seed=1, strategy=strategy)))
@@ -119,7 +119,7 @@ def test_another_process_proposes_the_same() -> None:
 def test_a_space_is_exhausted_at_its_end() -> None:
     space = Grid(4, (1, 1, 1))
     valid = 4 * 4 * 3
-    for strategy in ("search", "random", "exhaustive"):
+    for strategy in ("search", "random"):
         everything = propose(space, [], count=100, seed=1, strategy=strategy)
         assert len(set(everything)) == len(everything) == valid
         done = list(map(space.measured, everything))
@@ -127,21 +127,10 @@ def test_a_space_is_exhausted_at_its_end() -> None:
         assert propose(space, done[1:], count=5, seed=1, strategy=strategy) == everything[:1]
 
 
-def test_an_exhaustive_search_goes_through_the_space_in_order() -> None:
-    space = Grid(4)
-    batch = propose(space, [], count=4, seed=1, strategy="exhaustive")
-    assert [json.loads(params)["at"] for params in batch] == [
-        [0, 0, 0],
-        [0, 0, 1],
-        [0, 0, 2],
-        [0, 1, 0],
-    ]
-
-
 def test_a_model_of_a_sibling_knows_good_candidates_before_the_first_trial() -> None:
     sibling, space = Grid(30, (5, 3, 8)), Grid(LARGE_SIDE)
     history = searched(sibling, 96)
-    source = Source("sibling", history, sibling=True)
+    source = TrialSource("sibling", history, sibling=True)
     warm = [
         space.measured(params) for params in propose(space, [], count=16, seed=3, others=[source])
     ]
@@ -155,18 +144,18 @@ def test_a_model_of_a_sibling_knows_good_candidates_before_the_first_trial() -> 
 def test_a_prior_chooses_before_the_first_trial() -> None:
     known = Grid(30, (5, 3, 8))
     informed = Grid(LARGE_SIDE)
-    informed.prior = learn(known.features_of, [Source("known", searched(known, 96))])
+    informed.prior = learn(known.features_of, [TrialSource("known", searched(known, 96))])
     first = [informed.measured(params) for params in propose(informed, [], count=16, seed=3)]
     assert best(first) < best(searched(Grid(LARGE_SIDE), 16, seed=3))
 
 
 def test_a_prior_is_trusted_as_far_as_trials_bear_it_out() -> None:
     known, space = Grid(30, (5, 3, 8)), Grid(LARGE_SIDE)
-    prior = learn(known.features_of, [Source("known", searched(known, 96))])
+    prior = learn(known.features_of, [TrialSource("known", searched(known, 96))])
     right = searched(space, 48)
-    wrong = [Measured(trial.params, trial.seconds and 1.0 / trial.seconds) for trial in right]
+    wrong = [KnownTrial(trial.params, trial.seconds and 1.0 / trial.seconds) for trial in right]
     borne_out, refuted = (
-        CostModel(learn(space.features_of, [Source("own", trials)], prior=prior), prior)
+        CostModel(learn(space.features_of, [TrialSource("own", trials)], prior=prior), prior)
         for trials in (right, wrong)
     )
     assert borne_out.header["trust"] > 0.5
@@ -177,7 +166,7 @@ def test_of_the_same_problem_the_fastest_are_measured_again_and_the_others_not()
     space = Grid(LARGE_SIDE)
     known = searched(space, 64)
     fastest = sorted((trial.seconds, trial.params) for trial in known if trial.seconds is not None)
-    others = [Source("session 1", known)]
+    others = [TrialSource("session 1", known)]
     batch = propose(space, [], count=16, seed=3, others=others)
     assert batch[:4] == [params for _, params in fastest[:4]]
     assert {trial.params for trial in known if trial.seconds is not None}.isdisjoint(batch[4:])
@@ -191,19 +180,20 @@ def test_others_without_features_or_times_leave_the_first_round_to_chance() -> N
     space = Grid(LARGE_SIDE)
     space.features_of = lambda params: None  # type: ignore[method-assign]
     history = searched(Grid(30), 32)
-    failed = [Measured(trial.params, None, "run_error") for trial in history]
+    failed = [KnownTrial(trial.params, None, "run_error") for trial in history]
     cold = propose(space, [], count=8, seed=3)
     for trials in (history, failed):
         assert (
-            propose(space, [], count=8, seed=3, others=[Source("s", trials, sibling=True)]) == cold
+            propose(space, [], count=8, seed=3, others=[TrialSource("s", trials, sibling=True)])
+            == cold
         )
 
 
 def test_the_order_of_others_changes_nothing() -> None:
     space = Grid(LARGE_SIDE)
     others = [
-        Source("a", searched(Grid(30), 32), sibling=True),
-        Source("b", searched(Grid(20), 32), sibling=True),
+        TrialSource("a", searched(Grid(30), 32), sibling=True),
+        TrialSource("b", searched(Grid(20), 32), sibling=True),
     ]
     batch = propose(space, [], count=8, seed=3, others=others)
     assert propose(space, [], count=8, seed=3, others=others[::-1]) == batch
@@ -212,31 +202,31 @@ def test_the_order_of_others_changes_nothing() -> None:
 def test_the_same_trials_train_the_same_model() -> None:
     space = Grid(SMALL_SIDE)
     history = searched(space, 32)
-    sources = [Source("own", history), Source("other", history[:16], sibling=True)]
+    sources = [TrialSource("own", history), TrialSource("other", history[:16], sibling=True)]
     shuffled = [
-        Source("other", history[15::-1], sibling=True),
-        Source("own", [*history[16:], *history[:16]]),
+        TrialSource("other", history[15::-1], sibling=True),
+        TrialSource("own", [*history[16:], *history[:16]]),
     ]
     assert learn(space.features_of, sources) == learn(space.features_of, shuffled)
 
 
 def test_of_several_trials_of_a_candidate_the_fastest_counts() -> None:
     trials = [
-        Measured("b", None, "run_error"),
-        Measured("b", 2.0),
-        Measured("a", 1.0),
-        Measured("b", 1.5),
+        KnownTrial("b", None, "run_error"),
+        KnownTrial("b", 2.0),
+        KnownTrial("a", 1.0),
+        KnownTrial("b", 1.5),
     ]
-    assert in_order(trials) == [Measured("a", 1.0), Measured("b", 1.5)]
+    assert in_order(trials) == [KnownTrial("a", 1.0), KnownTrial("b", 1.5)]
 
 
 def test_nothing_is_learned_from_failures_alone() -> None:
     space = Grid(SMALL_SIDE)
     failed = [
-        Measured(params, None, "run_error") for params in propose(space, [], count=20, seed=1)
+        KnownTrial(params, None, "run_error") for params in propose(space, [], count=20, seed=1)
     ]
     with pytest.raises(BadInput, match="no trial with a time"):
-        learn(space.features_of, [Source("own", failed)])
+        learn(space.features_of, [TrialSource("own", failed)])
     assert len(propose(space, failed, count=5, seed=1)) == 5
 
 

@@ -10,7 +10,7 @@ from tuna.libraries.search.stop import (
     FLAT_GAIN,
     FLAT_TRIALS,
     Effort,
-    Progress,
+    SearchProgress,
     Stop,
     StopRule,
     is_flat,
@@ -25,19 +25,18 @@ RULES = st.builds(
     until_flat=st.booleans(),
 )
 PROGRESS = st.builds(
-    Progress,
+    SearchProgress,
     seconds=TIMES,
     elapsed_s=st.floats(0.0, 1e4),
     exhausted=st.booleans(),
-    known_s=st.none() | st.floats(1e-6, 10.0),
 )
 
 
 @given(RULES, PROGRESS)
 def test_the_named_rule_holds_and_none_is_named_where_none_holds(
-    rule: StopRule, progress: Progress
+    rule: StopRule, progress: SearchProgress
 ) -> None:
-    found = [time for time in [*progress.seconds, progress.known_s] if time is not None]
+    found = [time for time in progress.seconds if time is not None]
     holds = {
         Stop.TARGET: rule.target_ms is not None
         and any(1000 * time <= rule.target_ms for time in found),
@@ -78,11 +77,11 @@ def test_failures_alone_are_flat_in_the_end() -> None:
 
 
 @given(RULES, PROGRESS)
-def test_a_rule_with_a_limit_on_trials_ends(rule: StopRule, progress: Progress) -> None:
+def test_a_rule_with_a_limit_on_trials_ends(rule: StopRule, progress: SearchProgress) -> None:
     left = rule.left(len(progress.seconds))
     assert (left is None) == (rule.trials is None)
     if left is not None:
-        done = Progress([*progress.seconds, *[1.0] * left], progress.elapsed_s)
+        done = SearchProgress([*progress.seconds, *[1.0] * left], progress.elapsed_s)
         assert rule.stopped_by(done) is not None
 
 
@@ -103,9 +102,3 @@ def test_a_rule_with_a_limit_on_trials_ends(rule: StopRule, progress: Progress) 
 )
 def test_options_become_a_rule(options: dict[str, object], rule: StopRule) -> None:
     assert StopRule.of(**options) == rule  # type: ignore[arg-type]
-
-
-def test_a_target_that_is_met_already_ends_a_search_before_its_first_trial() -> None:
-    rule = StopRule.of(target_ms=2.0)
-    assert rule.stopped_by(Progress(known_s=0.0019)) is Stop.TARGET
-    assert rule.stopped_by(Progress(known_s=0.0021)) is None

@@ -11,7 +11,7 @@ from tuna.libraries.base import Found, SearchLimits
 from tuna.libraries.items import StepResult, Trial
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm.solvers import FAMILIES, SEARCHED
+from tuna.libraries.tvm.solvers import SEARCHED, TILED
 
 TVM = get_library("tvm")
 
@@ -28,7 +28,7 @@ def found(times_ms: list[float | None], **facts: Any) -> Found:
 
 
 def test_metaschedules_space_is_searched_unless_candidates_are_random() -> None:
-    names = [row.name for row in (*FAMILIES, *SEARCHED)]
+    names = [row.name for row in (*TILED, *SEARCHED)]
     assert set(TVM.searched(names, {})) == {row.name for row in SEARCHED}
     assert not TVM.searched(names, {"search": "random"})
     with pytest.raises(BadInput, match="search"):

@@ -16,11 +16,10 @@ import pytest
 from shared_data import needed_program
 
 from tuna.configs import GemmConfig
-from tuna.libraries import cold_caches, fma_loop, measuring, probe, repeats
+from tuna.libraries import fma_loop, measuring, probe, repeats
 from tuna.libraries.fma_loop import CHAINS, FmaLoop
-from tuna.libraries.intervals import half_width, median_interval
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.repeats import Repeat, Sampler
+from tuna.libraries.repeats import Repeat, Sampler, half_width, median_interval
 
 
 @pytest.mark.parametrize(("bits", "register"), [(256, "ymm"), (512, "zmm")])
@@ -59,7 +58,7 @@ def test_the_loop_is_nothing_but_multiply_adds(tmp_path: Path, bits: int, regist
 def test_the_peak_is_above_what_numpy_reaches_and_adds_up() -> None:
     try:
         one = fma_loop.peak_gflops((min(os.sched_getaffinity(0)),))
-    except fma_loop.Unavailable:
+    except fma_loop.NoFmaLoop:
         pytest.skip("no loop for this CPU")
     a = np.ones((256, 256), dtype=np.float32)
     a @ a
@@ -88,13 +87,13 @@ def test_the_widths_are_those_of_the_cpu(
     if widths:
         assert [loop.bits for loop in fma_loop.loops(tmp_path, machine)] == widths
     else:
-        with pytest.raises(fma_loop.Unavailable):
+        with pytest.raises(fma_loop.NoFmaLoop):
             fma_loop.loops(tmp_path, machine)
 
 
 def test_without_a_loop_the_yardstick_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(cpus: tuple[int, ...]) -> float:
-        raise fma_loop.Unavailable
+        raise fma_loop.NoFmaLoop
 
     monkeypatch.setattr(fma_loop, "peak_gflops", none)
     found = probe.probe()
@@ -145,16 +144,18 @@ def test_beside_other_work_on_the_core_repeats_are_preempted() -> None:
     was."""
     before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, [core])
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # it inherits the core
+    program = "print(flush=True)\nwhile True: pass"  # it inherits the core
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
-        time.sleep(0.1)
+        assert other.stdout
+        other.stdout.readline()
         found = [repeats.repeat(lambda: spin(0.02), 1) for _ in range(5)]
     finally:
         other.kill()
         other.wait()
         os.sched_setaffinity(0, before)
     assert any(one.preempted for one in found)
-    # A host that takes the virtual core away counts that as the thread's time: no repeat is shorter.
+    # A host that takes the virtual core away counts it as the thread's time: no repeat is shorter.
     assert min(one.cpu_ms or 0 for one in found) == pytest.approx(20, rel=0.1)
     sampled = Sampler(iter([one._replace(preempted=True) for one in found]).__next__, budget_s=0)
     for _ in found:
@@ -182,7 +183,7 @@ def sampled(*found: Repeat, budget_s: float = 1.0, **options: Any) -> tuple[repe
         return next(source)
 
     sampler = Sampler(once, budget_s, **options)
-    repeats.settle([sampler])
+    repeats.sample_until_done([sampler])
     return sampler.timing(), taken
 
 
@@ -307,7 +308,7 @@ def test_emptying_the_caches_makes_the_next_read_slower() -> None:
         return time.thread_time() - started
 
     def cold_s() -> float:
-        cold_caches.flush()
+        measuring.flush_caches()
         return read_s()
 
     data.sum()

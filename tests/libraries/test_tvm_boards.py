@@ -279,7 +279,7 @@ def test_what_is_no_board_is_lost_in_time(
     started = time.monotonic()
     result = evaluated(bench, artifacts)
     assert (result.cause, result.trials) == (Cause.DEVICE_LOST, ())
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_tracker_that_says_nothing_has_no_board(

@@ -14,7 +14,7 @@ import pytest
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm.schedules import import_intrinsics
 from tuna.vocabulary import Cause
 
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
@@ -78,10 +78,12 @@ kept = database.commit_workload(ms.database.Workload.from_json(workload).mod)
 for number, params in enumerate(trials):
     record = ms.database.TuningRecord.from_json(params, kept)
     seconds = [1.0 / (number + 1)]
-    database.commit_tuning_record(ms.database.TuningRecord(record.trace, kept, seconds, record.target, record.args_info))
+    parts = (record.trace, kept, seconds, record.target, record.args_info)
+    database.commit_tuning_record(ms.database.TuningRecord(*parts))
 again = ms.database.JSONDatabase(work_dir=sys.argv[2])
 best = again.query_tuning_record(kept.mod, target, "main")
-print(json.dumps([len(list(again.get_all_tuning_records())), float(best.run_secs[0]), str(best.trace) == str(record.trace)]))
+count, same = len(list(again.get_all_tuning_records())), str(best.trace) == str(record.trace)
+print(json.dumps([count, float(best.run_secs[0]), same]))
 """
 
 
@@ -100,8 +102,9 @@ def test_tvm_takes_the_params_and_the_workload_into_its_own_database(
 
 FAST = """
 import sys, tvm
-from tuna.libraries.tvm.boot import import_intrinsics
-print(import_intrinsics(), "tvm.s_tir.tensor_intrin.cuda" in sys.modules, tvm.s_tir.tensor_intrin.x86.__name__)
+from tuna.libraries.tvm.schedules import import_intrinsics
+done = import_intrinsics()
+print(done, "tvm.s_tir.tensor_intrin.cuda" in sys.modules, tvm.s_tir.tensor_intrin.x86.__name__)
 """
 
 
@@ -121,10 +124,12 @@ def test_a_second_import_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 PROPOSE = """
 import json, sys
-from tuna.libraries.tvm import boot, compiler
-if sys.argv[2] == "plain": print(boot.import_intrinsics(("no_such_machine",)))
-else: print(boot.import_intrinsics())
-print(json.dumps(compiler.propose(**json.loads(sys.argv[1]))["params"]))
+from tuna.libraries import building
+from tuna.libraries.tvm.schedules import import_intrinsics
+if sys.argv[2] == "plain": print(import_intrinsics(("no_such_machine",)))
+else: print(import_intrinsics())
+job = json.loads(sys.argv[1])
+print(json.dumps(building.propose("tuna.libraries.tvm.compiler:TvmBuilder", job)["params"]))
 """
 
 

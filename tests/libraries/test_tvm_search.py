@@ -28,14 +28,12 @@ from tuna.errors import BadInput
 from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.cost_model import CostModel
-from tuna.libraries.search.history import Measured
 from tuna.libraries.search.proposal import propose
-from tuna.libraries.tvm import records
-from tuna.libraries.tvm.compiler import TvmBuilder
-from tuna.libraries.tvm.search import tiling
-from tuna.libraries.tvm.search.decisions import Design, factorisations
-from tuna.libraries.tvm.search.schedules import ScheduleSpace
-from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.libraries.search.space import KnownTrial
+from tuna.libraries.tvm import problems, schedules
+from tuna.libraries.tvm.compiler import TvmBuilder, module_of, space_of
+from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
+from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.search import history
 from tuna.vocabulary import Cause
 
@@ -46,32 +44,30 @@ REBUILD = """
 import hashlib, json, sys, tvm
 from tvm_layers import conv
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import records
-from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.libraries.tvm import schedules
+from tuna.libraries.tvm.compiler import module_of, space_of
 from tuna.libraries.search.proposal import propose
 job = KernelJob(conv(), sys.argv[1], sys.argv[2])
 params = sys.stdin.read()
-schedule = records.schedule_of(module_of(job), params)
+schedule = schedules.schedule_of(module_of(job), params)
 print(hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest())
 print(json.dumps(propose(space_of(job), [], count=2, seed=3)))
 """
 
 
-def job(solver: str = DIRECT, **options: object) -> KernelJob:
-    return KernelJob(gemm() if solver == "TvmGemmTile" else conv(), solver, CPU, options=options)
+def job(solver: str = DIRECT, count: int = 1) -> KernelJob:
+    return KernelJob(gemm() if solver == "TvmGemmTile" else conv(), solver, CPU, count=count)
 
 
 def searched_space(solver: str = DIRECT) -> ScheduleSpace:
-    space = space_of(job(solver))
-    assert isinstance(space, ScheduleSpace)
-    return space
+    return space_of(job(solver))
 
 
-def as_if_measured(params: str) -> Measured:
+def as_if_measured(params: str) -> KnownTrial:
     """A time that the innermost tile of the output channels decides, so that there is something to
     learn."""
     found = json.loads(params)[0][1]
-    return Measured(
+    return KnownTrial(
         params,
         1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))),
     )
@@ -90,7 +86,7 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
         command, env=given, input=batch[1], capture_output=True, text=True, check=True
     )
     digest, proposed = done.stdout.splitlines()
-    schedule = records.schedule_of(module_of(job()), batch[1])
+    schedule = schedules.schedule_of(module_of(job()), batch[1])
     assert digest == hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest()
     assert json.loads(proposed) == batch
 
@@ -111,7 +107,7 @@ def test_the_prior_expects_vectors_in_registers_to_be_faster_than_long_bodies_wi
     if space.prior is None:
         pytest.skip("there is no prior for CPUs like this machine's")
     fast, slow = (
-        tiling.features([[1, 4, 1, 4], [2, 1, 1, last], [16, 1]], 16, -1, []) for last in (16, 1)
+        tiling_features([[1, 4, 1, 4], [2, 1, 1, last], [16, 1]], 16, -1, []) for last in (16, 1)
     )
     faster, slower = CostModel(space.prior).slowdowns([fast, slow])
     assert faster + 1.0 < slower
@@ -124,13 +120,15 @@ def test_hundreds_of_unrolled_statements_count_as_effort() -> None:
 
 
 def test_params_are_the_same_after_a_rebuild() -> None:
-    for solver in (DIRECT, WINOGRAD, "TvmConvTile", "TvmGemmTile", "TvmUntuned"):
-        own = job(solver)
-        space, module = space_of(own), module_of(own)
-        for params in propose(space, [], count=3, seed=5):
-            again = records.schedule_of(module, params)
-            target = space._target  # type: ignore[attr-defined]
-            assert records.to_params(module, target, again) == params
+    families = ("TvmConvTile", "TvmGemmTile", "TvmUntuned")
+    proposed = {solver: TvmBuilder().propose(job(solver, count=3)) for solver in families}
+    for solver in (DIRECT, WINOGRAD):
+        proposed[solver] = propose(searched_space(solver), [], count=3, seed=5)
+    for solver, candidates in proposed.items():
+        module = module_of(job(solver))
+        for params in candidates:
+            again = schedules.schedule_of(module, params)
+            assert schedules.to_params(module, problems.target_of(CPU), again) == params
 
 
 def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
@@ -150,7 +148,7 @@ def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
 )
 def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
     with pytest.raises(BadInput, match="no schedule of this problem"):
-        records.schedule_of(module_of(job()), params)
+        schedules.schedule_of(module_of(job()), params)
     assert searched_space().point_of(params) is None
 
 
@@ -187,22 +185,6 @@ def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_
 
 def _as_if_ms(params: str) -> float:
     return 1000 * (as_if_measured(params).seconds or 0)
-
-
-def test_a_family_is_tried_in_the_order_of_its_estimate_after_the_point_that_is_to_be_first() -> (
-    None
-):
-    proposed = TvmBuilder().propose(KernelJob(conv(), "TvmConvTile", CPU, count=4))
-    assert propose(space_of(job("TvmConvTile")), [], count=4, seed=1) == list(proposed)
-    from tuna.libraries.tvm.params import readable
-
-    first = space_of(job("TvmConvTile", first=readable(proposed[2])))
-    assert propose(first, [], count=4, seed=1) == [
-        proposed[2],
-        proposed[0],
-        proposed[1],
-        proposed[3],
-    ]
 
 
 def test_a_point_and_its_params_have_the_same_features() -> None:

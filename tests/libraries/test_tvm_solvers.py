@@ -208,14 +208,16 @@ from tuna.configs import from_json
 from tuna.libraries import reference
 from tuna.libraries.tvm import workloads
 def kernel(solver, config):
-    return tvm.tirx.build(workloads.make(solver, config), target=tvm.target.Target({"kind": "llvm"}))["main"]
+    target = tvm.target.Target({"kind": "llvm"})
+    return tvm.tirx.build(workloads.make(solver, config), target=target)["main"]
 big, *configs = map(from_json, json.loads(sys.argv[1]))
 problem, problems = reference.make(big), [reference.make(config) for config in configs]
 for solver in sys.argv[2:]:
     poison = kernel(solver, big)
     for config, checked in zip(configs, problems):
         run = kernel(solver, config)
-        poison(*(tvm.runtime.tensor(np.full_like(a, np.nan)) for a in (*problem.inputs, problem.blank())))
+        blanks = (np.full_like(a, np.nan) for a in (*problem.inputs, problem.blank()))
+        poison(*map(tvm.runtime.tensor, blanks))
         arguments = [tvm.runtime.tensor(a) for a in (*checked.inputs, checked.blank())]
         run(*arguments)
         print(checked.error(arguments[-1].numpy()) <= checked.tolerance)

@@ -31,10 +31,10 @@ def test_a_function_whose_text_is_gone_is_no_fault_of_the_job(bench: Bench) -> N
 def test_a_worker_builds_checks_and_measures_a_function(bench: Bench) -> None:
     from tvm import te, topi
 
-    from tuna.libraries.tvm import tasks
+    from tuna.libraries.tvm import functions
 
     x = te.placeholder((64, 256), name="X")
-    body = tasks.to_text(
+    body = functions.to_text(
         te.create_prim_func([x, topi.nn.softmax(x)], index_dtype_override="int64")
     ).encode()
     bench.context.artifacts.put(body)

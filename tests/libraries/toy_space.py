@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from random import Random
 
-from tuna.libraries.search.history import Measured
-from tuna.libraries.search.space import Point, Space
+from tuna.libraries.search.space import KnownTrial, Point, Space
 
 #: Points of which the third number is this are no candidates.
 INVALID = 3
@@ -57,11 +56,11 @@ class Grid(Space):
             1.0 + sum((here - best) ** 2 for here, best in zip(at, self.optimum, strict=True))
         )
 
-    def measured(self, params: str) -> Measured:
+    def measured(self, params: str) -> KnownTrial:
         """A candidate measured; those at one side fail."""
         failed = json.loads(params)["at"][0] == 0
         return (
-            Measured(params, None, "run_error")
+            KnownTrial(params, None, "run_error")
             if failed
-            else Measured(params, self.seconds(params))
+            else KnownTrial(params, self.seconds(params))
         )

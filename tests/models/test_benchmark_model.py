@@ -26,7 +26,7 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.models import arguments, benchmark, build, importer
-from tuna.models.benchmark import BenchmarkProcess, Place
+from tuna.models.benchmark import BenchmarkDevice, BenchmarkInputs, BenchmarkProcess
 from tuna.sandbox.processes import Child
 
 KEY = "loopback"
@@ -45,6 +45,10 @@ def where(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "local":
         return ["--local"]
     return on(request.getfixturevalue("tracker"))
+
+
+def given(*texts: str) -> BenchmarkInputs:
+    return BenchmarkInputs([arguments.parse(text) for text in texts])
 
 
 def on(tracker: Tracker, key: str = KEY) -> list[str]:
@@ -77,9 +81,12 @@ Type = Callable[..., Ended]
     ("model", "words", "extents", "outputs"),
     [
         (relax_models.static, ["--input", X], [{}], [[[2, 3]]]),
-        (relax_models.symbolic, ["--input", "x=n,3:float32", "--shape", "n=1,4,8"], [{"n": n} for n in (1, 4, 8)], []),
-        (relax_models.shape_argument, ["--input", "shape=n,5:shape", "--shape", "n=2,7"], [{"n": 2}, {"n": 7}], []),
-        (relax_models.tuple_parameter, ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=2,3:float32"], [{}], []),
+        (relax_models.symbolic, ["--input", "x=n,3:float32", "--shape", "n=1,4,8"],
+         [{"n": n} for n in (1, 4, 8)], []),
+        (relax_models.shape_argument, ["--input", "shape=n,5:shape", "--shape", "n=2,7"],
+         [{"n": 2}, {"n": 7}], []),
+        (relax_models.tuple_parameter,
+         ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=2,3:float32"], [{}], []),
         (relax_models.tuple_result, ["--input", X], [{}], []),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
@@ -107,14 +114,14 @@ def test_models_of_every_kind_are_timed(
 
 
 def test_the_outputs_of_each_kind_are_seen(library: Callable[..., Path], tracker: Tracker) -> None:
-    place = Place(tracker, KEY)
-    (point,) = benchmark.measure(
-        place, {"a": library(relax_models.tuple_result)}, [arguments.parse(X)], [{}]
-    )
+    place = BenchmarkDevice(tracker, KEY)
+    (point,) = benchmark.measure(place, {"a": library(relax_models.tuple_result)}, given(X), [{}])
     assert point.outputs == [[2, 3]] * 3
-    given = [arguments.parse("shape=n,5:shape")]
     points = benchmark.measure(
-        place, {"a": library(relax_models.shape_argument)}, given, [{"n": 2}, {"n": 7}]
+        place,
+        {"a": library(relax_models.shape_argument)},
+        given("shape=n,5:shape"),
+        [{"n": 2}, {"n": 7}],
     )
     assert [point.outputs for point in points] == [[[2, 5]], [[7, 5]]]
 
@@ -171,13 +178,16 @@ def test_a_built_model_is_timed_in_turn_with_the_untuned_one(
 @pytest.mark.parametrize(
     ("model", "words", "said"),
     [
-        (relax_models.static, ["--input", "x=2,4:float32"], "does not take this input x: .* mismatch to specified constant"),
-        (relax_models.static, ["--input", "x=2,3:float64"], "does not take this input x: .* float64"),
+        (relax_models.static, ["--input", "x=2,4:float32"],
+         "does not take this input x: .* mismatch to specified constant"),
+        (relax_models.static, ["--input", "x=2,3:float64"],
+         "does not take this input x: .* float64"),
         (relax_models.static, ["--input", "x=2,3:shape"], "does not take this input x: "),
         (relax_models.static, ["--input", "y=2,3:float32"], "The model has no input y"),
         (relax_models.static, ["--input", X, "--function", "other"], "has no function other"),
         (relax_models.tuple_parameter, ["--input", X], "The input p is missing"),
-        (relax_models.tuple_parameter, ["--input", X, "--input", X.replace("x", "p")], "does not take this input p: "),
+        (relax_models.tuple_parameter, ["--input", X, "--input", X.replace("x", "p")],
+         "does not take this input p: "),
         (
             relax_models.tuple_parameter,
             ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=3:shape"],
@@ -274,7 +284,7 @@ def test_where_it_runs_must_be_said(
 def test_a_held_board_is_waited_for_and_no_longer(
     library: Callable[..., Path], tracker: Tracker
 ) -> None:
-    place = Place(tracker, KEY)
+    place = BenchmarkDevice(tracker, KEY)
     with closing(BenchmarkProcess(place, [])) as holder:
         holder.open("main", 60)
         with pytest.raises(
@@ -282,12 +292,13 @@ def test_a_held_board_is_waited_for_and_no_longer(
         ):
             list(
                 benchmark.measure(
-                    Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]
+                    BenchmarkDevice(tracker, KEY, wait_s=1),
+                    {"a": library(relax_models.static)},
+                    given(),
+                    [{}],
                 )
             )
-    (point,) = benchmark.measure(
-        place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]
-    )
+    (point,) = benchmark.measure(place, {"a": library(relax_models.static)}, given(X), [{}])
     assert point.outputs == [[2, 3]]
 
 
@@ -300,10 +311,13 @@ def test_a_board_that_says_nothing_ends_at_the_deadline(
         with pytest.raises(ServiceError, match=r"mute at .* did not answer within 3 s"):
             list(
                 benchmark.measure(
-                    Place(tracker, "mute", wait_s=1), {"a": library(relax_models.static)}, [], [{}]
+                    BenchmarkDevice(tracker, "mute", wait_s=1),
+                    {"a": library(relax_models.static)},
+                    given(),
+                    [{}],
                 )
             )
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 60
 
 
 def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[..., Path]) -> None:
@@ -313,21 +327,20 @@ def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[
         struct.pack("<ii", 0xFF271, -1) + b"x" * 64,
     ):
         with rpc_servers.silent_board("mad", answer) as tracker:
-            place = Place(tracker, "mad", wait_s=5, limit_s=5)
+            place = BenchmarkDevice(tracker, "mad", wait_s=5, limit_s=5)
             with pytest.raises(ServiceError, match="mad"):
-                list(
-                    benchmark.measure(
-                        place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]
-                    )
-                )
+                list(benchmark.measure(place, {"a": library(relax_models.static)}, given(X), [{}]))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"open": {}}, {"load": {"parameters": "x"}}, {"run": {"errors": {}, "outputs": []}}, {"check": {"more": 1}},
-        {"run": {"errors": {"a": float("nan")}, "outputs": []}}, {"time": {"times_ms": {"a": float("inf")}}},
-        {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}}, {"time": {"times_ms": ["a"]}},
+        {"open": {}}, {"load": {"parameters": "x"}}, {"run": {"errors": {}, "outputs": []}},
+        {"check": {"more": 1}},
+        {"run": {"errors": {"a": float("nan")}, "outputs": []}},
+        {"time": {"times_ms": {"a": float("inf")}}},
+        {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}},
+        {"time": {"times_ms": ["a"]}},
     ],
     ids=str,
 )  # fmt: skip
@@ -336,15 +349,16 @@ def test_what_a_model_or_board_makes_up_is_garbage(
 ) -> None:
     """A model that is foreign code may write what its process answers."""
     answers = {
-        "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {}, "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
+        "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {},
+        "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
         "time": {"times_ms": {"a": 1.0}},
     }  # fmt: skip
     monkeypatch.setattr(
         Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]]
     )
-    models, given = {"a": library(relax_models.static)}, [arguments.parse(X)]
+    models = {"a": library(relax_models.static)}
     with pytest.raises(ServiceError, match="this machine answered with garbage"):
-        list(benchmark.measure(Place(), models, given, [{}]))
+        list(benchmark.measure(BenchmarkDevice(), models, given(X), [{}]))
 
 
 def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
@@ -356,7 +370,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
         assert ended.code == 0, ended
         (row,) = api.list_benchmarks()
         assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
-        with closing(BenchmarkProcess(Place(tracker, "qemu"), [static])) as process:
+        with closing(BenchmarkProcess(BenchmarkDevice(tracker, "qemu"), [static])) as process:
             assert process.open("main", 60) == "qemu-aarch64"
             process.load("a", static)
             process.run({"x": ["float32", [2, 3], None, "x"]}, ["x"], 0)
@@ -366,7 +380,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
 
 
 def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:
-    for place, network in ((Place(), False), (Place(tracker, KEY), True)):
+    for place, network in ((BenchmarkDevice(), False), (BenchmarkDevice(tracker, KEY), True)):
         with closing(BenchmarkProcess(place, [])) as process:
             box = process._child.box
             assert box is not None

@@ -11,7 +11,7 @@ from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models
 from tuna.models import choice
 from tuna.models.choice import Source
-from tuna.models.manifest import Manifest, Task
+from tuna.models.manifest import Manifest, ManifestTask
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))
@@ -27,7 +27,7 @@ def build() -> DatabaseBuilder:
 
 
 def manifest(*tasks: TaskConfig) -> Manifest:
-    entries = tuple(Task(config=task.to_json(), count=1) for task in tasks)
+    entries = tuple(ManifestTask(config=task.to_json(), count=1) for task in tasks)
     facts = {
         "file": "0" * 64,
         "size_bytes": 1,

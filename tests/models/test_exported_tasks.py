@@ -21,11 +21,11 @@ from tuna.db import configs
 from tuna.exports import export
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import make
-from tuna.libraries.tvm import packing, problems, tasks, tvm_db
+from tuna.libraries.tvm import functions, packing, problems, tvm_db
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, onnx_reference
-from tuna.models.kernels import Kernels
+from tuna.models.kernels import TaskKernels
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": str(target_here().attrs["mcpu"]), "num-cores": 1})
 #: The passes of TVM's own documentation, then a lookup of each function in the database.
@@ -38,15 +38,17 @@ from tvm.s_tir import meta_schedule as ms
 model, directory, given, answer = sys.argv[1:]
 with open(directory + "/database_tuning_record.json") as records:
     target = tvm.target.Target(json.loads(next(records))[1][2])
-passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FoldConstant(),
-          relax.transform.FuseOps(), relax.transform.FuseTIR()]
+passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(),
+          relax.transform.FoldConstant(), relax.transform.FuseOps(), relax.transform.FuseTIR()]
 with target:
-    module = tvm.transform.Sequential(passes)(from_onnx(onnx.load(model), keep_params_in_input=False))
+    imported = from_onnx(onnx.load(model), keep_params_in_input=False)
+    module = tvm.transform.Sequential(passes)(imported)
 with target, ms.database.JSONDatabase(work_dir=directory), tvm.transform.PassContext(opt_level=3):
     tuned = relax.transform.MetaScheduleApplyDatabase()(module)
 machine = relax.VirtualMachine(tvm.compile(tuned, target=target), tvm.cpu())
 np.save(answer, machine["main"](tvm.runtime.tensor(np.load(given))).numpy())
-scheduled = {var.name_hint: bool(f.attrs and f.attrs.get("tirx.is_scheduled")) for var, f in tuned.functions.items()}
+scheduled = {var.name_hint: bool(f.attrs and f.attrs.get("tirx.is_scheduled"))
+             for var, f in tuned.functions.items()}
 print(json.dumps([scheduled, "tuna" in sys.modules]))
 """
 
@@ -63,7 +65,7 @@ def attending() -> Any:
 def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
     """A session with a result of each task of the model."""
     session = built.session(reason="models", target=TARGET, conditions={"caches": "cold"})
-    kernels = Kernels(tvm.target.Target(json.loads(TARGET)), {})
+    kernels = TaskKernels(tvm.target.Target(json.loads(TARGET)), {})
     planned = build.plan(
         importer.to_relax(model, "net"), kernels, tvm.target.Target(json.loads(TARGET))
     )
@@ -72,7 +74,7 @@ def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
         if task.core is None:
             solver = "TvmFunction"
             body.write_text(planned.bodies[task.body])
-            if not tasks.can_be_tuned(tasks.read(str(body))):
+            if not functions.can_be_tuned(functions.read(str(body))):
                 continue
             configs.store(built.connection, [task], None, bodies={task.body: body.read_bytes()})
         job = KernelJob(task, solver, TARGET, {}, 0, 3, body=str(body) if task.body else "")

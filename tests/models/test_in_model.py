@@ -13,7 +13,7 @@ from test_plan import TARGET
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.compiler import TvmBuilder
-from tuna.models import choosing, importer, others
+from tuna.models import choosing, importer, runtimes
 from tuna.models.kernels import Record
 from tuna.models.manifest import Class
 
@@ -83,9 +83,9 @@ def test_estimates_count_the_weights_that_a_model_reads_from_memory() -> None:
 
 
 def test_a_model_that_a_rival_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(others.Absent, match="not installed"):
-        others.onnxruntime(nets.residual(), [], threads=1)
+    monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(runtimes.Absent, match="not installed"):
+        runtimes.onnxruntime(nets.residual(), [], threads=1)
     net = Net((1, 8))
-    with pytest.raises(others.Absent, match="what Softmax is in PyTorch"):
-        others._Network(net.model(net.add("Softmax", "x")))
+    with pytest.raises(runtimes.Absent, match="no PyTorch form of Softmax"):
+        runtimes._Network(net.model(net.add("Softmax", "x")))

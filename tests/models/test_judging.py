@@ -13,7 +13,7 @@ from nets import Net
 from test_plan import TARGET, planned
 
 from tuna.api.model_building import judge
-from tuna.models import build, onnx_reference, others, timing
+from tuna.models import build, onnx_reference, runtimes, timing
 
 
 def small() -> Any:
@@ -45,7 +45,7 @@ def test_the_rival_is_asked_though_none_is_to_be_timed(
     given = {"x": np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)}
     right = onnx_reference.run(small(), given)
     monkeypatch.setattr(onnx_reference, "run", reference)
-    monkeypatch.setattr(others, "onnxruntime", lambda *_: [lambda: right])
+    monkeypatch.setattr(runtimes, "onnxruntime", lambda *_: [lambda: right])
     found = timing.compare(small(), library, given, rivals=False)
     assert found["errors"]["onnxruntime"] < 1e-6
     assert set(found["times_ms"]) == {"tuna"}
@@ -55,7 +55,7 @@ def test_the_rival_is_asked_though_none_is_to_be_timed(
 def test_the_rival_is_not_asked_where_the_reference_agrees(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(others, "onnxruntime", fail)
+    monkeypatch.setattr(runtimes, "onnxruntime", fail)
     given = {"x": np.zeros((4, 9), np.float32)}
     found = timing.compare(small(), library, given, rivals=False)
     assert (set(found["errors"]), found["unanswered"]) == ({"reference"}, "")

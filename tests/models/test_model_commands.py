@@ -23,7 +23,7 @@ from tuna import api
 from tuna.api import model_tuning, running
 from tuna.api.model_tuning import SESSION
 from tuna.configs import ConvConfig, TaskConfig
-from tuna.coordinator.session_run import Progress, progress
+from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -32,7 +32,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
 from tuna.messages import size
 from tuna.models import store
-from tuna.models.manifest import Manifest, Task
+from tuna.models.manifest import Manifest, ManifestTask
 from tuna.models.process import ModelProcess
 from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
@@ -158,7 +158,8 @@ def manifest(*tasks: TaskConfig) -> Manifest:
         tvm="0.27",
         inputs=(),
         tasks=tuple(
-            Task(config=task.to_json(), count=number + 1) for number, task in enumerate(tasks)
+            ManifestTask(config=task.to_json(), count=number + 1)
+            for number, task in enumerate(tasks)
         ),
         text="1" * 64,
     )
@@ -262,7 +263,7 @@ def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(running, "run", run)
     monkeypatch.setattr(model_tuning, "_load", lambda *_: None)
-    tuned = api.tune_model("b", on_progress=seen.append)
+    tuned = api.tune_model("b", events=RunEvents(seen.append))
     assert [(one.wanted, one.unfinished) for one in seen] == [(2, 2), (2, 0)]
     assert tuned.errored == 2
 

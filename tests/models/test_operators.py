@@ -19,7 +19,7 @@ from tvm.target import codegen
 from tuna.errors import BadInput
 from tuna.models import build, importer, onnx_reference
 from tuna.models.fold import fold
-from tuna.models.kernels import Kernels
+from tuna.models.kernels import TaskKernels
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 RANDOM = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def model(
 def answers(found: Any, inputs: dict[str, Any]) -> list[Any]:
     """Of the built model."""
     target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(found, "net"), Kernels(target, {}), target)
+    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
     machine = relax.VirtualMachine(build.executable(planned.module, target), tvm.cpu())
     given = machine["main"](*map(tvm.runtime.tensor, inputs.values()))
     return [value.numpy() for value in ([given] if hasattr(given, "numpy") else given)]
@@ -165,7 +165,7 @@ def test_a_thousand_steps_are_as_many_functions_as_five() -> None:
         constants = {"w": floats(1, 64, 7), "r": floats(1, 64, 16)}
         node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=16)
         found = importer.to_relax(model([node], inputs, ["y"], constants), "net")
-        return len(build.plan(found, Kernels(target, {}), target).functions)
+        return len(build.plan(found, TaskKernels(target, {}), target).functions)
 
     target = tvm.target.Target(TARGET)
     assert functions(1000) == functions(5)
@@ -286,7 +286,7 @@ def test_values_that_are_all_zero_are_quantised_to_zero() -> None:
 def test_a_quantised_convolution_has_the_kernel_of_any_other() -> None:
     target = tvm.target.Target(TARGET)
     for made in (in_floats, linear_convolution, whole_convolution):
-        planned = build.plan(importer.to_relax(made()[0], "net"), Kernels(target, {}), target)
+        planned = build.plan(importer.to_relax(made()[0], "net"), TaskKernels(target, {}), target)
         assert [task.core is not None for task, _ in planned.tasks()].count(True) == 1, made
 
 
@@ -415,7 +415,7 @@ def test_a_convolution_along_one_axis_has_a_kernel(operator: str) -> None:
     y = net.add(operator, "x", net.constant(floats(*shape)), net.constant(floats(10)), **attributes)
     found, target = net.model(y), tvm.target.Target(TARGET)
     same(answers(found, inputs), onnx_reference.run(found, inputs), 1e-5)
-    planned = build.plan(importer.to_relax(found, "net"), Kernels(target, {}), target)
+    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
     assert any(task.core is not None for task, _ in planned.tasks())
 
 
@@ -424,7 +424,7 @@ def test_constants_without_values_come_through_a_library(tmp_path: Path) -> None
     nothing = net.constant(np.zeros((1, 0, 5)))
     found = net.model(net.add("Concat", net.relu("x"), nothing, axis=1))
     target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(found, "net"), Kernels(target, {}), target)
+    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
     build.compile_to(planned, target, tmp_path / "net.so")
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "net.so")), tvm.cpu())
     same(

@@ -11,26 +11,39 @@ import onnx
 import pytest
 import tvm
 from nets import NETS, Net
+from tvm import relax
 from tvm.target import codegen
 
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.models import build, importer, inputs, timing
-from tuna.models.kernels import Kernels, Record
+from tuna.models import build, importer, inputs, onnx_reference
+from tuna.models.differences import largest_error
+from tuna.models.kernels import Record, TaskKernels
 from tuna.models.manifest import Class
+from tuna.models.torch_importer import TorchModel
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 
 
-def planned(model: Any, kernels: Kernels | None = None) -> build.Planned:
+def planned(model: Any, kernels: TaskKernels | None = None) -> build.Planned:
     target = tvm.target.Target(TARGET)
-    kernels = kernels or Kernels(target, {})
+    kernels = kernels or TaskKernels(target, {})
     return build.plan(importer.to_relax(model, "net"), kernels, target)
+
+
+def error_of(model: Any, library: Path, given: dict[str, Any]) -> float:
+    """The largest error of a built model against its reference."""
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    answer = machine["main"](*(tvm.runtime.tensor(array) for array in given.values()))
+    is_torch = isinstance(model, TorchModel)
+    expected = model.reference(given) if is_torch else onnx_reference.run(model, given)
+    outputs = [answer] if hasattr(answer, "numpy") else answer
+    return largest_error([tensor.numpy() for tensor in outputs], expected)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -43,7 +56,7 @@ def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Pat
     ]
     given = inputs.values(wanted, seed=3)
     # its answer is in fp16
-    assert timing.error_of(model, path, given) < (1e-3 if name == "activated" else 1e-5)
+    assert error_of(model, path, given) < (1e-3 if name == "activated" else 1e-5)
 
 
 def epilogues(found: build.Planned) -> list[tuple[str, ...]]:
@@ -136,9 +149,9 @@ def test_functions_without_a_core_are_tasks_by_their_text() -> None:
     assert set(named) == set(first.bodies) == set(second.bodies)
     assert all(len(task.structure) == 16 for task in named.values())
     text = next(iter(first.bodies.values()))
-    assert tasks.to_text(tasks.module_of(text)["main"]) == text
+    assert functions.to_text(functions.module_of(text)["main"]) == text
     with pytest.raises(BadInput, match="cannot be read"):
-        tasks.module_of("@T.prim_func")
+        functions.module_of("@T.prim_func")
 
 
 def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
@@ -147,7 +160,7 @@ def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
     good, bad = tasks[1], tasks[2]
     job = KernelJob(good, "TvmConvTile", json.dumps(TARGET), {}, 0, 2)
     params = TvmBuilder().propose(job)[-1]
-    kernels = Kernels(
+    kernels = TaskKernels(
         target, {good.key: Record("TvmConvTile", params), bad.key: Record("TvmConvTile", "[]")}
     )
     planned(nets.residual(), kernels)
@@ -165,15 +178,15 @@ def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> Non
     space = problems.with_family(small, "direct", Mode.NATIVE, target)
     assert space is not None
     params = TvmBuilder().propose(KernelJob(small, "TvmConvTile", json.dumps(TARGET), {}, 0, 3))
-    kernels = Kernels(target, {large.key: Record("TvmConvTile", params[2], similar=True)})
+    kernels = TaskKernels(target, {large.key: Record("TvmConvTile", params[2], similar=True)})
     found = kernels(large)
     assert kernels.classes[large.key] is Class.NEAREST
     other = problems.with_family(large, "direct", Mode.NATIVE, target)
     assert found is not None
     assert other is not None
-    index = other.family.space(other.layer).index(space.family.space(space.layer)[2])
+    index = other.family.kernel.space(other.layer).index(space.family.kernel.space(space.layer)[2])
     assert str(found.function.script()) == str(other.candidate(index).mod["main"].script())
-    damaged = Kernels(target, {large.key: Record("TvmConvTile", "[]", similar=True)})
+    damaged = TaskKernels(target, {large.key: Record("TvmConvTile", "[]", similar=True)})
     assert damaged(large) is not None
     assert damaged.classes[large.key] is Class.PREDICTED
 

@@ -16,12 +16,12 @@ from tvm.target import codegen
 
 from tuna.configs import TaskConfig
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import tasks
+from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
 from tuna.models import choosing
-from tuna.models.kernels import Kernels, Record
+from tuna.models.kernels import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.tuning import Tunable, Wanted, order
 
@@ -31,7 +31,7 @@ TASK = TaskConfig(name="softmax", body="0" * 64)
 
 def job(made: Any, folder: Path, count: int = 4) -> KernelJob:
     path = folder / "body"
-    path.write_text(tasks.to_text(made))
+    path.write_text(functions.to_text(made))
     return KernelJob(TASK, FUNCTION.name, TARGET, {}, 5, count, body=str(path))
 
 
@@ -79,14 +79,14 @@ def taken() -> Any:
 def test_only_functions_of_fp32_with_one_answer_are_tuned(
     made: Any, can: bool, tmp_path: Path
 ) -> None:
-    assert tasks.can_be_tuned(tasks.module_of(tasks.to_text(made))) == can
+    assert functions.can_be_tuned(functions.module_of(functions.to_text(made))) == can
     assert bool(TvmBuilder().propose(job(made, tmp_path, 1))) == can
-    assert bool(choosing.estimates(TASK, None, tasks.to_text(made))) == can
+    assert bool(choosing.estimates(TASK, None, functions.to_text(made))) == can
 
 
 def test_the_inputs_of_a_root_are_positive() -> None:
-    problem = tasks.problem(
-        tasks.module_of(tasks.to_text(applied(topi.sqrt, 64))),
+    problem = functions.problem(
+        functions.module_of(functions.to_text(applied(topi.sqrt, 64))),
         tvm.target.Target(json.loads(TARGET)),
     )
     assert np.allclose(problem.expected**2, problem.inputs[0])
@@ -95,13 +95,13 @@ def test_the_inputs_of_a_root_are_positive() -> None:
 def test_a_build_takes_the_winner_and_names_one_that_it_cannot_apply(tmp_path: Path) -> None:
     made, target = softmax(2, 3, 64), tvm.target.Target(json.loads(TARGET))
     won = TvmBuilder().propose(job(made, tmp_path))[-1]
-    tuned = Kernels(target, {TASK.key: Record(FUNCTION.name, won)})
+    tuned = TaskKernels(target, {TASK.key: Record(FUNCTION.name, won)})
     found = tuned.function(TASK, made)
     assert (tuned.classes, tuned.refused) == ({TASK.key: Class.EXACT}, {})
-    by_rule = Kernels(target, {})
+    by_rule = TaskKernels(target, {})
     assert str(found.script()) != str(by_rule.function(TASK, made).script())
     assert by_rule.classes == {TASK.key: Class.PREDICTED}
-    damaged = Kernels(target, {TASK.key: Record(FUNCTION.name, "[]")})
+    damaged = TaskKernels(target, {TASK.key: Record(FUNCTION.name, "[]")})
     assert str(damaged.function(TASK, made).script()) == str(by_rule.function(TASK, made).script())
     assert damaged.classes == {TASK.key: Class.PREDICTED}
     assert list(damaged.refused) == [TASK.key]

@@ -14,11 +14,11 @@ if find_spec("torch") is None:
 
 import torch
 import tvm
-from test_plan import TARGET, planned
+from test_plan import TARGET, error_of, planned
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
-from tuna.models import build, importer, inputs, timing
+from tuna.models import build, importer, inputs
 
 
 class BasicBlock(torch.nn.Module):
@@ -80,7 +80,7 @@ def test_a_module_is_planned_in_blocks_and_answers_as_pytorch(file: Path, tmp_pa
     assert len(tasks) == 6
     assert all("bias" in task.epilogue for task in tasks), "batch normalisation is in the weights"
     build.compile_to(found, tvm.target.Target(TARGET), path)
-    assert timing.error_of(model, path, inputs.values(importer.inputs_of(model), seed=3)) < 1e-5
+    assert error_of(model, path, inputs.values(importer.inputs_of(model), seed=3)) < 1e-5
 
 
 def test_an_open_extent_has_to_be_given_and_a_fixed_one_cannot_be_changed(file: Path) -> None:

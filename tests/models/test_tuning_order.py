@@ -11,9 +11,7 @@ LIGHT = Tunable(2, 1, frozenset({"Tile"}), cycles={"Tile": 50.0})
 TINY = Tunable(3, 1, frozenset({"F4", "Tile"}), cycles={"Tile": 0.1, "F4": 0.1})
 
 
-def test_each_task_comes_once_before_others_solvers_of_the_heavy_ones_and_what_cannot_win_is_left_out() -> (
-    None
-):
+def test_each_task_comes_once_then_solvers_of_heavy_ones_and_hopeless_ones_are_left_out() -> None:
     assert order([TINY, LIGHT, HEAVY], 4) == [
         Wanted(1, "F4", 4),
         Wanted(2, "Tile", 4),

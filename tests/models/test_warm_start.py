@@ -18,7 +18,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.params import readable
 from tuna.models import child, store
-from tuna.models.manifest import Manifest, Task
+from tuna.models.manifest import Manifest, ManifestTask
 
 CORE = ConvConfig(1, 16, 8, 8, 32, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias", "relu"))
@@ -54,7 +54,7 @@ def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
         facts = connection.execute(sa.select(tables.Environment)).one()
     bare = KernelJob(CORE, SOLVER, facts.target, {"layouts": layouts}, 0, place + 1)
     won = TvmBuilder().propose(bare)[place]
-    entries = (Task(config=TASK.to_json(), count=1),)
+    entries = (ManifestTask(config=TASK.to_json(), count=1),)
     given = {
         "file": "0" * 64,
         "size_bytes": 1,

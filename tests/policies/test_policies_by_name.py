@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuna.policies import POLICIES, OpenStep, Progress, Snapshot, StageKind, StageTimes
+from tuna.policies import POLICIES, OpenStep, SearchProgress, Snapshot, StageKind, StageTimes
 from tuna.policies.gradient import expected_gain_ms
 
 
@@ -110,8 +110,8 @@ def test_deadline_serves_the_earliest_that_can_be_kept() -> None:
 
 
 def test_gradient_serves_what_gains_most_for_the_model_in_a_second() -> None:
-    flat = Progress(1.0, (5.0, 5.0, 5.0, 5.0), 20)
-    falling = Progress(1.0, (9.0, 8.0, 7.0, 6.0), 20)
+    flat = SearchProgress(1.0, (5.0, 5.0, 5.0, 5.0), 20)
+    falling = SearchProgress(1.0, (9.0, 8.0, 7.0, 6.0), 20)
     heavy = replace(flat, weight=50.0)
     steps = (
         step(1, progress=flat),
@@ -128,14 +128,14 @@ def test_gradient_serves_what_gains_most_for_the_model_in_a_second() -> None:
     ("progress", "gain"),
     [
         (None, math.inf),
-        (Progress(2.0, (), 0), math.inf),
-        (Progress(2.0, (8.0,), 1), 2 * 8.0),
-        (Progress(1.0, (8.0, 6.0), 2), 0.2 * 2.0 + 0.8 * 3.0),
-        (Progress(1.0, (99.0, 9.0, 8.0, 7.0, 6.0), 10), 0.2 * 1.0 + 0.8 * 0.6),
+        (SearchProgress(2.0, (), 0), math.inf),
+        (SearchProgress(2.0, (8.0,), 1), 2 * 8.0),
+        (SearchProgress(1.0, (8.0, 6.0), 2), 0.2 * 2.0 + 0.8 * 3.0),
+        (SearchProgress(1.0, (99.0, 9.0, 8.0, 7.0, 6.0), 10), 0.2 * 1.0 + 0.8 * 0.6),
     ],
 )
 def test_the_expected_gain_is_the_recent_slope_and_what_an_optimist_hopes_for(
-    progress: Progress | None, gain: float
+    progress: SearchProgress | None, gain: float
 ) -> None:
     assert expected_gain_ms(progress) == pytest.approx(gain)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuna.policies import POLICIES, OpenStep, Progress, Share, Snapshot, StageKind, fair
+from tuna.policies import POLICIES, OpenStep, SearchProgress, Share, Snapshot, StageKind, fair
 
 #: Those that publish whatever fits.
 FILLING = ("fair", "gradient", "shortest", "deadline", "fifo", "greedy", "bundled")
@@ -16,7 +16,7 @@ BY_PRIORITY = ("fair", "gradient", "shortest", "deadline")
 QUEUES = ("cpu", "device")
 
 _progress = st.none() | st.builds(
-    Progress,
+    SearchProgress,
     st.floats(0, 9),
     st.lists(st.floats(0.1, 9), min_size=1, max_size=6).map(tuple),
     st.integers(1, 20),

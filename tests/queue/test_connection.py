@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import redis
 
 from tuna.errors import ServiceError
 from tuna.queue.connection import broker_url, connect, make_celery, queue_depth
@@ -41,3 +42,39 @@ def test_the_password_of_the_embedded_broker_is_in_no_text_of_a_connection(tmp_p
     with pytest.raises(ServiceError) as raised:  # no server runs
         connect(settings)
     assert password not in f"{raised.value} {raised.value.hint} {raised.value.__context__}"
+
+
+def test_an_outage_is_waited_for_by_who_may_wait(tmp_path: Path) -> None:
+    """A worker that was started while Redis restarted ended with an error."""
+    settings = Settings(home=tmp_path / "home")
+    server = EmbeddedRedis(settings.run_dir)
+    client, refused = redis.Redis.ping, []
+
+    def ping(self: redis.Redis) -> object:
+        if len(refused) < 2:
+            refused.append("no server runs")
+            raise redis.ConnectionError(refused[-1])
+        return client(self)
+
+    server.acquire()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(redis.Redis, "ping", ping)
+            assert connect(settings, wait_s=3600).exists("q") == 0
+            assert len(refused) == 2
+            refused.clear()
+            with pytest.raises(ServiceError, match="cannot be used: no server runs"):
+                connect(settings)
+    finally:
+        server.release()
+
+
+def test_what_is_no_outage_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ping(_: redis.Redis) -> None:
+        raise redis.AuthenticationError("invalid username-password pair")
+
+    monkeypatch.setattr(redis.Redis, "ping", ping)
+    with pytest.raises(ServiceError, match="invalid username-password pair"):
+        connect(Settings(home=tmp_path / "home"), wait_s=3600)

@@ -18,8 +18,10 @@ from tuna.reports.queries import read_figures
 
 def row(label: str, time_ms: float, **fields: Any) -> NewBenchmark:
     defaults: dict[str, Any] = {
-        "model_id": None, "artifact": "0" * 64, "function": "main", "tracker": "10.0.0.7:9190", "device": "pi", "extents": {},
-        "inputs": "x=n,3:float32", "low_ms": 0.9 * time_ms, "high_ms": 1.1 * time_ms, "repeats": 11, "noisy": False, "error": 0.0,
+        "model_id": None, "artifact": "0" * 64, "function": "main", "tracker": "10.0.0.7:9190",
+        "device": "pi", "extents": {},
+        "inputs": "x=n,3:float32", "low_ms": 0.9 * time_ms, "high_ms": 1.1 * time_ms, "repeats": 11,
+        "noisy": False, "error": 0.0,
     }  # fmt: skip
     return NewBenchmark(**{**defaults, "label": label, "time_ms": time_ms, **fields})
 

@@ -51,7 +51,7 @@ def test_a_core_that_is_not_there_is_named_with_those_that_are(four: None) -> No
 def test_cores_to_measure_on_are_the_last_ones_and_first_those_of_other_physical_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pairs = {cpu: placement.Place(0, (cpu & ~1, cpu | 1)) for cpu in range(6)}
+    pairs = {cpu: placement.CpuTopology(0, (cpu & ~1, cpu | 1)) for cpu in range(6)}
     monkeypatch.setattr(cores, "available_cpus", lambda: tuple(pairs))
     monkeypatch.setattr(
         cores.placement, "read_places", lambda cpus: {cpu: pairs[cpu] for cpu in cpus}
@@ -74,7 +74,7 @@ def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: (0, 1, 2, 3))
     monkeypatch.setattr(
-        cores.placement, "read_places", lambda cpus: {cpu: placement.Place() for cpu in cpus}
+        cores.placement, "read_places", lambda cpus: {cpu: placement.CpuTopology() for cpu in cpus}
     )
     monkeypatch.delenv("TUNA_EVAL_CPUS", raising=False)
     if before:

@@ -10,7 +10,15 @@ import pytest
 
 from tuna.errors import BadInput
 from tuna.sandbox import discovery
-from tuna.sandbox.discovery import Device, Kind, choose, from_amdsmi, from_kfd, from_nvml, narrow
+from tuna.sandbox.discovery import (
+    Device,
+    DeviceKind,
+    choose,
+    from_amdsmi,
+    from_kfd,
+    from_nvml,
+    narrow,
+)
 
 # What the kernel shows of a machine with two sockets and two MI300X, in its own order of lines.
 _CPU = (
@@ -103,8 +111,8 @@ def _smi(**changes: Any) -> Any:
 
 def test_amd_devices_are_the_topologys_nodes_with_simds_in_its_order(sys_root: Path) -> None:
     assert from_kfd(sys_root) == [
-        Device(Kind.AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1),
-        Device(Kind.AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0),
+        Device(DeviceKind.AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1),
+        Device(DeviceKind.AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0),
     ]
 
 
@@ -134,8 +142,8 @@ def test_a_machine_without_amds_driver_has_none(tmp_path: Path) -> None:
 
 def test_nvidias_library_names_devices_by_uuid(sys_root: Path) -> None:
     assert from_nvml(_nvml(), sys_root) == [
-        Device(Kind.NVIDIA, "NVIDIA H200", 0, "GPU-0", 0),
-        Device(Kind.NVIDIA, "NVIDIA L40S", 1, "GPU-1", None),
+        Device(DeviceKind.NVIDIA, "NVIDIA H200", 0, "GPU-0", 0),
+        Device(DeviceKind.NVIDIA, "NVIDIA L40S", 1, "GPU-1", None),
     ]
 
 
@@ -171,16 +179,16 @@ def test_nvidias_driver_is_asked_where_its_library_is_missing(sys_root: Path) ->
     )
     found = discovery.from_nvidia_driver(sys_root, sys_root)
     assert found == [
-        Device(Kind.NVIDIA, "NVIDIA H200", 0, "GPU-5d5b0d45", 0),
-        Device(Kind.NVIDIA, "NVIDIA H200", 1, "", None),
+        Device(DeviceKind.NVIDIA, "NVIDIA H200", 0, "GPU-5d5b0d45", 0),
+        Device(DeviceKind.NVIDIA, "NVIDIA H200", 1, "", None),
     ]
     assert found[1].variables() == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 def test_amds_library_gives_hips_order() -> None:
     assert from_amdsmi(_smi()) == [
-        Device(Kind.AMD, "AMD Instinct MI300X second", 0, "GPU-second", None),
-        Device(Kind.AMD, "AMD Instinct MI300X first", 1, "GPU-first", 1),
+        Device(DeviceKind.AMD, "AMD Instinct MI300X second", 0, "GPU-second", None),
+        Device(DeviceKind.AMD, "AMD Instinct MI300X first", 1, "GPU-first", 1),
     ]
 
 
@@ -191,10 +199,12 @@ def test_an_amdsmi_that_does_not_know_hips_order_is_not_asked() -> None:
 
 
 def test_the_variables_leave_one_device() -> None:
-    assert Device(Kind.NVIDIA, "a", 1, "GPU-1").variables() == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-    amd = Device(Kind.AMD, "a", 3, "GPU-3").variables()
+    assert Device(DeviceKind.NVIDIA, "a", 1, "GPU-1").variables() == {
+        "CUDA_VISIBLE_DEVICES": "GPU-1"
+    }
+    amd = Device(DeviceKind.AMD, "a", 3, "GPU-3").variables()
     assert amd == {"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}
-    assert Device(Kind.CPU, "CPU").variables() == {}
+    assert Device(DeviceKind.CPU, "CPU").variables() == {}
 
 
 def test_what_the_scheduler_hides_stays_hidden(
@@ -207,14 +217,17 @@ def test_what_the_scheduler_hides_stays_hidden(
         "HIP_VISIBLE_DEVICES": "0",
     }
     found = discovery.discover(sys_root, sys_root, environ)
-    assert [(device.kind, device.index) for device in found] == [(Kind.NVIDIA, 1), (Kind.AMD, 1)]
+    assert [(device.kind, device.index) for device in found] == [
+        (DeviceKind.NVIDIA, 1),
+        (DeviceKind.AMD, 1),
+    ]
 
 
 def test_a_machine_without_devices_has_its_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "_module", lambda _: None)
-    assert discovery.discover(tmp_path, tmp_path, {}) == [Device(Kind.CPU, "CPU")]
+    assert discovery.discover(tmp_path, tmp_path, {}) == [Device(DeviceKind.CPU, "CPU")]
 
 
 @pytest.mark.parametrize(
@@ -224,12 +237,12 @@ def test_a_machine_without_devices_has_its_cpu(
 def test_a_visibility_variable_ends_at_the_first_unknown_word(
     visible: str | None, left: list[int]
 ) -> None:
-    devices = [Device(Kind.AMD, "a", 0), Device(Kind.AMD, "a", 1)]
+    devices = [Device(DeviceKind.AMD, "a", 0), Device(DeviceKind.AMD, "a", 1)]
     assert [device.index for device in narrow(devices, visible)] == left
 
 
 def test_devices_are_chosen_by_number() -> None:
-    devices = [Device(Kind.AMD, name) for name in "abc"]
+    devices = [Device(DeviceKind.AMD, name) for name in "abc"]
     assert choose(devices, "all") == [0, 1, 2]
     assert choose(devices, "2,0") == [0, 2]
     assert choose(devices, "0-1") == [0, 1]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuna.errors import BadInput
-from tuna.sandbox.placement import Place, deal, read_places
+from tuna.sandbox.placement import CpuTopology, deal, read_places
 
 #: Two sockets with four cores of two threads: node 0 has CPUs 0-3 and 8-11, node 1 has 4-7 and
 #: 12-15.
-TWO_SOCKETS = {cpu: Place(cpu // 4 % 2, (cpu % 8, cpu % 8 + 8)) for cpu in range(16)}
+TWO_SOCKETS = {cpu: CpuTopology(cpu // 4 % 2, (cpu % 8, cpu % 8 + 8)) for cpu in range(16)}
 
 
 def test_each_device_gets_the_last_core_of_its_own_node() -> None:
@@ -37,13 +37,13 @@ def test_a_device_of_an_unknown_node_takes_any() -> None:
 
 
 def test_a_node_without_a_free_core_borrows_but_does_not_take_anothers_last() -> None:
-    two = {4: Place(1, (4,)), 5: Place(1, (5,))}
+    two = {4: CpuTopology(1, (4,)), 5: CpuTopology(1, (5,))}
     assert deal([0, 1], two) == [(4,), (5,)]
 
 
 def test_more_devices_than_cores_are_refused() -> None:
     with pytest.raises(BadInput, match="3 devices need as many measuring cores, and there are 2"):
-        deal([0, 0, 0], {0: Place(), 1: Place()})
+        deal([0, 0, 0], {0: CpuTopology(), 1: CpuTopology()})
 
 
 @given(
@@ -70,7 +70,7 @@ def test_places_are_read_from_the_kernels_tree(tmp_path: Path) -> None:
     topology.mkdir(parents=True)
     (topology / "thread_siblings_list").write_text("2-3\n")
     assert read_places([1, 2, 9], tmp_path) == {
-        1: Place(0, (1,)),
-        2: Place(1, (2, 3)),
-        9: Place(None, (9,)),
+        1: CpuTopology(0, (1,)),
+        2: CpuTopology(1, (2, 3)),
+        9: CpuTopology(None, (9,)),
     }

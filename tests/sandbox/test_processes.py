@@ -49,7 +49,7 @@ def python(program: str, timeout_s: float = LIMIT_S, **limits: object) -> proces
     return run([sys.executable, "-c", program], timeout_s=timeout_s, **limits)  # type: ignore[arg-type]
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -109,32 +109,15 @@ def test_what_a_program_leaves_behind_is_killed() -> None:
 
 def test_of_a_flood_of_output_the_end_is_kept() -> None:
     done = python(
-        "import os\nfor _ in range(20): os.write(1, b'x' * (1 << 20))\nos.write(1, b'END')",
-        tail_bytes=1000,
+        "import os\nfor _ in range(20): os.write(1, b'x' * (1 << 20))\nos.write(1, b'END')"
     )
-    assert len(done.output) == 1000
+    assert len(done.output) == processes.TAIL_BYTES
     assert done.output.endswith("xEND")
-
-
-def test_input_larger_than_a_pipe_arrives_while_output_larger_than_a_pipe_comes_back() -> None:
-    text = "0123456789" * 100_000
-    done = python("import sys; sys.stdout.write(sys.stdin.read())", input=text, tail_bytes=2 << 20)
-    assert done.output == text
-
-
-def test_input_that_nobody_reads_does_no_harm() -> None:
-    assert python("pass", input="x" * (1 << 20)).returncode == 0
 
 
 def test_a_program_that_closes_its_outputs_is_still_waited_for() -> None:
     done = python("import os, sys, time; os.close(1); os.close(2); time.sleep(0.3); os._exit(5)")
     assert (done.returncode, done.timed_out) == (5, False)
-
-
-def test_memory_past_the_limit_is_refused() -> None:
-    done = python("bytearray(1 << 30)", memory_bytes=256 << 20)
-    assert done.returncode == 1
-    assert "MemoryError" in done.output
 
 
 def test_a_program_keeps_to_its_cores_and_dumps_no_core() -> None:
@@ -148,7 +131,7 @@ def test_a_program_keeps_to_its_cores_and_dumps_no_core() -> None:
 
 def test_the_limits_of_this_process_stay_as_they_are() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA), os.sched_getaffinity(0)
-    python("pass", memory_bytes=1 << 30, cpus=[max(os.sched_getaffinity(0))])
+    python("pass", cpus=[max(os.sched_getaffinity(0))])
     assert (resource.getrlimit(resource.RLIMIT_DATA), os.sched_getaffinity(0)) == before
 
 
@@ -240,7 +223,7 @@ def test_a_child_that_hangs_is_killed_with_all_that_it_started(child: Child) -> 
 
 
 def test_a_child_that_prints_a_flood_answers_and_costs_no_memory() -> None:
-    loud = Child(MODULE, env=environment(), tail_bytes=1000)
+    loud = Child(MODULE, env=environment())
     try:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert loud.call({"op": "chatter", "megabytes": 64}, LIMIT_S) == {"done": True}
@@ -248,7 +231,7 @@ def test_a_child_that_prints_a_flood_answers_and_costs_no_memory() -> None:
         with pytest.raises(ChildCrashed) as crash:
             loud.call({"op": "leave", "code": 1}, LIMIT_S)
         assert crash.value.tail.endswith("the end")
-        assert len(crash.value.tail) <= 1000
+        assert len(crash.value.tail) == processes.TAIL_BYTES
     finally:
         loud.close()
 
@@ -386,7 +369,7 @@ def test_a_call_that_nobody_wants_any_more_ends_and_the_next_starts_another_chil
     pid, asked = child.pid, time.monotonic()
     with pytest.raises(ChildCancelled):
         child.call({"op": "hang"}, LIMIT_S, lambda: time.monotonic() - asked > 0.2)
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < LIMIT_S
     assert pid is not None
     assert eventually(lambda: gone(pid))
     assert child.call({"op": "echo", "value": 2}, LIMIT_S)["value"] == 2

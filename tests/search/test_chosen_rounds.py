@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
 from tuna.db.engine import reading, writing
 from tuna.db.models import Framework, Job, Model, ModelConfig, Trial
 from tuna.db.types import utc_now
@@ -78,7 +79,8 @@ def make(
     get_settings.cache_clear()
 
     def coordinator(work: SessionWork, policy: Policy | None = None) -> Coordinator:
-        return Coordinator(engine, redis_client, Silent(), get_settings(), [work], policy=policy)  # type: ignore[arg-type]
+        backends = Backends(engine, redis_client, Silent(), get_settings())  # type: ignore[arg-type]
+        return Coordinator(backends, [work], policy=policy)
 
     return coordinator
 

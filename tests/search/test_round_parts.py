@@ -233,7 +233,7 @@ def test_an_archived_search_has_its_parts(scene: Scene, tmp_path: Path) -> None:
     divide(scene)
     for chunk in scene.claim("measure", 2):
         scene.report(chunk, scene.results(chunk))
-    job_actions.cancel(scene.engine, scene.library, job_actions.Selection(scene.session_id))
+    job_actions.cancel(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
     before = _trials(scene)
     archive(scene.engine, scene.session_id, tmp_path / "file")
     removal.delete(scene.engine, scene.session_id, lambda _: None)

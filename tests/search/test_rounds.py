@@ -17,7 +17,7 @@ from jobs_builder import make_jobs
 from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator import provision
+from tuna.coordinator import stage_artifacts
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
@@ -31,7 +31,7 @@ from tuna.libraries.items import StepResult, WorkItem
 from tuna.queue import claim, reproduction
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import history, rounds
 from tuna.vocabulary import Cause, State
 
@@ -58,7 +58,7 @@ class Scene:
             found = claim.claim(
                 connection, Scope(self.session_id, self.library), self.library.step(step), limit, 1
             )
-        provision.provide(
+        stage_artifacts.stage(
             self.engine, self.artifacts, [item for chunk in found for item in chunk.items]
         )
         return found
@@ -71,7 +71,7 @@ class Scene:
 
     def report(self, chunk: claim.ClaimedChunk, results: list[StepResult]) -> None:
         made = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=tuple(results))
-        self.drain.write([Entry("1-0", made)])
+        self.drain.write([StreamEntry("1-0", made)])
 
     def work(self, step: str) -> WorkItem:
         """Run what waits longest for the step."""
@@ -298,7 +298,7 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
 def test_a_search_that_is_canceled_opens_no_round_until_it_is_retried(scene: Scene) -> None:
     scene.work("search")
     scene.load()
-    job_actions.cancel(scene.engine, scene.library, job_actions.Selection(scene.session_id))
+    job_actions.cancel(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
 
 
@@ -310,12 +310,12 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
         scene.work(step)
     scene.load()
     second = scene.claim("search")[0].items[0].job_id
-    one = job_actions.Selection(scene.session_id, [second])
+    one = job_actions.JobSelection(scene.session_id, [second])
     assert job_actions.cancel(scene.engine, scene.library, one).states == {"compile_queued": 1}
     assert [row[3] for row in scene.rows()] == ["a round was canceled", None]
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
     assert (
-        job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id))
+        job_actions.retry(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
         == {}
     ), "it is named"
     assert job_actions.retry(scene.engine, scene.library, one) == {"search": 1}
@@ -328,11 +328,11 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
 def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene) -> None:
     scene.work("search")
     scene.load()
-    job_actions.cancel(scene.engine, scene.library, job_actions.Selection(scene.session_id))
+    job_actions.cancel(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
     ids = _ids(scene)
     for some, going_on in ((ids[1:], 0), (ids[:1], 1)):
         job_actions.retry(
-            scene.engine, scene.library, job_actions.Selection(scene.session_id, some)
+            scene.engine, scene.library, job_actions.JobSelection(scene.session_id, some)
         )
         scene.load()
         assert rounds_going_on(scene) == going_on

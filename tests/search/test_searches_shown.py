@@ -29,8 +29,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import FindDb, Job
 from tuna.db.searches import Searches
-from tuna.exports.record_query import records
-from tuna.exports.select import good_trials, of_session
+from tuna.exports.source import of_session
 from tuna.jobs import scope
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, SearchLimits, Step
@@ -306,9 +305,10 @@ def test_a_report_has_a_search_as_one_line_with_its_end_and_a_curve_over_all_rou
 def test_the_best_few_of_a_search_are_those_of_all_its_rounds(scene: Scene) -> None:
     finish(scene)
     with reading(scene.engine) as connection:
-        found = list(records(connection, of_session(connection, scene.session_id, None), n_best=5))
+        source = of_session(connection, scene.session_id, None)
+        found = list(source.records(n_best=5))
         job = connection.execute(sa.select(FindDb.job_id)).scalar_one()
-        trials = good_trials(connection, job or 0, 0.0, 5)
+        trials = source.good_trials(job or 0, 0.0, 5)
     best = sorted((time_of(name), name) for round_ in scene.expected().values() for name in round_)[
         :5
     ]

@@ -17,7 +17,7 @@ from tuna.archives.restore import restore
 from tuna.archives.write import archive
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
-from tuna.coordinator import provision
+from tuna.coordinator import stage_artifacts
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Kernel, SearchSibling, Trial
@@ -116,7 +116,7 @@ class Room:
             (chunk,) = claim(
                 connection, Scope(self.session_id, LIBRARY), LIBRARY.step("search"), 1, 1
             )
-        provision.provide(self.engine, self.store, chunk.items)
+        stage_artifacts.stage(self.engine, self.store, chunk.items)
         return chunk.items[0]
 
     def learned(self, item: WorkItem) -> list[list[dict[str, Any]]]:
@@ -184,7 +184,7 @@ def test_what_tells_nothing_of_devices_or_has_not_ended_is_left_out(room: Room) 
     assert room.claim().siblings == ()
 
 
-def test_a_noisy_search_of_the_same_layer_comes_after_quiet_ones_and_its_times_are_not_taken_for_ours(
+def test_a_noisy_search_of_the_same_layer_comes_after_quiet_ones_and_its_times_are_not_ours(
     room: Room,
 ) -> None:
     for reason, noisy in (("quiet", False), ("noisy", True)):

@@ -21,7 +21,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Artifacts:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "..", "../" * 21 + "x", "/etc/passwd", "A" * 64, "0" * 63 + "/", "0" * 63 + "\0", "0" * 63 + "\n", "0" * 65,
+    ["", "..", "../" * 21 + "x", "/etc/passwd", "A" * 64, "0" * 63 + "/", "0" * 63 + "\0",
+     "0" * 63 + "\n", "0" * 65,
      "٠" * 64, "file:///etc/passwd", "http://127.0.0.1/" + "0" * 47],
     ids=range(12),
 )  # fmt: skip

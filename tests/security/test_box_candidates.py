@@ -84,8 +84,10 @@ def test_a_candidate_that_leaves_its_box_is_a_failed_trial_and_the_others_are_me
     listener: str,
 ) -> None:
     hostile = [
-        f"read {place.secret}", f"write {place.home}/planted", f"environ {os.getpid()}", f"mem {os.getpid()}",
-        f"ptrace {os.getpid()}", f"kill {victim.pid}", "signal-all 0", f"tcp {listener}", "write OTHER", "delete OTHER",
+        f"read {place.secret}", f"write {place.home}/planted", f"environ {os.getpid()}",
+        f"mem {os.getpid()}",
+        f"ptrace {os.getpid()}", f"kill {victim.pid}", "signal-all 0", f"tcp {listener}",
+        "write OTHER", "delete OTHER",
         "fork 0", "bomb 100000", "program 0", "session 0", "large large", "outlive 0",
     ]  # fmt: skip
     trials = measure(["good", *hostile, "good"])

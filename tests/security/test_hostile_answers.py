@@ -205,7 +205,8 @@ except (OSError, MemoryError):
 def _mutant(chance: random.Random, value: Any, depth: int = 0) -> Any:
     """The value with one part of it replaced."""
     wrong = [
-        None, True, 5, -1, 2**70, 1.5, float("nan"), float("inf"), 1e308, 5e-324, -0.0, "", "abc", "x" * 300_000, "\ud800",
+        None, True, 5, -1, 2**70, 1.5, float("nan"), float("inf"), 1e308, 5e-324, -0.0, "", "abc",
+        "x" * 300_000, "\ud800",
         [], [[]], {}, {"gflops": []}, [5] * 1000, {"a": {"b": {}}},
     ]  # fmt: skip
     if (depth and chance.random() < 0.5) or not isinstance(value, dict | list) or not value:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from tuna.artifacts.store import Artifacts
-from tuna.libraries.miopen import answers, fin, kernels
-from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.libraries.miopen import answers, fin, kernel_objects
+from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.vocabulary import Cause
+
+pytestmark = pytest.mark.service
 
 DEEP = 100_000
 STEP, COMPILE = "miopen_find_eval", "miopen_find_compile"
@@ -44,14 +46,15 @@ def answering(
         program.write_text(f'#!/bin/sh\ncp {tmp_path}/answer "$4"\n')
         program.chmod(0o755)
         monkeypatch.setattr(fin, "program", lambda: program)
-        return fin.call([{}] * jobs, Place(tmp_path))
+        return fin.call([{}] * jobs, FinCall(tmp_path))
 
     return call
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * DEEP, '[{"a":' * DEEP, "null", "5", "[5]", "[[]]", "[{}, {}]", '["\\ud800"]', "\ud800", "[{" + '"a":1,' * 9,
+    ["[" * DEEP, '[{"a":' * DEEP, "null", "5", "[5]", "[[]]", "[{}, {}]", '["\\ud800"]', "\ud800",
+     "[{" + '"a":1,' * 9,
      "[" + "9" * 5000 + "]", "\x80\x04N.", "[{}]\x00", '{"process_env": {}}'],
     ids=range(14),
 )  # fmt: skip
@@ -86,7 +89,7 @@ def test_a_link_to_an_endless_file_is_no_answer(
     program.chmod(0o755)
     monkeypatch.setattr(fin, "program", lambda: program)
     with pytest.raises(FinFailed, match="no answer"):
-        fin.call([{}], Place(tmp_path))
+        fin.call([{}], FinCall(tmp_path))
 
 
 def test_of_a_key_that_stands_twice_the_last_counts(answering: Callable[[str], Any]) -> None:
@@ -114,7 +117,7 @@ def test_a_time_that_cannot_be_is_no_measurement(
     answering: Callable[[str], Any], time: str
 ) -> None:
     (answer,) = answering(json.dumps([_entry(time="TIME")]).replace('"TIME"', time))
-    with pytest.raises(answers.Failure, match="impossible time") as caught:
+    with pytest.raises(answers.BadAnswer, match="impossible time") as caught:
         answers.measured(answer, STEP, "S")
     assert caught.value.cause is Cause.RUN_ERROR
 
@@ -137,7 +140,7 @@ def test_a_workspace_that_cannot_be_is_none(workspace: Any) -> None:
     ],
 )
 def test_an_entry_that_does_not_fit_is_a_failure(facts: dict[str, Any]) -> None:
-    with pytest.raises(answers.Failure) as caught:
+    with pytest.raises(answers.BadAnswer) as caught:
         answers.measured(_entry(**facts), STEP, "S")
     assert len(str(caught.value)) < 500
 
@@ -151,25 +154,30 @@ def test_a_solver_with_an_impossible_id_is_refused(number: Any) -> None:
 
 def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    good = kernels.encode(kernels.Kernel("k.cpp", "-O3", b"code" * 100))
+    good = kernel_objects.encode(kernel_objects.KernelObject("k.cpp", "-O3", b"code" * 100))
     hostile = [
-        {"uncompressed_size": 10**400}, {"uncompressed_size": -1}, {"uncompressed_size": True}, {"uncompressed_size": 7},
-        {"uncompressed_size": float("nan")}, {"md5_sum": "0" * 32}, {"md5_sum": None}, {"blob": "===="}, {"blob": "é"},
+        {"uncompressed_size": 10**400}, {"uncompressed_size": -1}, {"uncompressed_size": True},
+        {"uncompressed_size": 7},
+        {"uncompressed_size": float("nan")}, {"md5_sum": "0" * 32}, {"md5_sum": None},
+        {"blob": "===="}, {"blob": "é"},
         {"blob": None}, {"kernel_file": ""}, {"kernel_file": "k" * 1025}, {"comp_options": 5},
         {"comp_options": "-O" * (1 << 20)},
     ]  # fmt: skip
     for facts in hostile:
-        answer = {f"{COMPILE}_result": [{"solver_name": "S", "find_compiled": True, "reason": "Success",
+        answer = {f"{COMPILE}_result": [{"solver_name": "S", "find_compiled": True,
+         "reason": "Success",
                                           "kernel_objects": [good | facts]}]}  # fmt: skip
-        with pytest.raises(answers.Failure) as caught:
+        with pytest.raises(answers.BadAnswer) as caught:
             answers.compiled(answer, COMPILE, "S", None, store)
         assert caught.value.cause is Cause.BUILD_ERROR
-    assert kernels.decode(good).code == b"code" * 100
+    assert kernel_objects.decode(good).code == b"code" * 100
 
 
 def test_a_kernel_whose_name_is_a_path_stays_a_name(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    (code,) = kernels.store([kernels.encode(kernels.Kernel("../../../evil", "", b"code"))], store)
+    (code,) = kernel_objects.store(
+        [kernel_objects.encode(kernel_objects.KernelObject("../../../evil", "", b"code"))], store
+    )
     assert code.name == "../../../evil"
     assert [path.parts[-3:] for path in tmp_path.rglob("*") if path.is_file()] == [
         ("a", code.artifact[:2], code.artifact)
@@ -191,7 +199,7 @@ def test_a_kernel_whose_name_is_a_path_stays_a_name(tmp_path: Path) -> None:
 )
 def test_a_manifest_that_is_none_counts_as_lost(data: bytes) -> None:
     with pytest.raises(KeyError):
-        kernels.Compiled.load(data)
+        kernel_objects.Compiled.load(data)
 
 
 def test_the_environment_that_fin_reports_is_kept_nowhere(answering: Callable[[str], Any]) -> None:

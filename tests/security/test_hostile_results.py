@@ -197,13 +197,15 @@ def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
     chunk = _claim(engine, make_jobs(engine, 1, steps="measure"))
     first, *rest = [_good(item) for item in chunk.items]
     hostile: list[Any] = [
-        b"", b"null", b"[" * DEEP, b'{"a":' * DEEP, b"\xff\xfe", b'"\\ud800"', b"\x80\x04N.", b"{" + b"0" * 5000,
+        b"", b"null", b"[" * DEEP, b'{"a":' * DEEP, b"\xff\xfe", b'"\\ud800"', b"\x80\x04N.",
+        b"{" + b"0" * 5000,
         b'"' + b"x" * (2 << 20) + b'"',
         _report(chunk, rest, version=WIRE_VERSION + 1),
         _report(chunk, rest, kind="conquered"),
         _report(chunk, rest, worker="w" * 256),
         _report(chunk, rest, surprise=True),
-        _report(chunk, [rest[0] | {"job_id": 10**30}, {}, None, 5, "x", [], rest[0] | {"job_id": NAN}]),
+        _report(chunk, [rest[0] | {"job_id": 10**30}, {}, None, 5, "x", [],
+         rest[0] | {"job_id": NAN}]),
     ]  # fmt: skip
     redis_client.xadd("results", {"r": _report(chunk, [first], kind="results")})
     for text in hostile:

@@ -259,7 +259,7 @@ def test_a_folder_for_the_socket_that_another_user_made_is_not_used_and_blocks_n
         assert _as_other(lambda: probe.connect(address)) == "PermissionError"
     server.release()
     lock = home / "run" / "redis.lock"
-    eventually(lambda: _is_free(lock), 10)
+    eventually(lambda: _is_free(lock), 60)
     shutil.rmtree(place)  # as a cleaner of /tmp does, or a restart of the machine
     plant = (
         (lambda: place.mkdir(mode=0o777)) if kind == "folder" else (lambda: place.symlink_to(home))
@@ -272,7 +272,7 @@ def test_a_folder_for_the_socket_that_another_user_made_is_not_used_and_blocks_n
         assert client.ping()
     assert EmbeddedRedis(get_settings().run_dir).socket == again.socket
     again.release()
-    eventually(lambda: _is_free(lock), 10)
+    eventually(lambda: _is_free(lock), 60)
     third = EmbeddedRedis(get_settings().run_dir)
     third.acquire()
     assert third.socket == again.socket, "who knows the address still reaches it"

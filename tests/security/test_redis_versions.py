@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuna.doctor.servers import _holes
-from tuna.services.redis_versions import first_safe
+from tuna.services.redis_client import first_safe
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,10 @@ def test_a_whole_run_at_debug_level_tells_no_password(
     assert len(seen) >= 3, "the workers were seen"
     assert not [line for line in seen if _leaks(line)]
     told = [type_in("tuna", *line) for line in (
-        ("status", "--json"), ("status", "--session-id", 1), ("doctor", "--json"), ("doctor",), ("--debug", "status"),
-        ("report", "--session-id", 1, "-o", "report.html"), ("export", "--session-id", 1, "--form", "kernel"),
+        ("status", "--json"), ("status", "--session-id", 1), ("doctor", "--json"), ("doctor",),
+        ("--debug", "status"),
+        ("report", "--session-id", 1, "-o", "report.html"),
+        ("export", "--session-id", 1, "--form", "kernel"),
         ("db", "upgrade"),
     )]  # fmt: skip
     assert "127.0.0.1" in (tmp_path / "out").read_text() + "".join(
@@ -170,7 +172,8 @@ def test_a_broken_url_of_redis_is_not_repeated(set_urls: Set, name: str, url: st
 @pytest.mark.parametrize(
     "url",
     ["mysql+pymysql://me:hunter2@127.0.0.1:9/tuna", "mysql://me:hun@hunter2@127.0.0.1:9/t", "mysql://me:x@h:hunter2/t",
-     "mysql+nodriver://me:hunter2@h/t", "postgresql://me:hunter2@h/t", "nosuch://me:hunter2@h/t", "hunter2", "://hunter2",
+     "mysql+nodriver://me:hunter2@h/t", "postgresql://me:hunter2@h/t", "nosuch://me:hunter2@h/t",
+     "hunter2", "://hunter2",
      "mysql://me:hunter2@[::1/t"],
 )  # fmt: skip
 def test_a_broken_url_of_the_database_is_not_repeated(
@@ -247,8 +250,10 @@ def test_a_setting_that_is_refused_is_not_repeated(
 
 
 SECRETS = {
-    "TUNA_DB_URL": "hunter2", "TUNA_BROKER_URL": "hunter2", "TUNA_REDIS_URL": "hunter2", "CELERY_BROKER_URL": "hunter2",
-    "CELERY_RESULT_BACKEND": "hunter2", "TUNA_ARTIFACTS_KEY": "hunter2", "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "TUNA_DB_URL": "hunter2", "TUNA_BROKER_URL": "hunter2", "TUNA_REDIS_URL": "hunter2",
+    "CELERY_BROKER_URL": "hunter2",
+    "CELERY_RESULT_BACKEND": "hunter2", "TUNA_ARTIFACTS_KEY": "hunter2",
+    "AWS_SECRET_ACCESS_KEY": "hunter2",
 }  # fmt: skip
 
 
@@ -295,7 +300,7 @@ def test_fin_does_not_get_the_settings(
     )
     script.chmod(0o755)
     monkeypatch.setattr(fin, "program", lambda: script)
-    assert fin.call([{}], fin.Place(tmp_path)) == [{}]
+    assert fin.call([{}], fin.FinCall(tmp_path)) == [{}]
     assert "MIOPEN_FIND_MODE" in (tmp_path / "env").read_text()
     assert not _leaks((tmp_path / "env").read_text())
     assert os.environ["TUNA_DB_URL"] == "hunter2"

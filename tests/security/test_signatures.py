@@ -56,8 +56,10 @@ def test_who_has_public_keys_alone_cannot_sign(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "null", "{}", '{"public": [], "secret": ""}', '{"public": ["00"], "secret": ""}', "[" * 100,
-     '{"public": [1], "secret": ""}', '{"public": "00", "secret": ""}', '{"public": ["zz"], "secret": ""}'],
+    ["", "[]", "null", "{}", '{"public": [], "secret": ""}', '{"public": ["00"], "secret": ""}',
+     "[" * 100,
+     '{"public": [1], "secret": ""}', '{"public": "00", "secret": ""}',
+     '{"public": ["zz"], "secret": ""}'],
 )  # fmt: skip
 def test_what_is_not_keys_is_a_value_error(text: str) -> None:
     assert Keys.from_json(OLD.to_json()) == OLD

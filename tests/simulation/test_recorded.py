@@ -119,7 +119,8 @@ def test_a_search_has_its_rounds_with_look_ahead_and_the_best_time_after_each(
         1.0,
     )
     assert {stage.step: stage.seconds for stage in line.steps} == {
-        "search": (1.0, 2.0, 3.0, 4.0), "compile": (4.0, 5.0, 6.0, 7.0), "eval": (10.0, 11.0, 12.0, 13.0),
+        "search": (1.0, 2.0, 3.0, 4.0), "compile": (4.0, 5.0, 6.0, 7.0),
+        "eval": (10.0, 11.0, 12.0, 13.0),
     }  # fmt: skip
     assert line.best_ms == (None, 4.0, 4.0, 3.0)
 

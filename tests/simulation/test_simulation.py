@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuna.errors import TunaError
-from tuna.policies import POLICIES, Share, Snapshot
+from tuna.policies import POLICIES, Policy
 from tuna.simulation.engine import simulate
 from tuna.simulation.outcome import near_best_s, work_bound_s
 from tuna.simulation.scenario import Pool, Scenario
@@ -49,7 +49,8 @@ def test_rounds_of_one_job_overlap_by_the_look_ahead(look_ahead: int, seconds: f
 
 def test_a_round_waits_for_the_results_of_the_one_before_the_last() -> None:
     slow = [STEPS[0], {"step": "measure", "queue": "device", "seconds": 10.0}]
-    found = simulate(scenario({"rounds": 3, "look_ahead": 1, "steps": slow}, pools=[{"queue": "cpu", "processes": 9},
+    found = simulate(scenario({"rounds": 3, "look_ahead": 1, "steps": slow},
+     pools=[{"queue": "cpu", "processes": 9},
                      {"queue": "device", "processes": 9}]), POLICIES["fair"])  # fmt: skip
     assert found.makespan_s == 1 + 10 + 1 + 10, (
         "the third is proposed at 11 and not at 2, though devices are free"
@@ -145,11 +146,8 @@ def test_a_process_that_dies_is_noticed_when_its_lease_expires() -> None:
 
 
 def test_a_policy_that_publishes_nothing_is_reported() -> None:
-    def idle(snapshot: Snapshot) -> list[Share]:
-        return []
-
     with pytest.raises(TunaError, match="idle"):
-        simulate(scenario({}), idle)
+        simulate(scenario({}), Policy("idle", lambda _: []))
 
 
 def test_decisions_are_as_seldom_as_the_coordinator_makes_them() -> None:

@@ -128,18 +128,33 @@ class Undescribed(JobOptions):
 BAD: dict[str, tuple[type[Library], str]] = {
     "raises": (overriding(run=_raise), "test_a_step_raises_nothing"),
     "no result": (bad_results(lambda result: []), "test_each_item_has_one_result"),
-    "a result twice": (bad_results(lambda result: [result, result]), "test_each_item_has_one_result"),
+    "a result twice": (
+        bad_results(lambda result: [result, result]),
+        "test_each_item_has_one_result",
+    ),
     "another job's id": (changed(job_id=1), "test_each_item_has_one_result"),
     "another attempt": (changed(attempt=77), "test_results_name_the_attempt_and_the_step"),
     "another step": (changed(step="build"), "test_results_name_the_attempt_and_the_step"),
     "good, with a cause": (changed(cause=Cause.RUN_ERROR), "test_a_result_is_good_or_has_a_cause"),
     "bad, without a cause": (changed(ok=False), "test_a_result_is_good_or_has_a_cause"),
-    "nothing succeeds": (changed(ok=False, cause=Cause.RUN_ERROR, trials=()), "test_some_job_succeeds_in_every_step"),
+    "nothing succeeds": (
+        changed(ok=False, cause=Cause.RUN_ERROR, trials=()),
+        "test_some_job_succeeds_in_every_step",
+    ),
     "negative time": (trial(times_ms=(-1.0,), time_ms=-1.0), "test_times_are_positive_and_finite"),
-    "less than a nanosecond": (trial(times_ms=(1e-7,), time_ms=1e-7), "test_times_are_positive_and_finite"),
+    "less than a nanosecond": (
+        trial(times_ms=(1e-7,), time_ms=1e-7),
+        "test_times_are_positive_and_finite",
+    ),
     "zero": (trial(times_ms=(0.0,), time_ms=0.0), "test_times_are_positive_and_finite"),
-    "NaN": (trial(times_ms=(float("nan"),), time_ms=float("nan")), "test_times_are_positive_and_finite"),
-    "infinite time": (trial(times_ms=(float("inf"),), time_ms=float("inf")), "test_times_are_positive_and_finite"),
+    "NaN": (
+        trial(times_ms=(float("nan"),), time_ms=float("nan")),
+        "test_times_are_positive_and_finite",
+    ),
+    "infinite time": (
+        trial(times_ms=(float("inf"),), time_ms=float("inf")),
+        "test_times_are_positive_and_finite",
+    ),
     "a time that was not measured": (trial(time_ms=9.0), "test_times_are_positive_and_finite"),
     "a failed trial with a time": (
         trial(cause=Cause.WRONG_RESULT),
@@ -157,34 +172,60 @@ BAD: dict[str, tuple[type[Library], str]] = {
         bad_results(lambda result: [result.model_copy(update={"trials": result.trials * 2})]),
         "test_trials_have_an_index_each_and_an_outcome",
     ),
-    "an artifact that is not in the store": (trial(artifact="0" * 64), "test_artifacts_are_in_the_store"),
+    "an artifact that is not in the store": (
+        trial(artifact="0" * 64),
+        "test_artifacts_are_in_the_store",
+    ),
     "no device": (changed(device=None), "test_what_is_measured_names_its_device"),
     "busy for longer than it took": (
         changed(busy_s=1e6),
         "test_an_item_took_no_longer_than_from_its_start_to_its_end",
     ),
     "a lost artifact is not noticed": (
-        overriding(_measure=lambda self, item, context: Good._measure(self, item.model_copy(update={"candidates": ()}), context)),
+        overriding(
+            _measure=lambda self, item, context: Good._measure(
+                self, item.model_copy(update={"candidates": ()}), context
+            )
+        ),
         "test_an_artifact_that_is_gone_sends_the_job_back",
     ),
     "changes its items": (overriding(run=_mutate), "test_items_are_left_as_they_were"),
     "an unknown solver": (
-        overriding(applicable=lambda self, configs, environment: ((config, ["Other"]) for config in configs)),
+        overriding(
+            applicable=lambda self, configs, environment: (
+                (config, ["Other"]) for config in configs
+            )
+        ),
         "test_each_config_is_answered_once_with_solvers_of_its_kind",
     ),
     "a config left out": (
-        overriding(applicable=lambda self, configs, environment: ((c, ["GoodOne"]) for c in list(configs)[:1])),
+        overriding(
+            applicable=lambda self, configs, environment: (
+                (c, ["GoodOne"]) for c in list(configs)[:1]
+            )
+        ),
         "test_each_config_is_answered_once_with_solvers_of_its_kind",
     ),
     "a solver twice": (
-        overriding(solvers=lambda self: 2 * [Solver("GoodOne", ("gemm",), "GEMM"), Solver("GoodTwo", ("gemm",), "GEMM")]),
+        overriding(
+            solvers=lambda self: (
+                2 * [Solver("GoodOne", ("gemm",), "GEMM"), Solver("GoodTwo", ("gemm",), "GEMM")]
+            )
+        ),
         "test_solvers_are_distinct_and_have_canonical_names",
     ),
     "a name that is not canonical": (
-        overriding(solvers=lambda self: [Solver(n, ("gemm",), "GEMM") for n in ("GoodOne", "GoodTwo", "A<1, 2>")]),
+        overriding(
+            solvers=lambda self: [
+                Solver(n, ("gemm",), "GEMM") for n in ("GoodOne", "GoodTwo", "A<1, 2>")
+            ]
+        ),
         "test_solvers_are_distinct_and_have_canonical_names",
     ),
-    "another environment at each look": (overriding(environment=_unstable), "test_the_environment_is_stable"),
+    "another environment at each look": (
+        overriding(environment=_unstable),
+        "test_the_environment_is_stable",
+    ),
     "no end": (
         overriding(next_step=lambda self, result, steps: "build"),
         "test_every_job_ends",
@@ -197,13 +238,23 @@ BAD: dict[str, tuple[type[Library], str]] = {
         overriding(search=Step("propose", Resource.CPU)),
         "test_steps_have_names_limits_and_a_way",
     ),
-    "no time": (overriding(time_limit_s=lambda self, step, item: 0.0), "test_steps_have_names_limits_and_a_way"),
+    "no time": (
+        overriding(time_limit_s=lambda self, step, item: 0.0),
+        "test_steps_have_names_limits_and_a_way",
+    ),
     "no retry": (overriding(retry=lambda self, cause: None), "test_each_cause_has_a_retry"),
     "waits for ever": (
-        overriding(retry=lambda self, cause: Retry(delay_s=1, max_delay_s=float("inf"), backoff=float("inf"))),
+        overriding(
+            retry=lambda self, cause: Retry(
+                delay_s=1, max_delay_s=float("inf"), backoff=float("inf")
+            )
+        ),
         "test_each_cause_has_a_retry",
     ),
-    "an option without a description": (overriding(options=Undescribed), "test_job_options_are_described_and_checked"),
+    "an option without a description": (
+        overriding(options=Undescribed),
+        "test_job_options_are_described_and_checked",
+    ),
     "a command line that a shell breaks": (
         overriding(reproduce=lambda self, item, index=None: f"tuna reproduce {item.config}"),
         "test_reproduce_is_one_command_line",
@@ -212,4 +263,4 @@ BAD: dict[str, tuple[type[Library], str]] = {
         overriding(name="example"),
         "test_the_command_line_repeats_the_job_when_pasted",
     ),
-}  # fmt: skip
+}

@@ -267,7 +267,8 @@ def test_tuned_params_lead_from_perf_compile_to_find_eval(
     assert tuned["workspace"] == default["workspace"]
     assert tuned["kernel_objects"] == default["kernel_objects"] == measured["kernel_objects"]
     channels = "64x28x20x1x3x3x1x32" if direction == "F" else "32x28x20x1x3x3x1x64"
-    row = f"2x{channels}x16x1x1x0x1x1x0x1x1x0x0x1xNCHWxFP32x{direction}=Other:1;{solver}:{tuned['params']}"
+    key = f"2x{channels}x16x1x1x0x1x1x0x1x1x0x0x1xNCHWxFP32x{direction}"
+    row = f"{key}=Other:1;{solver}:{tuned['params']}"
     env = perf_db(fin.folder, row)
     (best,) = fin.compiled("find", question, env=env)
     assert best["params"] == tuned["params"]

@@ -149,8 +149,9 @@ def test_its_keys_are_those_of_tuna() -> None:
         perf = {field.name: getattr(key.perf(), field.name) for field in fields(key.perf())}
         words = ("layout", "data_type", "direction")
         assert ours.perf_key().split("x")[-3:] == [perf[word] for word in words]
-        numbers = "spatial_dim,in_channels,in_h,in_w,in_d,fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d"
-        numbers += ",conv_stride_h,conv_stride_w,conv_stride_d,dilation_h,dilation_w,dilation_d,bias,group_count"
+        numbers = "spatial_dim,in_channels,in_h,in_w,in_d,fil_h,fil_w,fil_d,out_channels,batchsize"
+        numbers += ",pad_h,pad_w,pad_d,conv_stride_h,conv_stride_w,conv_stride_d"
+        numbers += ",dilation_h,dilation_w,dilation_d,bias,group_count"
         assert ours.perf_key().split("x")[:-3] == [str(perf[name]) for name in numbers.split(",")]
 
 

@@ -16,7 +16,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report
-from tuna.sandbox.discovery import Device, Kind
+from tuna.sandbox.discovery import Device, DeviceKind
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
@@ -24,7 +24,10 @@ from tuna.workers.devices import device_for
 from tuna.workers.runner import Runner
 
 SETTINGS = Settings(eval_cpus="0")
-CARDS = [Device(Kind.NVIDIA, "H100", 0, "GPU-a"), Device(Kind.AMD, "gfx942", 1, "GPU-b")]
+CARDS = [
+    Device(DeviceKind.NVIDIA, "H100", 0, "GPU-a"),
+    Device(DeviceKind.AMD, "gfx942", 1, "GPU-b"),
+]
 
 
 class Anywhere(NoopLibrary):
@@ -32,7 +35,7 @@ class Anywhere(NoopLibrary):
 
 
 class OnAmd(NoopLibrary):
-    device_kind = Kind.AMD
+    device_kind = DeviceKind.AMD
 
 
 def test_a_library_gets_a_device_of_its_kind() -> None:
@@ -51,7 +54,7 @@ def test_what_its_starter_chose_stands() -> None:
 
 
 def test_without_any_gpu_it_is_the_measuring_cores() -> None:
-    cpu = [Device(Kind.CPU, "CPU")]
+    cpu = [Device(DeviceKind.CPU, "CPU")]
     found = device_for(Anywhere(), SETTINGS, {}, cpu)
     assert (found.id, found.uuid, found.cpus, found.locks) == ("cpu0", "", (0,), ("cpu0",))
     assert device_for(Anywhere(), SETTINGS, {"CUDA_VISIBLE_DEVICES": ""}, cpu).id == "cpu0"
@@ -60,7 +63,7 @@ def test_without_any_gpu_it_is_the_measuring_cores() -> None:
 def test_a_device_that_only_its_variable_tells_of_is_known_by_it() -> None:
     """A driver that discovery does not know, or the stand-in for a GPU: workers as the seeds start
     them."""
-    cpu = [Device(Kind.CPU, "CPU")]
+    cpu = [Device(DeviceKind.CPU, "CPU")]
     first, second = (device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": n}, cpu) for n in "01")
     assert first.variables == {"HIP_VISIBLE_DEVICES": "0"}
     assert first.locks != second.locks, (
@@ -109,7 +112,7 @@ def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
     threads = []
     for number in "01":
         device = device_for(
-            OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(Kind.CPU, "CPU")]
+            OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(DeviceKind.CPU, "CPU")]
         )
         context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), device)
         work = (Chunk(id=number, **facts), Prints())

@@ -18,8 +18,7 @@ from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, FindDbKernel, Kernel, StepResult
-from tuna.drain import drain as draining
-from tuna.drain import winners
+from tuna.drain import find_db_writer
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import StepResult as Result
@@ -27,7 +26,7 @@ from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 
 LIBRARY = get_library("noop")
 
@@ -66,7 +65,7 @@ class Scene:
                     self.open -= 1
 
         monkeypatch.setattr(files, "read", read)
-        monkeypatch.setattr(draining, "writing", noted)
+        monkeypatch.setattr("tuna.db.engine.writing", noted)  # of `transaction`
         self.store = Artifacts(files, folder / "c")
         self.drain = Drain(engine, ResultStream(client, "results", "me"), self.store, 3)
         self.session_id = make_jobs(
@@ -98,7 +97,7 @@ class Scene:
                 for n, i in enumerate(chunk.items)
             )
             report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-            self.drain.write([Entry("1-0", report)])
+            self.drain.write([StreamEntry("1-0", report)])
 
     def measure(self) -> None:
         self.write("measure", lambda _: {"time_ms": 1.5, "times_ms": (1.5,)})
@@ -159,7 +158,7 @@ def test_more_than_memory_should_hold_is_read_one_by_one(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = scene(10)
-    monkeypatch.setattr(winners, "_FETCHED_BYTES", 8)
+    monkeypatch.setattr(find_db_writer, "_FETCHED_BYTES", 8)
     one.measure()
     assert states(one.engine) == {"evaluated": 10}
     assert (len(one.read), len(one.within)) == (8, 3)

@@ -85,11 +85,12 @@ def test_a_probe_that_hangs_or_raises_has_answered(
         def probe(self, device: DeviceHandle) -> str:
             raise RuntimeError("no driver")
 
-    monkeypatch.setattr(healths, "PROBE_S", 0.05)
-    assert Health([], GPU).examine(Hangs()) == Fault(
-        Cause.DEVICE_LOST,
-        "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end",
-    )
+    with monkeypatch.context() as soon:
+        soon.setattr(healths, "PROBE_S", 0.05)
+        assert Health([], GPU).examine(Hangs()) == Fault(
+            Cause.DEVICE_LOST,
+            "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end",
+        )
     assert Health([], GPU).examine(Raises()) == Fault(
         Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver"
     )

@@ -148,7 +148,7 @@ class Scene:
         self.waiting: queue.Queue[Chunk | None] = queue.Queue()
         self.only: Worker | None = None  # the others leave
         self.workers = [Worker(self, number) for number in workers]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(board.live()) < len(self.workers):
             assert time.monotonic() < deadline
 

@@ -36,6 +36,7 @@ def beside_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.service
 def test_a_worker_starts_beside_a_folder_tuna_and_a_file_redis(
     beside_a_clone: Path, tuna_home: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_module_gets_its_arguments(tmp_path: Path) -> None:
     assert APP in worker_command(WorkerSpec("eval"))
 
 
+@pytest.mark.service
 def test_a_worker_whose_starter_has_ended_exits_before_it_does_anything(tuna_home: Path) -> None:
     """The starter was killed while the worker imported Celery, or before the kernel was asked to
     tell of it."""

@@ -80,7 +80,6 @@ from tuna.api.rpc_master import LayerCounts as LayerCounts
 from tuna.api.rpc_master import Master as Master
 from tuna.api.rpc_master import MasterPlan as MasterPlan
 from tuna.api.rpc_master import start_master as start_master
-from tuna.api.running import Notices as Notices
 from tuna.api.running import enqueue as enqueue
 from tuna.api.running import run as run
 from tuna.api.services import Upgrade as Upgrade
@@ -119,6 +118,7 @@ from tuna.archives.sizes import SessionSize as SessionSize
 from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
+from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
@@ -150,15 +150,15 @@ from tuna.reports.ratios import Ratio as Ratio
 from tuna.reports.report_data import LayerFigures as LayerFigures
 from tuna.reports.report_data import ReportFigures as ReportFigures
 from tuna.reports.report_data import TotalFigures as TotalFigures
-from tuna.reports.result_rows import ResultRow as ResultRow
-from tuna.reports.result_rows import ResultRows as ResultRows
 from tuna.reports.status import LiveSession as LiveSession
 from tuna.reports.status import Outlook as Outlook
 from tuna.reports.status import Snapshot as Snapshot
+from tuna.results.rows import ResultRow as ResultRow
+from tuna.results.rows import ResultRows as ResultRows
 from tuna.sandbox.cores import compile_cpus as compile_cpus
 from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
-from tuna.sandbox.discovery import Kind as Kind
+from tuna.sandbox.discovery import DeviceKind as DeviceKind
 from tuna.search.siblings import WarmStart as WarmStart
 from tuna.simulation.outcome import Simulated as Simulated
 from tuna.simulation.scenario import Scenario as Scenario

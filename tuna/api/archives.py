@@ -8,7 +8,7 @@ from pathlib import Path
 from tuna.api.jobs import drop_leases
 from tuna.api.services import artifact_store
 from tuna.archives import removal
-from tuna.archives.file import Header
+from tuna.archives.file import ArchiveHeader
 from tuna.archives.removal import Deleted
 from tuna.archives.restore import Restored, restore
 from tuna.archives.write import archive
@@ -20,7 +20,7 @@ from tuna.errors import ServiceError
 OnJobs = Callable[[int, int], None]
 
 
-def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> Header:
+def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> ArchiveHeader:
     """Write a session with everything that its results need into one file; raises NotFound,
     BadInput, StorageFull."""
     return archive(open_database(), session_id, path, on_jobs)

@@ -21,7 +21,7 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.models import arguments, benchmark
 from tuna.models.arguments import Argument
-from tuna.models.benchmark import Place
+from tuna.models.benchmark import BenchmarkDevice
 from tuna.sandbox.cores import available_cpus, measuring_with
 from tuna.settings import get_settings
 from tuna.workers.devices import device_for, measuring_on
@@ -88,11 +88,9 @@ def benchmark_model(
         measured = benchmark.measure(
             place,
             dict(zip(labels, files.values(), strict=True)),
-            given,
+            benchmark.BenchmarkInputs(given, options.seed, recorded),
             points,
             function=options.function,
-            seed=options.seed,
-            recorded=recorded,
             on_point=lambda number: on_point(number, len(points)),
         )
         with reading(engine) as connection:
@@ -140,7 +138,7 @@ def list_benchmarks(model: str | None = None) -> list[ModelTime]:
 @contextlib.contextmanager
 def _place(
     board: BenchmarkBoard | None, options: BenchmarkOptions, cores: int
-) -> Iterator[tuple[Place, str]]:
+) -> Iterator[tuple[BenchmarkDevice, str]]:
     """Where to run, and the name of the device; this machine is locked against other measurements
     meanwhile.
 
@@ -152,7 +150,7 @@ def _place(
         library.toolchain()  # raises LibraryMissing
         tracker = Tracker.parse(board.tracker)
         yield (
-            Place(
+            BenchmarkDevice(
                 tracker,
                 board.device_key,
                 wait_s=board.wait_s,
@@ -170,7 +168,7 @@ def _place(
         device = device_for(library, get_settings())
         with measuring_on(device):
             yield (
-                Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory),
+                BenchmarkDevice(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory),
                 library.environment().device,
             )
 

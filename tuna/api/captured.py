@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.api.configs import ImportedConfigs, Network, Storing, check_tag, store_parsed
-from tuna.configs import Config, ParsedFile, Tally
+from tuna.configs import Config, LineReader, ParsedFile
 from tuna.db import networks
 from tuna.db.database import open_database
 from tuna.db.engine import writing
@@ -109,7 +109,7 @@ class _Log:
     """Lines of logs, as bytes."""
 
     def __init__(self, source: str) -> None:
-        self._calls, self._rows = Tally(source), Tally(source)
+        self._calls, self._rows = LineReader(source), LineReader(source)
         self.stopped = ""  #: why later lines were not read
 
     def take(self, line: bytes) -> None:
@@ -120,10 +120,10 @@ class _Log:
         """Count a row of TunableOp's, which writes each product once for each process."""
         self._add(self._rows, line)
 
-    def _add(self, tally: Tally, line: bytes) -> None:
+    def _add(self, reader: LineReader, line: bytes) -> None:
         if not self.stopped:
             try:
-                tally.add(line.decode(errors="surrogateescape"))
+                reader.add(line.decode(errors="surrogateescape"))
             except BadInput as error:
                 self.stopped = str(error)
 

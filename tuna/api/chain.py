@@ -14,7 +14,7 @@ from tuna import api
 from tuna.coordinator.session_run import Progress
 from tuna.errors import BadInput
 from tuna.exports import ExportReport
-from tuna.reports.result_rows import MAX_LIMIT, ResultFilter, ResultRows
+from tuna.results.rows import MAX_LIMIT, ResultFilter, ResultRows
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from tuna import api
 from tuna.api.chain import SessionPlan
-from tuna.coordinator.session_run import Progress
+from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db.database import open_database
 from tuna.db.overview import Overview
 from tuna.errors import BadInput
 from tuna.models.coverage import Coverage
-from tuna.reports.html_table import table
-from tuna.reports.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, moment
+from tuna.results.rows import DEFAULT_LIMIT, ResultFilter, ResultRows, html_table, moment
 from tuna.settings import get_settings
 
 
@@ -159,7 +158,7 @@ class ModelHandle:
             candidates=candidates,
             winograd=self.winograd,
             minutes=minutes,
-            on_progress=on_progress,
+            events=RunEvents() if on_progress is None else RunEvents(on_progress),
         )
         return ModelHandle(self.name, winograd=self.winograd, errored=tuned.errored)
 
@@ -190,4 +189,4 @@ class ModelHandle:
             )
             for task in self.tasks()
         ]
-        return table(self.name, ("task", "calls", "fastest", "ms"), cells)
+        return html_table(self.name, ("task", "calls", "fastest", "ms"), cells)

@@ -14,16 +14,15 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.exports import ExportReport
-from tuna.exports.check import Known, check
+from tuna.exports.check import check
 from tuna.exports.diff import Diff, diff
 from tuna.exports.importer import import_db
 from tuna.exports.intake import ImportReport
 from tuna.exports.merge import MergeReport, merge
 from tuna.exports.registry import exporter_of
-from tuna.exports.select import kernels_of
-from tuna.libraries.database_check import Findings
-from tuna.libraries.exporter import Pair
-from tuna.libraries.miopen.formats import naming
+from tuna.exports.source import kernels_of
+from tuna.libraries.exporter import CheckFacts, Findings, Pair
+from tuna.libraries.miopen import names
 from tuna.libraries.registry import get_library
 
 
@@ -103,7 +102,7 @@ def import_database(
             hint="give it with --session-id",
         )
     if session_id is None:
-        arch, num_cu = naming.parse_name(path.name)
+        arch, num_cu = names.parse_name(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
         for name, flag in (
             ("rocm_v", "--rocm-version"),
@@ -161,4 +160,4 @@ def check_databases(directory: Path, library: str = "miopen") -> Findings:
             }
         except BadInput:
             known = None
-        return check(directory, Known(known, partial(kernels_of, connection, library)))
+        return check(directory, CheckFacts(known, partial(kernels_of, connection, library)))

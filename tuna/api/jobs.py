@@ -11,7 +11,6 @@ from tuna.api.sessions import session_library
 from tuna.configs import GemmConfig
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
-from tuna.db import solvers as solver_rows
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, ServiceError
@@ -19,6 +18,7 @@ from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
 from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
+from tuna.results.untried import without_solver
 from tuna.search import targets_met
 from tuna.settings import get_settings
 from tuna.vocabulary import State
@@ -114,7 +114,7 @@ def load_jobs(
     with writing(engine) as connection:
         count = jobs.load(connection, request)
         pairs = jobs.pairs(connection, session_id, tag)
-        without = solver_rows.without_solver(connection, session_id, tag)
+        without = without_solver(connection, session_id, tag)
         target_ms = checked.get("target_ms")
         met = targets_met.end(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:
@@ -152,14 +152,14 @@ def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None
     many by step."""
     library = get_library(session_library(session_id))
     return job_actions.retry(
-        open_database(), library, job_actions.Selection(session_id, jobs, cause=cause)
+        open_database(), library, job_actions.JobSelection(session_id, jobs, cause=cause)
     )
 
 
 def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None) -> CanceledJobs:
     """Cancel jobs that are not finished; results of their current attempts are refused."""
     engine, library = open_database(), get_library(session_library(session_id))
-    done = job_actions.cancel(engine, library, job_actions.Selection(session_id, jobs, tag=tag))
+    done = job_actions.cancel(engine, library, job_actions.JobSelection(session_id, jobs, tag=tag))
     return CanceledJobs(done.states, drop_leases(engine, done.chunks))
 
 

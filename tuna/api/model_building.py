@@ -231,8 +231,7 @@ def _make(wanted: _Build, library: Path) -> dict[str, Any]:
             **target,
             records=wanted.records,
             winograd=wanted.winograd,
-            compare=wanted.compare,
-            given=given,
+            compare_on=given if wanted.compare else None,
             output=str(library),
         )
         if checks.untuned:

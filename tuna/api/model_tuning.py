@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tuna.api import jobs, preparation, running
-from tuna.api.running import Notices
-from tuna.coordinator.session_run import Progress, progress
+from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -20,8 +20,9 @@ from tuna.models import choice, store, tuning
 from tuna.models.process import ModelProcess
 from tuna.models.store import StoredModel
 from tuna.models.tuning import Tunable, Wanted
+from tuna.workers.launch import RunStopped
 
-_NONE = Notices()
+_SILENT = RunEvents()
 #: Reason of the session in which the tasks of all models are tuned, so that one that two models
 #: have is tuned once.
 SESSION = "models"
@@ -47,15 +48,15 @@ def tune_model(
     winograd: bool = True,
     minutes: float | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    notices: Notices = _NONE,
+    events: RunEvents = _SILENT,
+    on_log: Callable[[Path], None] | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
 
     Each task is tuned by the solver that should win, the heaviest task first, then by others that
     may win; `minutes` limits the time. Nothing that is known already is measured again, whichever
     model it was tuned for. After an interruption a second call resumes. `on_start` gets what is to
-    be done before the workers start; `on_progress` and `notices` are those of `api.run`, with the
+    be done before the workers start; `events` and `on_log` are those of `api.run`, with the
     numbers of this model's jobs alone. It ends with them: what another model has left is
     for its own call. Raises NotFound.
     """
@@ -82,35 +83,27 @@ def tune_model(
         with reading(open_database()) as connection:
             mine = progress(connection, library, session.id, (), model.tag)
         seen.append(mine)
-        if on_progress is not None:
-            on_progress(mine)
+        events.on_progress(mine)
         elapsed_s = time.monotonic() - started
         if budget is not None and mine.unfinished:
             if elapsed_s > budget.seconds:
-                raise _Done
+                raise RunStopped("The time is over")
             _load(
                 session.id,
                 waiting,
                 budget.more(elapsed_s, mine.finished - seen[0].finished, mine.unfinished),
             )
         elif whole.unfinished and not mine.unfinished:
-            raise _Done
+            raise RunStopped("All jobs of the model are done")
 
     if budget is not None:
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
-        with contextlib.suppress(_Done):
-            running.run(session.id, on_progress=follow, notices=notices)
+        with contextlib.suppress(RunStopped):
+            running.run(session.id, on_progress=follow, events=events, on_log=on_log)
     return replace(
         tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0
     )
-
-
-class _Done(Exception):
-    """Ends the run of a session, whose time is up or whose other jobs are another model's.
-
-    Workers may finish what they have begun (`shutdown_s`), the rest is for the next run.
-    """
 
 
 def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:

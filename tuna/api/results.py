@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuna.db.solvers import LayerWithoutSolver
     from tuna.models.coverage import Coverage
-    from tuna.reports.known_results import TargetMet
-    from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
+    from tuna.results.rows import ResultFilter, ResultRow, ResultRows
+    from tuna.results.untried import LayerWithoutSolver, TargetMet
 
 
 def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
@@ -21,7 +20,7 @@ def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.reports.result_query import query as read
+    from tuna.results.query import query as read
 
     with reading(open_database()) as connection:
         return read(connection, wanted, with_commands=with_commands)
@@ -35,7 +34,7 @@ def winners(session_id: int, tag: str | None = None, *, with_commands: bool = Tr
     """
     from dataclasses import replace
 
-    from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
+    from tuna.results.rows import MAX_LIMIT, ResultFilter
 
     found = query(
         ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands
@@ -54,7 +53,7 @@ def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...
     for."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.reports.known_results import targets_met as read
+    from tuna.results.untried import targets_met as read
 
     with reading(open_database()) as connection:
         return read(connection, session_id, tag)
@@ -65,7 +64,7 @@ def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithout
     their import."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.db.solvers import without_solver as read
+    from tuna.results.untried import without_solver as read
 
     with reading(open_database()) as connection:
         return read(connection, session_id, tag)

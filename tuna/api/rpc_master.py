@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from tuna.api.jobs import LoadedJobs, Options, load_jobs
 from tuna.api.preparation import init_session, update_applicability, update_solvers
 from tuna.api.rpc import count_workers
-from tuna.api.running import Notices, enqueue
+from tuna.api.running import enqueue
 from tuna.api.services import artifact_store
 from tuna.archives.trace import ENDED, Trace
 from tuna.archives.trace_restore import restore, session_of
 from tuna.configs import Config
-from tuna.coordinator.session_run import Progress
+from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db import configs, models
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -105,7 +105,7 @@ class Master:
                 self.catch_up()
 
         try:
-            enqueue(self.session_id, on_progress=progress, notices=Notices(on_stored=stored))
+            enqueue(self.session_id, on_progress=progress, events=RunEvents(on_stored=stored))
         finally:
             self.catch_up()
         if self.logs is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tuna import logs
-from tuna.coordinator.session_run import Progress, default_workers, run_sessions
+from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna.libraries.base import Library
@@ -18,23 +18,7 @@ from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import WorkerSpec
 
-
-@dataclass(frozen=True)
-class Notices:
-    """Callbacks of a run beside its progress."""
-
-    #: after an interruption, with the seconds that workers have to finish what they do
-    on_wait: Callable[[float], None] = lambda _: None
-    #: when workers are busy with other sessions first, with the number of chunks of each
-    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
-    #: with the jobs of which results were just stored, of any session
-    on_stored: Callable[[Collection[int]], None] = lambda _: None
-    #: at the end, with the file that the log went to, if there was anything to log; without it the
-    #: log goes to stderr, as it does if the settings ask for more of it than warnings, or for JSON
-    on_log: Callable[[Path], None] | None = None
-
-
-_NONE = Notices()
+_SILENT = RunEvents()
 
 
 def run(
@@ -44,7 +28,8 @@ def run(
     processes: int | None = None,
     policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    notices: Notices = _NONE,
+    events: RunEvents = _SILENT,
+    on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
     """Run the steps (all when empty) of one session or several with workers on this machine;
     returns the final progress.
@@ -52,13 +37,16 @@ def run(
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
-    `on_progress` is called a few times a second at most. A second call resumes.
+    `on_progress` is called a few times a second at most. With `on_log` the log goes to a file in
+    `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
+    the end with the file, if there was anything to log. A second call resumes.
     """
 
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
 
-    return _work_through(session_id, steps, workers, policy, on_progress, notices)
+    events = _with(events, on_progress)
+    return _work_through(session_id, steps, workers, policy, events, on_log)
 
 
 def enqueue(
@@ -67,14 +55,19 @@ def enqueue(
     *,
     policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    notices: Notices = _NONE,
+    events: RunEvents = _SILENT,
 ) -> Progress:
     """Fill the queues and drain results until every job is finished, as `run` does; the workers run
     elsewhere.
 
     `policy`: as `Settings.policy`, its default.
     """
-    return _work_through(session_id, steps, lambda _: (), policy, on_progress, notices)
+    events = _with(events, on_progress)
+    return _work_through(session_id, steps, lambda _: (), policy, events)
+
+
+def _with(events: RunEvents, on_progress: Callable[[Progress], None] | None) -> RunEvents:
+    return events if on_progress is None else replace(events, on_progress=on_progress)
 
 
 def _work_through(
@@ -82,8 +75,8 @@ def _work_through(
     steps: Sequence[str],
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]],
     policy: str | None,
-    on_progress: Callable[[Progress], None] | None,
-    notices: Notices,
+    events: RunEvents,
+    on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
     settings = get_settings()
     if policy is not None:
@@ -99,17 +92,14 @@ def _work_through(
             )
         settings = settings.model_copy(update={"policy": policy})
     engine = open_database()
-    with _log_kept(settings, notices.on_log):
+    with _log_kept(settings, on_log):
         found = run_sessions(
             engine,
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
             workers=workers,
-            on_progress=on_progress or (lambda _: None),
-            on_wait=notices.on_wait,
-            on_behind=notices.on_behind,
-            on_stored=notices.on_stored,
+            events=events,
         )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:

@@ -16,7 +16,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm import targets
-from tuna.libraries.tvm.boards import Boards
+from tuna.libraries.tvm.boards import BoardPool
 from tuna.libraries.tvm.environment import tvm_version
 from tuna.membership.join import MAX_PROCESSES, Facts
 from tuna.membership.join import join as ask
@@ -119,7 +119,7 @@ def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]
         json.loads(session)["environment"]["target"] if session else settings.tvm_target
     )
     tvm_version()  # refused here, for a worker that ends is started again
-    Boards.at(tracker, key)
+    BoardPool.at(tracker, key)
     if target:
         targets.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}

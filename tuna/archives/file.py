@@ -1,5 +1,4 @@
-"""The file of an archived session: lines of JSON, compressed by gzip, with a header first and a
-hash last.
+"""The file of an archived session: gzipped lines of JSON from a header to a hash.
 
 Each line is `[name, value]`. The first is `["tuna-session", header]`, rows of tables follow in
 batches, each ended by `["batch", null]`, and the last is `["end", SHA-256 of all bytes before it]`.
@@ -25,18 +24,19 @@ from tuna.files import atomic_file, bounded_lines
 
 NAME, VERSION = "tuna-session", 1
 BATCH, END = "batch", "end"
-#: Largest artifact: what is read is in memory, and a few kilobytes can unpack to gigabytes.
+#: Largest artifact, since lines are read into memory and a few kilobytes can unpack to gigabytes.
 _MAX_ARTIFACT_BYTES = 64 << 20
 #: Longest line: the largest artifact in base64, and its row; any other line; and all lines.
 _MAX_LINE_BYTES = _MAX_ARTIFACT_BYTES // 3 * 4 + (1 << 20)
 _MAX_ROW_BYTES, _MAX_BYTES = 8 << 20, 64 << 30
-#: Of an artifact's row. Values take fifty times the memory of their text, a string no more than it.
+#: Beginning of an artifact's row, and its most values: JSON values take fifty times the memory of
+#: their text, a string takes no more than it.
 _KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
 
 
 @dataclass(frozen=True)
-class Header:
-    """What an archive says of itself before its rows."""
+class ArchiveHeader:
+    """First line of an archive."""
 
     uuid: Annotated[str, Field(min_length=1, max_length=36)]  #: of the session
     library: str
@@ -48,14 +48,14 @@ class Header:
     jobs: int
 
     def json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The header as the file has it."""
         return {"version": VERSION, **vars(self)}
 
 
-_HEADER = TypeAdapter(Header)
+_HEADER = TypeAdapter(ArchiveHeader)
 
 
-class Line(NamedTuple):
+class ArchiveLine(NamedTuple):
     """A line between header and end."""
 
     name: str
@@ -85,9 +85,8 @@ class ArchiveWriter:
 
 
 @contextlib.contextmanager
-def writer(path: Path, header: Header) -> Iterator[ArchiveWriter]:
-    """Write an archive, which appears under its name only when it is whole; equal rows give equal
-    bytes."""
+def writer(path: Path, header: ArchiveHeader) -> Iterator[ArchiveWriter]:
+    """Write an archive, which appears when it is complete; equal rows give equal bytes."""
     with (
         atomic_file(path) as temporary,
         open(temporary, "wb") as raw,
@@ -99,10 +98,9 @@ def writer(path: Path, header: Header) -> Iterator[ArchiveWriter]:
         archive.end()
 
 
-def verify(path: Path) -> Header:
-    """The header of an archive that was read to its end and has the hash that it names; raises
-    BadInput."""
-    header: Header | None = None
+def verify(path: Path) -> ArchiveHeader:
+    """Read an archive to its end, check its hash, and return its header; raises BadInput."""
+    header: ArchiveHeader | None = None
     for name, value, _ in _checked(path):
         if header is None:
             header = _header(path, name, value)
@@ -111,9 +109,8 @@ def verify(path: Path) -> Header:
     return header
 
 
-def rows(path: Path) -> Iterator[Line]:
-    """The lines between header and end; raises BadInput as `verify` does, at the end at the
-    latest."""
+def rows(path: Path) -> Iterator[ArchiveLine]:
+    """Yield the lines between header and end; raises BadInput as `verify` does."""
     lines = _checked(path)
     next(lines, None)
     yield from lines
@@ -130,8 +127,8 @@ def _is_bounded(data: bytes) -> bool:
     )
 
 
-def _checked(path: Path) -> Iterator[Line]:
-    """All lines but the last, whose hash must be theirs."""
+def _checked(path: Path) -> Iterator[ArchiveLine]:
+    """Yield all lines but the last; raises BadInput unless that has their hash."""
     found, read = hashlib.sha256(), 0
     try:
         with gzip.open(path, "rb") as stream:
@@ -149,7 +146,7 @@ def _checked(path: Path) -> Iterator[Line]:
                     break
                 found.update(data)
                 read += 1
-                yield Line(name, value, len(data))
+                yield ArchiveLine(name, value, len(data))
     except gzip.BadGzipFile as error:
         if not read:
             raise BadInput(f"{path} is no archive of a session.") from None
@@ -171,7 +168,7 @@ def _checked(path: Path) -> Iterator[Line]:
     raise BadInput(f"{path} is no archive of a session.")
 
 
-def _header(path: Path, name: str, value: Any) -> Header:
+def _header(path: Path, name: str, value: Any) -> ArchiveHeader:
     if name != NAME or not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise BadInput(f"{path} is no archive of a session.")
     if value["version"] != VERSION:
@@ -187,7 +184,7 @@ def _header(path: Path, name: str, value: Any) -> Header:
 
 
 def _refuse(constant: str) -> None:
-    """No database has NaN and infinity."""
+    """Refuse NaN and infinity, which no database has."""
     raise ValueError(f"{constant} is no number")
 
 

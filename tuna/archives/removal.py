@@ -30,7 +30,7 @@ from tuna.jobs import needed_artifacts
 from tuna.messages import counted
 from tuna.vocabulary import IN_FLIGHT, GoldenState
 
-#: Results, and jobs with all that belongs to them, that are deleted in one transaction.
+#: Numbers of rows that are deleted in one transaction, with the rows that belong to them.
 _RESULTS, _JOBS, _CONFIGS = 1000, 500, 500
 #: Columns that refer to `kernel`.
 _KERNEL_COLUMNS = (
@@ -45,13 +45,13 @@ _KERNEL_COLUMNS = (
 
 @dataclass
 class Deleted:
-    """What was deleted."""
+    """Counts of what was deleted."""
 
     jobs: int = 0
     results: int = 0
     kernels: int = 0  #: artifacts in SQL
-    chunks: set[str] = field(default_factory=set)  #: that its jobs were in
-    golden: tuple[str, ...] = ()  #: versions that refer to it, for which its row stays
+    chunks: set[str] = field(default_factory=set)  #: of its jobs
+    golden: tuple[str, ...] = ()  #: versions that refer to the session, so that its row stays
     unneeded: set[str] = field(default_factory=set)  #: artifacts, of the latest jobs
 
     def add(self, other: Deleted) -> None:
@@ -63,8 +63,10 @@ class Deleted:
 
 
 def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) -> None:
-    """Raise NotFound, or BadInput for a session that must not be deleted as it is; `cancels`: its
-    jobs will be canceled."""
+    """Raise NotFound, or BadInput for a session that cannot be deleted now.
+
+    `cancels`: its jobs will be canceled before.
+    """
     sessions.get(connection, session_id)
     running = sa.select(sa.func.count()).where(
         Job.session_id == session_id, Job.state.in_([state.value for state in IN_FLIGHT])
@@ -77,7 +79,7 @@ def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) 
     if drafts := of_session(connection, session_id, GoldenState.DRAFT):
         raise BadInput(
             f"The draft of {drafts[0]} has results of session {session_id}, which its promotion"
-            " looks at.",
+            " needs.",
             hint=f"promote it first: `tuna golden promote {drafts[0].version}`",
         )
 
@@ -88,8 +90,7 @@ def delete(
     remove: Callable[[set[str]], None],
     on_jobs: Callable[[int, int], None] | None = None,
 ) -> Deleted:
-    """Delete a session that `check` accepts, in many short transactions: it may be repeated after
-    an interruption.
+    """Delete a session that `check` accepts, in short transactions; repeatable if interrupted.
 
     Golden versions keep what they need: their entries, their artifacts, and the session's own row.
     `remove` is given the artifacts of the store that no job needs any more; `on_jobs` gets the
@@ -137,10 +138,10 @@ def _delete_results(connection: sa.Connection, session_id: int) -> Deleted:
 
 
 def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
-    """Delete artifacts of SQL that nothing refers to any more; returns how many."""
+    """Delete artifacts of SQL without references; return their number."""
     count = 0
     for part in parts(sorted(digests)):
-        # Locked first: a drain that has found one there refers to it before it commits.
+        # Locked first, because a drain that has seen one refers to it before it commits.
         lock = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update()
         unused = set(connection.execute(lock).scalars())
         for column in _KERNEL_COLUMNS:

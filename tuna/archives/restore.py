@@ -1,9 +1,9 @@
-"""A session from a file, in one transaction: either all of it is there afterwards, or nothing.
+"""Restores a session from a file in one transaction: all of it, or nothing.
 
-Rows keep their ids where these are free. Where one of a table's is taken, all rows of the session
-in that table get new ones from the database, and what refers to them follows. Environments,
-solvers, configs, tags and artifacts are shared with other sessions: those that are there already
-stay as they are, and the session refers to them.
+Rows keep their ids where these are free. If one id of a table is taken, all rows of the session in
+that table get new ids, and references to them follow. Environments, solvers, configs, tags and
+artifacts are shared with other sessions: existing ones stay as they are, and the session refers to
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
-from tuna.archives.file import BATCH, Header, Line, rows, verify
+from tuna.archives.file import BATCH, ArchiveHeader, ArchiveLine, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
 from tuna.db.session_options import SessionOptions
 from tuna.db.upsert import upsert
-from tuna.drain.winners import fits
+from tuna.drain.find_db_writer import fits
 from tuna.errors import BadInput, StorageFull
 from tuna.vocabulary import State
 
@@ -56,10 +56,9 @@ def restore(
     reason: str | None = None,
     on_jobs: Callable[[int, int], None] | None = None,
 ) -> Restored:
-    """Restore an archive; `reason`: another one, where a session of the same environment has the
-    archive's.
+    """Restore an archive, under another `reason` if one is given.
 
-    Raises BadInput for a file that is none, not whole, or of a session that is there already.
+    Raises BadInput for a file that is no archive, is incomplete, or has a session that exists.
     `on_jobs` as in `archive`.
     """
     if reason is not None and not 0 < len(reason.strip()) <= 255:
@@ -89,9 +88,10 @@ def restore(
         ) from None
 
 
-def _batches(lines: Iterable[Line], header: Header) -> Iterator[dict[str, list[_Row]]]:
-    """Rows by table, a bounded number at a time; an empty one follows those that were written
-    together."""
+def _batches(
+    lines: Iterable[ArchiveLine], header: ArchiveHeader
+) -> Iterator[dict[str, list[_Row]]]:
+    """Yield bounded batches of rows by table; an empty one ends rows that refer to each other."""
     readers: dict[str, tables.RowReader] = {
         name: (tables.FormerSessions if _is_former(name, names) else tables.RowReader)(name, names)
         for name, names in header.columns.items()
@@ -118,7 +118,7 @@ def _is_former(name: str, names: Collection[str]) -> bool:
     return name == "session" and "options" not in names
 
 
-#: Of lines whose rows are in memory at a time.
+#: Bytes of the lines whose rows are in memory together.
 _HELD_BYTES = 4 << 20
 _KNOWN = {*tables.SHARED, *tables.OWN}
 
@@ -126,7 +126,7 @@ _KNOWN = {*tables.SHARED, *tables.OWN}
 @dataclass
 class _Restoration:
     connection: sa.Connection
-    header: Header
+    header: ArchiveHeader
     path: Path
     reason: str | None
     session_id: int = 0
@@ -180,7 +180,7 @@ class _Restoration:
         self._insert("search_sibling", batch.get("search_sibling", []))
 
     def end_batch(self) -> None:
-        """Forget the ids of configs and of what is theirs, to which nothing refers that follows."""
+        """Forget ids of configs and their rows, to which no later row refers."""
         for name in ("config", "job", "find_db"):
             self.ids.pop(name, None)
 
@@ -188,7 +188,7 @@ class _Restoration:
         self.ids.setdefault(name, {}).update(ids)
 
     def finish(self) -> Restored:
-        """What was restored; raises BadInput unless it is all that the header names."""
+        """Return the outcome; raises BadInput unless all jobs of the header are there."""
         if not self.session_id or self.jobs != self.header.jobs:
             raise BadInput(
                 f"{self.path} is damaged: it has {self.jobs} of its {self.header.jobs} jobs."
@@ -210,7 +210,7 @@ class _Restoration:
         upsert(self.connection, tables.table("kernel"), [row], key=("digest",))
 
     def _session(self, row: _Row) -> None:
-        """Insert it, or take the row that golden versions kept of it."""
+        """Insert the session, or take the row that golden versions kept of it."""
         SessionOptions.stored(row["options"])
         row = self._translated("session", row) | {
             "reason": self.reason or row["reason"],
@@ -243,7 +243,7 @@ class _Restoration:
         self.ids["session"] = {archived: self.session_id}
 
     def _merge(self, name: str, found: Sequence[_Row]) -> dict[int, int]:
-        """Insert those rows that are not there, by their keys; returns the ids of all."""
+        """Insert missing rows, compared by their keys; return the ids of all."""
         table, keys = tables.table(name), _SHARED_KEYS[name]
         there = self._ids_by_key(table, keys, found)
         missing = [row for row in found if tuple(row[key] for key in keys) not in there]
@@ -280,8 +280,7 @@ class _Restoration:
         upsert(self.connection, tables.table(name), found, key=key)
 
     def _insert(self, name: str, found: Sequence[_Row], keys: Sequence[str] = ()) -> dict[int, int]:
-        """Insert rows of the session; returns their ids here by those in the archive, by the unique
-        `keys`."""
+        """Insert rows of the session; return ids by the archive's ids, matched by `keys`."""
         if not found:
             return {}
         table = tables.table(name)
@@ -307,7 +306,7 @@ class _Restoration:
         }
 
     def _translated(self, name: str, row: _Row) -> _Row:
-        """The row with the ids of here instead of the archive's."""
+        """Return the row with this database's ids in place of the archive's."""
         found = dict(row)
         for column in tables.table(name).columns:
             for foreign in column.foreign_keys:
@@ -321,9 +320,11 @@ class _Restoration:
         return found
 
 
-def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
-    """The tables in which an id of the archive is taken; the file is read for it only where that
-    may be."""
+def _taken(connection: sa.Connection, path: Path, header: ArchiveHeader) -> set[str]:
+    """Return the tables in which an id of the archive is taken.
+
+    The file is read only for tables whose ranges of ids overlap.
+    """
     found: set[str] = set()
     ids: dict[str, list[int]] = {}
     for name in tables.WITH_IDS:
@@ -335,7 +336,9 @@ def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
     if not ids:
         return found
     places = {name: header.columns[name].index("id") for name in ids}
-    for name, value, _ in itertools.chain(rows(path), (Line(name, None, 0) for name in tuple(ids))):
+    for name, value, _ in itertools.chain(
+        rows(path), (ArchiveLine(name, None, 0) for name in tuple(ids))
+    ):
         if name not in ids or name in found:
             continue
         if value is not None:
@@ -352,8 +355,7 @@ def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
 
 
 def _is_empty(connection: sa.Connection, session_id: int) -> bool:
-    """Whether nothing but its row is left of a session: it was deleted, and golden versions refer
-    to it."""
+    """Whether only the row of a session is left, which golden versions keep after its deletion."""
     for one in (Job, FindDb, SolverApplicability):
         if connection.execute(
             sa.select(one.session_id).where(one.session_id == session_id).limit(1)

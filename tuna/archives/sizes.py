@@ -1,4 +1,4 @@
-"""Sessions with their state, counts, and what they take in the database."""
+"""Sessions with their state, counts and sizes in the database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tuna.errors import TunaError
 from tuna.jobs.states import is_open
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
-#: Of which a session has the first that one of its jobs has.
+#: States of a session by precedence: its state is the first that one of its jobs has.
 _STATES = ("running", "waiting", "ended")
 #: Bytes of a trial besides its texts: numbers, ids and keys.
 _TRIAL_BYTES = 200
@@ -35,7 +35,7 @@ _TRIAL_BYTES = 200
 
 @dataclass(frozen=True)
 class SessionSize:
-    """A session, what it has, and what that takes."""
+    """A session with counts and sizes of its rows."""
 
     id: int
     uuid: str
@@ -48,16 +48,16 @@ class SessionSize:
     jobs: dict[str, int]  #: by state, without those that search in rounds
     searches: Searches
     trials: int
-    trial_bytes: int  #: about what they take
+    trial_bytes: int  #: estimated
     results: int
-    artifacts: int  #: that its results need, in the database
+    artifacts: int  #: in the database, for its results
     artifact_bytes: int
     golden: tuple[int, ...]  #: versions with results of it
     options: SessionOptions
 
 
 def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
-    """All sessions in the order of their ids, or one; raises NotFound. Every trial is looked at."""
+    """All sessions by id, or one; raises NotFound. It reads every trial."""
     with reading(engine) as connection:
         if session_id is not None:
             sessions.get(connection, session_id)
@@ -79,13 +79,10 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     states: set[str] = set()
     for (state, step), number in jobs.by_state(connection, row.id).items():
         counts[state] = counts.get(state, 0) + number
-        states.add(
-            "running"
-            if State(state) in IN_FLIGHT
-            else "waiting"
-            if _waits(row.library, state, step)
-            else "ended"
-        )
+        if State(state) in IN_FLIGHT:
+            states.add("running")
+        else:
+            states.add("waiting" if _waits(row.library, state, step) else "ended")
     of_rounds = searches.read(connection, [row.id]).get(row.id, Searches())
     texts = sum(
         (
@@ -94,7 +91,7 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         ),
         sa.literal(_TRIAL_BYTES),
     )
-    # what a search only proposed is no trial yet
+    # candidates that a search has only proposed are no trials yet
     tried = sa.func.count(sa.case((Trial.step != SEARCH, 1)))
     of_trials = sa.select(tried, sa.func.sum(texts)).join(Job, Job.id == Trial.job_id)
     trials, trial_bytes = connection.execute(
@@ -141,9 +138,8 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
 
 
 def _waits(library: str, state: str, step: str) -> bool:
-    """Whether a job in `state` waits for `step`; `compiled` is the end of one whose last step runs
-    on a CPU."""
-    # of the others the library is not asked: to load it takes long
+    """Whether a job in `state` waits for `step`; `compiled` is final if no device step follows."""
+    # the library is not loaded for the other states, since that takes long
     if state != State.COMPILED.value:
         return state in (State.NEW.value, State.SEARCHING.value)
     from tuna.libraries.registry import get_library

@@ -16,8 +16,8 @@ from tuna.db.types import UtcDateTime
 
 #: The columns of each kind of config.
 DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
-#: In the order in which rows can be inserted. Those of `SHARED` belong to no session: what is there
-#: already stays.
+#: Tables in the order in which rows can be inserted. Rows of `SHARED` belong to no session, and
+#: existing ones stay.
 SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
 OWN = (
     *("session", "solver_applicability", "no_solver", "job"),
@@ -41,7 +41,7 @@ def columns() -> dict[str, list[str]]:
 
 
 def values(row: Iterable[Any]) -> list[Any]:
-    """A row as JSON has it: times in ISO format, bytes in base64."""
+    """Convert a row for JSON: times in ISO format, bytes in base64."""
     return [_plain(value) for value in row]
 
 
@@ -57,10 +57,9 @@ class RowReader:
     """Reads rows of one table from an archive that has these columns."""
 
     def __init__(self, name: str, names: Sequence[str], without: Collection[str] = ()) -> None:
-        """Raises ValueError for columns that the table does not have, or lacks in the archive
-        without a default.
+        """Raises ValueError for unknown columns, and for missing ones without a default.
 
-        `without`: columns that may be missing, since the reader gives them.
+        `without`: columns that may be missing, because the caller fills them.
         """
         there = {one.name: one for one in table(name).columns if one.name not in without}
         if unknown := set(names) - there.keys():

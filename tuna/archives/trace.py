@@ -1,12 +1,11 @@
-"""The trace of a session: a file to which each job's state is appended as it changes, with the
-result of one that ended.
+"""The trace of a session: a file to which changes of its jobs are appended, with results.
 
 Lines of JSON. The first names the session and its environment, each other one a job (config,
-solver, steps), its state and attempt, and, of a job that ended, its result: trials, the find-db
-rows that it wrote, and their artifacts (`packed`). Of several lines of a job the last counts, so
-that repeating one changes nothing. A line is written after the transaction that it tells of, and
-what a killed process did not write is written by `record` of the next one. `restore` makes the
-session again in a database that does not have it.
+solver, steps) with its state and attempt and, for a job that has ended, its result: trials, its
+find-db rows, and their artifacts (`packed`). The last line of a job counts, so that repeating one
+changes nothing. A line is written after the transaction that it reports, and `record` of the next
+process writes the lines that a killed one could not. `trace_restore` makes the session again in a
+database that does not have it.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from tuna.vocabulary import IN_FLIGHT, State
 
 FORMAT, VERSION = "tuna-trace", 1
 _HEAD = f'{{"format":"{FORMAT}"'.encode()
-#: States in which a job is done, with or without success.
+#: Final states of a job, with or without success.
 ENDED = frozenset({State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value})
-#: What names a job of a config and solver.
+#: Columns that distinguish the jobs of a config and solver.
 OF_JOB = ("steps", "round", "part")
 _PASSING = frozenset(state.value for state in IN_FLIGHT)
-#: Columns that name rows of one database only, or what is in flight there.
+#: Columns that are valid in one database only: ids, and the state of jobs in flight.
 LOCAL: Mapping[str, frozenset[str]] = {
     "job": frozenset({"id", "session_id", "config_id", "solver_id", "chunk", "leased_at"}),
     "step_result": frozenset({"id", "job_id"}),
@@ -66,7 +65,7 @@ _MAX_LINE_BYTES, _MAX_BYTES = 256 << 20, 64 << 30
 
 
 class JobName(NamedTuple):
-    """What a job is in every database."""
+    """Key of a job that is the same in every database."""
 
     config: str  #: key
     solver: str
@@ -75,7 +74,7 @@ class JobName(NamedTuple):
     part: int = 0
 
 
-class Header(NamedTuple):
+class TraceHeader(NamedTuple):
     """The session that a trace is of."""
 
     uuid: str
@@ -87,9 +86,9 @@ class Trace:
     """A trace file that this process alone appends to."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadInput for a file that is no trace, or that another process appends to."""
+        """Raises BadInput for a file that is no trace, or that another process holds."""
         self.path = path
-        self.header: Header | None = None
+        self.header: TraceHeader | None = None
         self._written: dict[JobName, tuple[str, int]] = {}
         self._artifacts: set[str] = set()
         self._lock = threading.Lock()  # the drain may be a thread
@@ -116,9 +115,9 @@ class Trace:
         self._file.close()
 
     def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Number and document of each line after the first; raises BadInput for what is none.
+        """Yield number and document of each line after the first; raises BadInput.
 
-        The last line may be torn, as a killed process left it; then it is cut off.
+        A last line that a killed process left incomplete is cut off.
         """
         self._file.seek(0)
         end = 0
@@ -151,7 +150,7 @@ class Trace:
             uuid = connection.execute(
                 sa.select(Session.uuid).where(Session.id == session_id)
             ).scalar_one()
-        self.header = Header(uuid, info.reason, info.environment)
+        self.header = TraceHeader(uuid, info.reason, info.environment)
         named = {
             "format": FORMAT,
             "version": VERSION,
@@ -164,8 +163,7 @@ class Trace:
     def record(
         self, engine: sa.Engine, session_id: int, job_ids: Collection[int] | None = None
     ) -> list[int]:
-        """Append a line for each job of the session, or of those named, that is in another state
-        than the trace says.
+        """Append a line for each job of the session, or of `job_ids`, whose state has changed.
 
         Returns the jobs that have ended since. Raises StorageFull.
         """
@@ -260,36 +258,36 @@ class Trace:
         return {**found, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
 
     def _best(self, connection: sa.Connection, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A find-db row with the names of what it refers to."""
+        """A find-db row with names in place of ids."""
         code = _rows(connection, FindDbKernel, FindDbKernel.find_db_id == row["id"])
         jobs = {name: _owner_of(connection, row[f"{name}_id"]) for name in ("job", "final_job")}
         return {**plain("find_db", row), **jobs, "kernels": code}
 
 
 def job_name(line: Mapping[str, Any]) -> JobName:
-    """The job that a line is of; raises LookupError or TypeError."""
+    """The job of a line; raises LookupError or TypeError."""
     return job_of(str(line["job"]["key"]), line["job"])
 
 
 def job_of(config: str, named: Mapping[str, Any]) -> JobName:
     """The job of a config that these fields name; raises LookupError, TypeError or ValueError."""
-    # of which traces of older releases say nothing
+    # traces of older releases lack these
     rounds = (int(named.get(name, 0)) for name in ("round", "part"))
     return JobName(config, str(named["solver"]), str(named["steps"]), *rounds)
 
 
 def packed(blob: bytes) -> str:
-    """An artifact as a line has it: zlib, then base64."""
+    """Encode an artifact for a line: zlib, then base64."""
     return base64.b64encode(zlib.compress(blob)).decode()
 
 
 def plain(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON, without what is of one database only."""
+    """A row as JSON, without its `LOCAL` columns."""
     kept = [key for key in row if key not in LOCAL[name]]
     return dict(zip(kept, tables.values([row[key] for key in kept]), strict=True))
 
 
-def _header(path: Path, line: Mapping[str, Any]) -> Header:
+def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:
     if line.get("format") != FORMAT:
         raise BadInput(f"{path} is no trace file.")
     if line.get("version") != VERSION:
@@ -297,7 +295,9 @@ def _header(path: Path, line: Mapping[str, Any]) -> Header:
             f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read."
         )
     try:
-        return Header(str(line["session"]), str(line["label"]), Environment(**line["environment"]))
+        return TraceHeader(
+            str(line["session"]), str(line["label"]), Environment(**line["environment"])
+        )
     except (LookupError, TypeError):
         raise BadInput(f"{path}:1: this line of the trace file is damaged.") from None
 

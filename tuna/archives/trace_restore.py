@@ -1,5 +1,4 @@
-"""A session from its trace, in one transaction: its jobs, and the results of those that have
-ended."""
+"""Restores a session from its trace in one transaction: its jobs and their results."""
 
 from __future__ import annotations
 
@@ -54,8 +53,8 @@ def restore(
     """Make the session of a trace in a database that does not have it; returns its id.
 
     A job that had not ended is new again. The solvers of its library must be stored. `keep` gets
-    each artifact that results need. Raises BadInput for a trace that names what this version does
-    not have, or a session with the same environment and label; then nothing is stored.
+    each artifact that results need. Raises BadInput for a trace with names that this version does
+    not know, or if there is a session with the same environment and label; then nothing is stored.
     """
     header = trace.header
     assert header is not None
@@ -101,7 +100,7 @@ class _Restoration:
     tag: str
     library: str
     jobs: dict[JobName, int] = field(default_factory=dict)
-    #: Find-db rows, of which later ones replace earlier ones, by config and solver.
+    #: The latest find-db row by config and solver.
     best: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     config_ids: dict[str, int] = field(default_factory=dict)
     solver_ids: dict[str, int] = field(default_factory=dict)
@@ -185,7 +184,7 @@ class _Restoration:
             self._rows(FindDbKernel, [{**_read("find_db_kernel", one), **of_row} for one in code])
 
     def _trial(self, owner: JobName, row: Mapping[str, Any]) -> None:
-        """Store a trial, or of one that finals measured again the newer times."""
+        """Store a trial, or the newer times of a trial that finals measured again."""
         if owner in self.jobs:
             values = {**row, "job_id": self.jobs[owner]}
             update = [key for key in values if key not in ("job_id", "number")]

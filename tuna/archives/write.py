@@ -1,5 +1,4 @@
-"""A session into a file, from one consistent view of the database, however much is written to it
-meanwhile."""
+"""Writes a session into a file from one consistent view of the database."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.archives import tables
-from tuna.archives.file import BATCH, ArchiveWriter, Header, writer
+from tuna.archives.file import BATCH, ArchiveHeader, ArchiveWriter, writer
 from tuna.db import schema, sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading
 from tuna.db.models import FindDb, Job, NoSolver, Session, SolverApplicability
 from tuna.version import __version__
 
-#: Configs of a batch, with all their rows: what is in memory at a time.
+#: Configs of a batch, which is in memory with all its rows.
 _CONFIGS = 50
 
 
@@ -28,15 +27,13 @@ def archive(
     session_id: int,
     path: Path,
     on_jobs: Callable[[int, int], None] | None = None,
-) -> Header:
-    """Write a session with everything that its results need; raises NotFound, BadInput,
-    StorageFull.
+) -> ArchiveHeader:
+    """Write a session with all that its results need; raises NotFound, BadInput, StorageFull.
 
-    `on_jobs` gets the number of jobs that are written, and of all.
+    `on_jobs` gets the number of written jobs, and of all.
     """
     with reading(engine) as connection:
-        # whose transactions see one state of the database anyway
-        if connection.dialect.name != "sqlite":
+        if connection.dialect.name != "sqlite":  # whose transactions see one state anyway
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         header = _header(connection, session_id)
         with writer(path, header) as file, closing(_Seen()) as seen:
@@ -48,7 +45,7 @@ def archive(
     return header
 
 
-def _header(connection: sa.Connection, session_id: int) -> Header:
+def _header(connection: sa.Connection, session_id: int) -> ArchiveHeader:
     info = sessions.get(connection, session_id)
     uuid = connection.execute(sa.select(Session.uuid).where(Session.id == session_id)).scalar_one()
     ids: dict[str, list[int]] = {}
@@ -67,7 +64,7 @@ def _header(connection: sa.Connection, session_id: int) -> Header:
     jobs = connection.execute(
         sa.select(sa.func.count()).where(Job.session_id == session_id)
     ).scalar_one()
-    return Header(
+    return ArchiveHeader(
         uuid=uuid,
         library=info.environment.library,
         reason=info.reason,
@@ -98,7 +95,7 @@ def _write(
         ]
 
     def put_kernels(digests: Iterable[str | None]) -> None:
-        # one at a time: they are large
+        # one by one, because they are large
         for digest in sorted({digest for digest in digests if digest}):
             if seen.is_new(digest):
                 put("kernel", tables.table("kernel").c.digest == digest)
@@ -155,8 +152,7 @@ _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 
 
 def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:
-    """The configs of a session in ascending lists; each query reads a range of an index that begins
-    with the session."""
+    """Yield ascending lists of a session's configs; each query reads a range of an index."""
     last = 0
     while True:
         found: set[int] = set()
@@ -175,7 +171,7 @@ def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:
 
 
 class _Seen:
-    """Which artifacts were written; in a temporary file, since there may be as many as results."""
+    """Digests of the written artifacts, in a temporary file, because they may be very many."""
 
     def __init__(self) -> None:
         self._spool = sqlite3.connect("", isolation_level=None)

@@ -13,25 +13,23 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-#: The folder is looked through when this process has written this part of the bound, and then
-#: emptied by another.
+#: Shares of the bound: written by this process between two scans of the folder, and freed by one.
 _LOOK_AFTER, _EMPTIED_BY = 1 / 64, 1 / 8
-#: A copy, or what a killed process left of one.
+#: A copy, or the partial copy of a killed process.
 _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}\.tmp")
 
 
 class ArtifactCache:
-    """A folder that any number of processes share. It never fails: what it cannot read or write is
-    not there."""
+    """Copies in a folder that many processes share; an unreadable or unwritable one is missing."""
 
     def __init__(self, folder: Path, bound_bytes: int) -> None:
         self._folder = folder
         self._bound_bytes = bound_bytes
-        # written since the folder was looked through; at first unknown
+        # written since the last scan; at first unknown
         self._unseen_bytes = bound_bytes
 
     def get(self, digest: str) -> bytes | None:
-        """The bytes whose SHA-256 is `digest`, which counts as a use."""
+        """Return the bytes whose SHA-256 is `digest`, and mark them as used."""
         path = self._folder / digest
         if not self._bound_bytes:
             return None
@@ -61,11 +59,10 @@ class ArtifactCache:
                 temporary.unlink()
 
     def _shrink(self) -> None:
-        """Delete the least recently used files until the folder is well below its bound, if it is
-        above."""
+        """Delete the least recently used files of a full folder, to well below its bound."""
         self._unseen_bytes = 0
         found: list[tuple[float, int, Path]] = []
-        for path in self._folder.parent.rglob("*"):  # those of other keys count, too
+        for path in self._folder.parent.rglob("*"):  # copies of other keys count, too
             if not _OURS.fullmatch(path.name):
                 continue
             with contextlib.suppress(OSError):  # another process deleted it

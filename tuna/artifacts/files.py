@@ -1,13 +1,11 @@
-"""Storage back-ends of the artifact store: any fsspec URL, or Redis for clusters without a shared
-disk.
+"""Back-ends of the artifact store: any fsspec URL, or Redis for clusters without a shared disk.
 
 Keys in Redis, all under `tuna:{<namespace>}:`
 
     artifact:<name>  string      the bytes; expires
     artifacts        sorted set  name -> expiry time (ms since the epoch)
     artifact_sizes   hash        name -> bytes
-    artifact_bytes   string      sum of the sizes, bounded: a writer that would exceed the bound
-    waits
+    artifact_bytes   string      sum of the sizes; a writer that would exceed the bound waits
 
 A member has none of these, but its own hash: see `membership.keys`.
 """
@@ -34,15 +32,14 @@ from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 from tuna.services import redis_client
 from tuna.vocabulary import MAX_BYTES
 
-#: Expiry in Redis: of what is needed, renewed meanwhile, and of what no job needs any more.
+#: Expiry in Redis: of needed artifacts, which is renewed, and of those that no job needs any more.
 _TTL_S = 86400
 _RELEASED_TTL_S = 900
 FULL_TIMEOUT_S = 300.0
-#: Files that are deleted at a time.
+#: Threads that delete files.
 _REMOVERS = 8
 _POLL_S = 0.5
-#: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted
-#: one.
+#: Marker file that distinguishes a prepared store from an empty or unmounted directory.
 _MARKER = "tuna-artifacts"
 
 
@@ -53,35 +50,38 @@ class Files(Protocol):
     is_remote: bool  #: False if reading one is reading a file of this machine
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreUnavailable if
-        the store does not answer."""
+        """Return the bytes; raises FileNotFoundError, or StoreUnavailable.
+
+        A file above MAX_BYTES counts as missing.
+        """
 
     def write(self, name: str, data: bytes) -> None:
-        """Store atomically; raises StorageFull if there is no space left, StoreUnavailable for any
-        other failure."""
+        """Store atomically; raises StorageFull, or StoreUnavailable for any other failure."""
 
     def prepare(self) -> None:
         """Write the marker that `check` looks for; raises what `write` does."""
 
     def check(self) -> None:
-        """Raise StoreUnavailable unless the store was prepared: a directory may not be mounted on
-        every machine."""
+        """Raise StoreUnavailable unless the store was prepared.
+
+        A directory may not be mounted on every machine.
+        """
 
     def release(self, names: Sequence[str]) -> None:
         """Let these files expire early; does nothing in a store without expiry."""
 
     def renew(self, names: Sequence[str]) -> None:
-        """Let those of these files that would expire soon live on; does nothing in a store without
-        expiry."""
+        """Prolong the life of those of these files that expire soon."""
 
     def remove(self, names: Sequence[str]) -> None:
-        """Delete these files, or `release` them in a store with expiry; those that are not there
-        are left out."""
+        """Delete these files, or `release` them in a store with expiry; skip missing ones."""
 
 
 def folder_url(folder: Path) -> str:
-    """The fsspec URL of a folder of this machine: fsspec takes the path as it is, and does not
-    decode `%20`."""
+    """Return the fsspec URL of a local folder.
+
+    fsspec takes the path as it is, and does not decode `%20`.
+    """
     return f"file://{folder.absolute()}"
 
 
@@ -187,10 +187,9 @@ class UrlFiles:
 
 
 def _read_plain(path: str) -> bytes:
-    """The bytes of a file in a folder that others may write to: no link is followed, no pipe waited
-    for.
+    """Read a file of a shared folder, following no link and waiting for no pipe.
 
-    Raises FileNotFoundError for what is no regular file of at most MAX_BYTES.
+    Raises FileNotFoundError unless it is a regular file of at most MAX_BYTES.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -276,8 +275,10 @@ class RedisFiles:
         """Nothing to check: a worker that has work has reached the one Redis."""
 
     def release(self, names: Sequence[str]) -> None:
-        """Shorten their expiry; not deleted, because a result that is not yet drained may name them
-        again."""
+        """Shorten their expiry.
+
+        They are not deleted, because a result that is not yet drained may name them again.
+        """
         self._expire(names, _RELEASED_TTL_S)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -286,7 +287,7 @@ class RedisFiles:
             self.release(names)
 
     def renew(self, names: Sequence[str]) -> None:
-        """Those that would expire in less than half of `_TTL_S` live for `_TTL_S` again."""
+        """Give `_TTL_S` to files that would expire in less than half of it."""
         if names:
             until: Any = self._client.zmscore(self._index[0], list(names))
             soon_ms = (self._client.time()[0] + _TTL_S // 2) * 1000
@@ -307,8 +308,7 @@ class RedisFiles:
 
 
 class MemberFiles:
-    """The files of one chunk of a member: fields `<chunk>/<name>` of its private hash, which go
-    when the chunk ends."""
+    """Files of one chunk of a member: fields `<chunk>/<name>` of its hash, gone with the chunk."""
 
     expires = True
     is_remote = True

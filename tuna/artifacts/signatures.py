@@ -1,4 +1,4 @@
-"""Ed25519 keys of artifacts: who has the private key signs, who has only public keys verifies."""
+"""Ed25519 keys of artifacts: holders of the private key sign, all others only verify."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-#: What is signed starts with this, so that no signature of anything else is taken for one of an
-#: artifact.
+#: Prefix of signed messages, so that no other signature is taken for one of an artifact.
 _MESSAGE = b"tuna artifact\0"
 _SEED = b"tuna ed25519\0"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The public keys that verify artifacts, and the secret of the one that signs, if this process
-    may sign."""
+    """Public keys that verify artifacts, and the current one's secret if this process signs."""
 
     #: public keys in hex, the current one first, then former ones that are still accepted
     public: tuple[str, ...]
@@ -32,7 +30,7 @@ class Keys:
 
     @classmethod
     def of_secret(cls, secret: str, former: Iterable[str] = ()) -> Keys:
-        """The keys of one that signs; `former`: public keys that it still accepts, in hex."""
+        """The keys of a signer; `former`: public keys (hex) that it still accepts."""
         return cls((_private_key(secret).public_key().public_bytes_raw().hex(), *former), secret)
 
     @classmethod
@@ -73,8 +71,10 @@ class Keys:
         return tuple(map(key_id, self.public))
 
     def sign(self, digest: str) -> bytes:
-        """The signature (64 bytes) of an artifact's SHA-256 (hex) with the current key; raises
-        ValueError without a secret."""
+        """Sign an artifact's SHA-256 (hex) with the current key: 64 bytes.
+
+        Raises ValueError without a secret.
+        """
         if not self.secret:
             raise ValueError("these keys only verify")
         return self._private.sign(_MESSAGE + digest.encode())

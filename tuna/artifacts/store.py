@@ -1,5 +1,4 @@
-"""The artifact store: content-addressed (SHA-256) compiled code, signed by those who hold the
-private key."""
+"""The artifact store: compiled code by its SHA-256, signed by holders of the private key."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tuna.files import own_folder
 from tuna.services import redis_client
 from tuna.settings import Settings
 
-#: Artifacts that are signed again at a time.
+#: Threads that sign artifacts again.
 _SIGNERS = 8
 
 
@@ -29,13 +28,12 @@ class ArtifactRefused(KeyError):
 
 
 class Artifacts:
-    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with keys, the
-    signature.
+    """Bytes by their SHA-256 (hex), verified on every read by digest and, with keys, by signature.
 
-    A signature is Ed25519 (see `signatures`), in a file `<digest>.<key id>` beside the bytes. One
-    whose keys only verify writes bytes without a signature, which others refuse until one that
-    signs has put the same bytes. Bytes are read once and verified in memory: who needs a file
-    writes what it got into its private folder.
+    A signature is Ed25519 (see `signatures`), in a file `<digest>.<key id>` beside the bytes. A
+    store whose keys only verify writes bytes without a signature, which others refuse until a
+    signer has put the same bytes. Bytes are read once and verified in memory; a caller that needs a
+    file writes them into its private folder.
     """
 
     def __init__(
@@ -46,12 +44,11 @@ class Artifacts:
         cache_bytes: int = 0,
         newest: Callable[[], Keys | None] = lambda: None,
     ) -> None:
-        """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a
-        folder of this machine.
+        """`files` may be an fsspec URL; `cache` holds copies of remote artifacts.
 
-        `keys`: None signs and verifies nothing. `newest` reads the keys of this moment, as
-        `refresh` does, also before an artifact is refused: they may have been rotated.
-        `cache_bytes`: the bound of the copies, of all keys together; 0: none are kept.
+        `keys`: None signs and verifies nothing. `newest` reads the current keys for `refresh`, and
+        before an artifact is refused, because they may have been rotated. `cache_bytes`: the bound
+        of the copies of all keys together; 0: none are kept.
         """
         self._files = UrlFiles(files) if isinstance(files, str) else files
         self._folder, self._bound_bytes = cache, cache_bytes if self._files.is_remote else 0
@@ -69,11 +66,10 @@ class Artifacts:
         cached: bool = False,
         waits: bool = True,
     ) -> Artifacts:
-        """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is
-        configured.
+        """The store of these settings: by default a directory in TUNA_HOME, or a configured Redis.
 
-        `cached`: whether to keep copies of what is read, for one that reads some artifacts again.
-        `waits`: whether `put` waits for space in Redis.
+        `cached`: whether to keep copies, for a process that reads some artifacts again. `waits`:
+        whether `put` waits for space in Redis.
         """
         url = store_url(settings)
         if url and settings.artifacts_url is None:
@@ -117,8 +113,7 @@ class Artifacts:
         return digest
 
     def try_out(self, data: bytes) -> bool:
-        """Write some bytes, also where they are there already, and read them again; raises
-        StoreUnavailable."""
+        """Write bytes, even if they exist, and read them again; raises StoreUnavailable."""
         digest = hashlib.sha256(data).hexdigest()
         self._write(digest, data)
         same = self._read(digest, self.keys) == data
@@ -142,8 +137,10 @@ class Artifacts:
         return True
 
     def get(self, digest: str) -> bytes:
-        """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a
-        valid signature."""
+        """Return the bytes of `digest`; raises KeyError, or ArtifactRefused for a bad signature.
+
+        A damaged artifact counts as missing.
+        """
         _check(digest)
         before = self._keyed
         try:
@@ -162,8 +159,7 @@ class Artifacts:
         return data
 
     def signed(self, digest: str) -> dict[str, bytes]:
-        """The files of an artifact by name, for those who verify it: its bytes, and its signature
-        by the current key.
+        """Return an artifact's files by name: its bytes, and its signature by the current key.
 
         Raises what `get` does.
         """
@@ -195,11 +191,10 @@ class Artifacts:
         return keys.is_valid(signature, digest, key_id)
 
     def sign_again(self, digests: Iterable[str]) -> list[str]:
-        """Sign with the current key what a former one signed, several at a time; returns those that
-        no accepted key signed.
+        """Sign with the current key; return the digests that no accepted key had signed.
 
-        Their bytes are not read: a signature is of the digest, and bytes are compared with that
-        wherever they are read.
+        The bytes are not read: a signature is of the digest, with which bytes are compared on every
+        read.
         """
         keys, names = self.keys, list(digests)
         if keys is None:
@@ -233,24 +228,24 @@ class Artifacts:
         self._files.release(self._names(digests))
 
     def remove(self, digests: Iterable[str]) -> None:
-        """Delete these artifacts; where the store expires entries, let them expire early. No job
-        needs them."""
+        """Delete these artifacts, which no job needs; with expiry, let them expire early."""
         self._files.remove(self._names(digests))
 
     def renew(self, digests: Iterable[str]) -> None:
-        """Let those of these artifacts that are there live on, where the store expires entries."""
+        """Let these artifacts, as far as they exist, live on in a store with expiry."""
         self._files.renew(self._names(digests))
 
     def _names(self, digests: Iterable[str]) -> list[str]:
-        """The files of artifacts, signatures by former keys included; there is no harm in naming
-        those that are not there."""
+        """Return the files of artifacts with all signatures, whether they exist or not."""
         suffixes = ("", *(f".{key_id}" for key_id in self.keys.ids)) if self.keys else ("",)
         return [digest + suffix for digest in digests for suffix in suffixes]
 
 
 def _keyed(keys: Keys | None, folder: Path, bound_bytes: int) -> tuple[Keys | None, ArtifactCache]:
-    """Keys and the copies that were verified with them, for no signature is verified when a copy is
-    used."""
+    """Return keys with the cache of copies that were verified with them.
+
+    No signature is verified when a copy is used.
+    """
     return keys, ArtifactCache(folder / ("-".join(keys.ids) if keys else "unsigned"), bound_bytes)
 
 

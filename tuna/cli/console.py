@@ -232,10 +232,11 @@ class ProgressView:
             shown = wrapped(shown, self._console.width)
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
-    def stopping(self, seconds: float) -> None:
-        """Answer an interruption: what is waited for, how long, and how not to wait."""
+    def stopping(self, seconds: float, why: str = "") -> None:
+        """Say why a run ends before its jobs (empty: it was interrupted), what is waited for, how
+        long, and how not to wait."""
         self.say(
-            f"Stopping: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at"
+            f"{why or 'Stopping'}: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at"
             " once."
         )
 

@@ -266,8 +266,8 @@ def tune(
             winograd=wanted.winograd,
             minutes=wanted.minutes,
             on_start=started,
-            on_progress=view.update,
-            notices=api.Notices(on_wait=view.stopping, on_log=view.log_kept),
+            events=api.RunEvents(view.update, view.stopping),
+            on_log=view.log_kept,
         )
     if tuned.added < tuned.wanted:
         say(

@@ -19,7 +19,7 @@ from tuna.cli.winners import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.messages import counted
 from tuna.reports import formats
-from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
+from tuna.results.rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 
 #: Layers that needed no trial which are named one by one.
 _MOST_KNOWN = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import click
@@ -77,20 +77,20 @@ def work_through(
             )
             view.say(f"Waiting: the workers first do what was published before: {whose}.")
 
-        notices = api.Notices(on_wait=view.stopping, on_behind=say_behind)
+        events = api.RunEvents(on_wait=view.stopping, on_behind=say_behind)
         if workers:
-            notices = replace(notices, on_log=view.log_kept)
             end = api.run(
                 session_ids,
                 steps,
                 processes=processes,
                 policy=policy,
                 on_progress=view.update,
-                notices=notices,
+                events=events,
+                on_log=view.log_kept,
             )
         else:
             end = api.enqueue(
-                session_ids, steps, policy=policy, on_progress=view.update, notices=notices
+                session_ids, steps, policy=policy, on_progress=view.update, events=events
             )
     for key, one in sorted(end.sessions.items()):
         parts = [
@@ -135,7 +135,9 @@ class _WorkerOptions:
     session_id: int | None = options.option(
         "--session-id", type=options.ID, help="Work only for this session; needs the database."
     )
-    once: bool = options.option("--once", is_flag=True, help="Leave when the queues are empty.")
+    once: bool = options.option(
+        "--once", is_flag=True, help="Leave when the queues are empty and no job is to come."
+    )
     target: str | None = options.option(
         "--target", help="The boards' target, where the session has another than their own."
     )

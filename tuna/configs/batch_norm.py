@@ -1,5 +1,4 @@
-"""A batch normalisation in one direction: what it computes on, checked once, with its canonical
-text and its key."""
+"""Batch normalisations in one direction: fields, checks, canonical text and key."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class BatchNormConfig(Config):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations on elements of x; what is done once for a channel or an
-        activation is not counted.
+        """Floating-point operations on elements of x; work per channel or activation is left out.
 
         For each element 4 to normalise, scale and shift (backward: 10 for dscale, dbias and dx),
         and 4 more for mean and variance where they are computed: in training, in inference without
@@ -128,24 +126,24 @@ class BatchNormConfig(Config):
         return _CANONICAL_TEXT % vars(self)
 
     def driver(self) -> str:
-        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's
-        order.
+        """The MIOpenDriver command of the layer: every flag in its long form, in MITuna's order.
 
         In two dimensions in_d is written as 0: MIOpenDriver takes any other depth for a third
         dimension.
         """
         bits = FORW[self.direction]
         in_d = self.in_d if self.spatial_dim == 3 else 0
-        # fmt: off
-        return (f"./bin/MIOpenDriver {COMMANDS[self.data_type]} --batchsize {self.batchsize} --alpha {self.alpha} "
-                f"--beta {self.beta} --forw {bits & 3} --back {bits >> 2} --mode {self.mode} --run {self.run} "
-                f"--in_d {in_d} --in_h {self.in_h} --in_w {self.in_w} --in_channels {self.in_channels} "
-                f"--save {self.save} --layout {self.layout}")
-        # fmt: on
+        return (
+            f"./bin/MIOpenDriver {COMMANDS[self.data_type]} --batchsize {self.batchsize}"
+            f" --alpha {self.alpha} --beta {self.beta} --forw {bits & 3} --back {bits >> 2}"
+            f" --mode {self.mode} --run {self.run} --in_d {in_d} --in_h {self.in_h}"
+            f" --in_w {self.in_w} --in_channels {self.in_channels} --save {self.save}"
+            f" --layout {self.layout}"
+        )
 
     @property
     def label(self) -> str:
-        """A short text for people, such as `bnorm 32x64x56x56 spatial save run NCHW fp32 F`."""
+        """A short text such as `bnorm 32x64x56x56 spatial save run NCHW fp32 F`."""
         depth = (self.in_d,) if self.spatial_dim == 3 else ()
         sizes = (self.batchsize, self.in_channels, *depth, self.in_h, self.in_w)
         words = ["bnorm", "x".join(map(str, sizes)), "spatial" if self.mode else "activation"]
@@ -171,8 +169,7 @@ def _finite(name: str, value: object) -> float:
 
 
 def normalise(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what follows from other fields: the dimensions from depth and layout, the layout from
-    the dimensions.
+    """Fill in the dimensions from depth and layout, and the layout from the dimensions.
 
     An in_d of 0 means no depth, as it does for MIOpenDriver.
     """

@@ -1,5 +1,4 @@
-"""The flags of MIOpenDriver's batch normalisations; names and defaults are those of
-bn_driver.hpp."""
+"""Flags of MIOpenDriver's batch normalisations, named and defaulted as in bn_driver.hpp."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _NUMBERS = {
 }
 _FACTORS = {"A": "alpha", "B": "beta"}
 _WORDS = {"L": "layout"}
-#: How a run is timed, checked or printed, and the parameters of the activation that is not there.
+#: Flags of the run itself, and parameters of the activation, which is off.
 _IGNORED = {
     "i": "iter",
     "V": "verify",
@@ -47,7 +46,7 @@ _IGNORED = {
     "x": "activ_alpha",
     "y": "activ_beta",
 }
-#: What would make it another layer, and the value with which it does not.
+#: Flags that would make it another layer: name and the value that does not.
 _FIXED = {
     "f": ("activ_mode", "0"),
     "I": ("inverse_variance", "0"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuna.configs.driver import UnsupportedLine
 from tuna.configs.gemm import GemmConfig
+from tuna.configs.lines import UnsupportedLine
 from tuna.configs.values import DataType
 
 
@@ -20,24 +20,31 @@ class Matrix:
     scale: str = ""
 
 
-def row_major(
-    m: int,
-    n: int,
-    k: int,
-    batch_count: int,
-    a: Matrix,
-    b: Matrix,
-    c: Matrix,
-    compute_type: str | None = None,
-) -> GemmConfig:
-    """The config of C = op(A) op(B): row-major, it is the product of the transposed matrices in the
-    other order.
+@dataclass(frozen=True)
+class BlasProduct:
+    """C = op(A) op(B) of column-major matrices."""
 
-    Raises BadInput for what a config cannot hold.
-    """
-    if min(m, n, k, batch_count) == 0:
-        raise UnsupportedLine("Tuna does not tune products of empty matrices")
-    # fmt: off
-    return GemmConfig(n, m, k, batch_count, b.transposed, a.transposed, b.data_type, b.leading, a.leading, c.leading,
-                      b.stride, a.stride, c.stride, a.data_type, c.data_type, compute_type, b.scale, a.scale, c.scale)
-    # fmt: on
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    batch_count: int = 1
+    compute_type: str | None = None
+
+    def config(self) -> GemmConfig:
+        """Return the same in row-major order: the transposed matrices, in the other order.
+
+        Raises BadInput if a config cannot hold it.
+        """
+        if min(self.m, self.n, self.k, self.batch_count) == 0:
+            raise UnsupportedLine("Tuna does not tune products of empty matrices")
+        a, b, c = self.b, self.a, self.c
+        return GemmConfig(
+            *(self.n, self.m, self.k, self.batch_count),
+            *(a.transposed, b.transposed, a.data_type),
+            *(a.leading, b.leading, c.leading, a.stride, b.stride, c.stride),
+            *(b.data_type, c.data_type, self.compute_type),
+            *(a.scale, b.scale, c.scale),
+        )

@@ -1,5 +1,4 @@
-"""`Config`, the base of every layer that can be tuned: its fields as JSON, what makes two layers
-the same, its texts."""
+"""`Config`, the base of every layer: its fields as JSON, its key and its texts."""
 
 from __future__ import annotations
 
@@ -22,14 +21,13 @@ _HEX = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class Config:
-    """One layer, known by its content. A kind of layer is a frozen dataclass that inherits from
-    this class.
+    """One layer, known by its content; a kind of layer is a frozen dataclass that inherits from it.
 
-    Its fields are whatever JSON can hold: numbers, strings, booleans, enums, tuples of these. From
-    them come the JSON form, the canonical text and the key; a subclass says its `kind`, `label` and
-    `flops`, and checks in `__post_init__` what the types of its fields do not say (raising BadInput
-    or ValueError). Once there are databases with configs of a kind, another name or order of fields
-    makes other keys, and so does another field that is not in `later_fields`.
+    Its fields are whatever JSON can hold: numbers, strings, booleans, enums, tuples of these. The
+    JSON form, the canonical text and the key are made from them. A subclass gives its `kind`,
+    `label` and `flops`, and checks in `__post_init__` what field types do not express (raising
+    BadInput or ValueError). Renaming or reordering fields changes the keys of configs in existing
+    databases, and so does a new field that is not in `later_fields`.
     """
 
     kind: ClassVar[str]
@@ -38,16 +36,14 @@ class Config:
     #: Fields that the kind got after its first release. Where one has its default, the JSON and the
     #: canonical text leave it out, so that the keys of earlier configs stay.
     later_fields: ClassVar[tuple[str, ...]] = ()
-    #: The field that holds the SHA-256 (64 hex digits) of the config's body, where a kind has one:
-    #: bytes that are too large for a field. Workers find them in the artifact store, under that
-    #: digest.
+    #: Field with the SHA-256 (64 hex digits) of the config's body, where a kind has one: bytes too
+    #: large for a field, which workers find in the artifact store under that digest.
     body_field: ClassVar[str] = ""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """A short text for people, one line of at most 255 characters, such as `softmax 128x1000
-        fp32`."""
+        """A short text, one line of at most 255 characters, such as `softmax 128x1000 fp32`."""
 
     @property
     @abstractmethod
@@ -55,13 +51,11 @@ class Config:
         """Floating-point operations of the layer; figures in GFLOP/s are made from it."""
 
     def driver(self) -> str | None:
-        """The driver command that names the layer and is read back as it; None for a kind without a
-        grammar."""
+        """The driver command that is read back as this layer; None for a kind without a grammar."""
         return None
 
     def text(self) -> str:
-        """The line that names the layer in lists and command lines: its driver command, else its
-        JSON text."""
+        """The line that names the layer: its driver command, else its JSON text."""
         return self.driver() or self.json_text()
 
     @classmethod
@@ -70,8 +64,7 @@ class Config:
         return cls.json_fields or tuple(field.name for field in fields(cls))
 
     def stated_fields(self) -> tuple[str, ...]:
-        """The fields that the JSON and the canonical text hold: all, except `later_fields` with
-        their defaults."""
+        """Fields in the JSON and the canonical text: all but `later_fields` with their defaults."""
         if not self.later_fields:
             return self.field_names()
         later = {
@@ -88,8 +81,10 @@ class Config:
         return found
 
     def json_text(self) -> str:
-        """`to_json` in one line without spaces; equal for equal layers. Raises BadInput for a
-        number that JSON lacks."""
+        """`to_json` in one line without spaces, equal for equal layers.
+
+        Raises BadInput for a number that JSON lacks.
+        """
         try:
             return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
         except ValueError as error:
@@ -105,8 +100,7 @@ class Config:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of `canonical()`, 64 hex digits: equal for equal layers, whatever line they came
-        from."""
+        """SHA-256 of `canonical()` in 64 hex digits, equal for equal layers."""
         return hashlib.sha256(self._canonical.encode()).hexdigest()
 
     @property
@@ -116,8 +110,7 @@ class Config:
 
     @classmethod
     def from_fields(cls, values: dict[str, Any]) -> Config:
-        """The config with these JSON values, a missing one taking its field's default; raises
-        BadInput."""
+        """Return the config with these JSON values and defaults for the rest; raises BadInput."""
         names = _names(cls)  # type: ignore[arg-type]
         if values.keys() == names:
             return cls.checked(values)
@@ -131,8 +124,7 @@ class Config:
 
     @classmethod
     def checked(cls, values: dict[str, Any]) -> Config:
-        """The config with these JSON values, each checked against its field's type; raises
-        BadInput.
+        """Return the config with these JSON values, checked by the fields' types; raises BadInput.
 
         A kind that checks the types by itself, or brings values into a normal form, overrides it.
         """

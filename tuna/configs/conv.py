@@ -1,5 +1,4 @@
-"""A convolution layer: what it computes on, checked once, with its sizes, its canonical text and
-its key."""
+"""Convolution layers: fields, checks, sizes, canonical text and key."""
 
 from __future__ import annotations
 
@@ -52,17 +51,8 @@ FIELDS = (
     *("direction", "in_layout", "fil_layout", "out_layout", "data_type"),
 )
 _POSITIVE = (
-    *(
-        "batchsize",
-        "in_channels",
-        "in_d",
-        "in_h",
-        "in_w",
-        "out_channels",
-        "fil_d",
-        "fil_h",
-        "fil_w",
-    ),
+    *("batchsize", "in_channels", "in_d", "in_h", "in_w"),
+    *("out_channels", "fil_d", "fil_h", "fil_w"),
     *("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"),
 )
 _NOT_NEGATIVE = (
@@ -71,32 +61,20 @@ _NOT_NEGATIVE = (
 )
 _positive = itemgetter(*_POSITIVE)
 _not_negative = itemgetter(*_NOT_NEGATIVE)
+_ALONG = ("in", "fil", "pad", "conv_stride", "dilation", "trans_output_pad")
+_along = {axis: itemgetter(*(f"{name}_{axis}" for name in _ALONG)) for axis in "dhw"}
 _DRIVER_ORDER = (
-    *(
-        "batchsize",
-        "spatial_dim",
-        "pad_h",
-        "pad_w",
-        "pad_d",
-        "conv_stride_h",
-        "conv_stride_w",
-        "conv_stride_d",
-    ),
+    *("batchsize", "spatial_dim", "pad_h", "pad_w"),
+    *("pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "group_count", "mode", "pad_mode"),
-    *(
-        "trans_output_pad_h",
-        "trans_output_pad_w",
-        "trans_output_pad_d",
-        "out_layout",
-        "in_layout",
-        "fil_layout",
-    ),
+    *("trans_output_pad_h", "trans_output_pad_w", "trans_output_pad_d"),
+    *("out_layout", "in_layout", "fil_layout"),
     *("in_d", "in_h", "in_w", "fil_d", "fil_h", "fil_w", "in_channels", "out_channels"),
 )
 _DRIVER_TEXT = " ".join(f"--{name} %({name})s" for name in _DRIVER_ORDER)
 _CANONICAL_TEXT = "kind=convolution;" + ";".join(f"{name}=%({name})s" for name in FIELDS)
-#: What an object remembers beside its fields and what depends on the direction.
-_REMEMBERED = ("_canonical", "key")
+#: Cached properties that depend on the direction.
+_BY_DIRECTION = ("_canonical", "key")
 
 
 @dataclass(frozen=True)
@@ -214,10 +192,8 @@ class ConvConfig(Config):
         if self.mode == "conv":
             raise BadInput("only a transposed convolution (mode trans) has trans_output_pad")
         for axis in "dhw":
-            padding, stride = (
-                getattr(self, f"trans_output_pad_{axis}"),
-                getattr(self, f"conv_stride_{axis}"),
-            )
+            padding = getattr(self, f"trans_output_pad_{axis}")
+            stride = getattr(self, f"conv_stride_{axis}")
             if padding and padding >= stride:
                 raise BadInput(
                     f"trans_output_pad_{axis} {padding} must be less than the stride {stride}"
@@ -240,39 +216,24 @@ class ConvConfig(Config):
             f" {extent + 2 * pad}"
         )
 
-    def _output_along(
-        self, size: int, fil: int, pad: int, stride: int, dilation: int, output_pad: int
-    ) -> int:
+    def _output_along(self, axis: str) -> int:
+        size, fil, pad, stride, dilation, output_pad = _along[axis](vars(self))
         reach = dilation * (fil - 1) + 1
         if self.mode == "conv":
-            return (size + 2 * pad - reach) // stride + 1
-        return (size - 1) * stride + reach - 2 * pad + output_pad
+            return int((size + 2 * pad - reach) // stride + 1)
+        return int((size - 1) * stride + reach - 2 * pad + output_pad)
 
     @cached_property
     def output_size(self) -> tuple[int, ...]:
-        """Spatial extents of the forward layer's output, (D,) H, W, by the formulas of MIOpen's
-        forward output."""
-        # fmt: off
-        height = self._output_along(self.in_h, self.fil_h, self.pad_h, self.conv_stride_h, self.dilation_h,
-                                    self.trans_output_pad_h)
-        width = self._output_along(self.in_w, self.fil_w, self.pad_w, self.conv_stride_w, self.dilation_w,
-                                   self.trans_output_pad_w)
-        if self.spatial_dim == 2:
-            return height, width
-        depth = self._output_along(self.in_d, self.fil_d, self.pad_d, self.conv_stride_d, self.dilation_d,
-                                   self.trans_output_pad_d)
-        # fmt: on
-        return depth, height, width
+        """Spatial extents (D,) H, W of the forward layer's output, by MIOpen's formulas."""
+        return tuple(map(self._output_along, "dhw"[3 - self.spatial_dim :]))
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of the direct algorithm, two for each multiply-add; the same in
-        every direction."""
+        """Operations of the direct algorithm in any direction, two for each multiply-add."""
         if self.mode == "conv":
-            positions, taps = (
-                self.out_channels * prod(self.output_size),
-                self.in_channels // self.group_count,
-            )
+            positions = self.out_channels * prod(self.output_size)
+            taps = self.in_channels // self.group_count
         else:
             positions = self.in_channels * self.in_d * self.in_h * self.in_w
             taps = self.out_channels // self.group_count
@@ -287,8 +248,10 @@ class ConvConfig(Config):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Extents of w in the order of `fil_layout`: K, C/groups, (Z,) Y, X; if transposed C,
-        K/groups, (Z,) Y, X."""
+        """Extents of w in the order of `fil_layout`: K, C/groups, (Z,) Y, X.
+
+        A transposed convolution has C, K/groups, (Z,) Y, X.
+        """
         first, second = self.out_channels, self.in_channels
         if self.mode == "trans":
             first, second = second, first
@@ -312,8 +275,7 @@ class ConvConfig(Config):
         return _CANONICAL_TEXT % vars(self)
 
     def driver(self) -> str:
-        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's
-        order."""
+        """The MIOpenDriver command of the layer: every flag in its long form, in MITuna's order."""
         return (
             f"./bin/MIOpenDriver {COMMANDS[self.data_type]} {_DRIVER_TEXT % vars(self)} --forw"
             f" {FORW[self.direction]}"
@@ -321,21 +283,18 @@ class ConvConfig(Config):
 
     def facing(self, direction: Direction) -> ConvConfig:
         """The same layer in another direction."""
-        return _unchecked(
-            {k: v for k, v in vars(self).items() if k not in _REMEMBERED} | {"direction": direction}
-        )
+        kept = {name: value for name, value in vars(self).items() if name not in _BY_DIRECTION}
+        return _unchecked({**kept, "direction": direction})
 
     @property
     def label(self) -> str:
-        """A short text for people, such as `conv 1x64x56x56 k64 3x3 s1 p1 NCHW fp32 F`."""
-        three = self.spatial_dim == 3
+        """A short text such as `conv 1x64x56x56 k64 3x3 s1 p1 NCHW fp32 F`."""
+        first = 3 - self.spatial_dim
+        extents = (self.batchsize, self.in_channels, *(self.in_d, self.in_h, self.in_w)[first:])
         words = ["conv" if self.mode == "conv" else "trans"]
-        words.append(
-            "x".join(map(str, (self.batchsize, self.in_channels, *((self.in_d,) if three else ()))))
-        )
-        words[-1] += f"x{self.in_h}x{self.in_w}"
+        words.append("x".join(map(str, extents)))
         words.append(f"k{self.out_channels}")
-        words.append("x".join(map(str, (self.fil_d, self.fil_h, self.fil_w)[0 if three else 1 :])))
+        words.append("x".join(map(str, (self.fil_d, self.fil_h, self.fil_w)[first:])))
         words.append("s" + self._short("conv_stride"))
         words.append("p" + self._short("pad"))
         if self._short("dilation") != "1":
@@ -367,8 +326,7 @@ def _unchecked(values: dict[str, Any]) -> ConvConfig:
 
 
 def normalise(values: dict[str, Any]) -> dict[str, Any]:
-    """Bring the fields of a convolution, as a person or another tool wrote them, into the normal
-    form of `ConvConfig`.
+    """Bring fields that a person or another tool wrote into the normal form of `ConvConfig`.
 
     Two-dimensional: the depth fields become `DEPTH_OF_2D`. Not transposed: the output padding,
     which then has no meaning, becomes 0. `pad_mode` becomes pads by the rule of MIOpenDriver:

@@ -1,5 +1,4 @@
-"""The flags of MIOpenDriver's convolutions; names, defaults and the meaning of `-F` are those of
-conv_driver.hpp."""
+"""Flags of MIOpenDriver's convolutions, named and defaulted as in conv_driver.hpp."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
-#: Short form and field of every number that describes a convolution; the long form is the field's
-#: name.
+#: Numbers that describe a convolution: short form and field; the long form is the field's name.
 _NUMBERS = {
     "F": "forw",
     "_": "spatial_dim",
@@ -41,7 +39,7 @@ _NUMBERS = {
     "X": "trans_output_pad_w",
 }
 _WORDS = {"I": "in_layout", "O": "out_layout", "f": "fil_layout", "m": "mode", "z": "pad_mode"}
-#: How a run is timed, checked, seeded or printed, and what is done beside the convolution.
+#: Flags of the run itself, and of operations beside the convolution.
 _IGNORED = {
     "i": "iter",
     "V": "verify",
@@ -63,7 +61,7 @@ _IGNORED = {
     "Q": "use_hip_graph",
     "J": "use_hip_graph",
 }
-#: What would make it another layer, and the value with which it does not.
+#: Flags that would make it another layer: name and the value that does not.
 _FIXED = {
     "Z": ("tensor_vect", "0"),
     "L": ("vector_length", "1"),
@@ -100,7 +98,7 @@ _DEFAULTS: dict[str, Any] = {
     "trans_output_pad_h": 0,
     "trans_output_pad_w": 0,
 }
-#: The directions that each value of `-F` names: a bit mask in which 0 means all.
+#: Directions by the value of `-F`, a bit mask; 0 means all.
 _DIRECTIONS: dict[int, tuple[Direction, ...]] = {
     mask: tuple(direction for direction, bit in conv.FORW.items() if mask & bit or mask == 0)
     for mask in range(8)

@@ -1,5 +1,4 @@
-"""Flags of MIOpenDriver commands: the words of a line as pairs of flag and value, and values as
-numbers."""
+"""Flags of MIOpenDriver commands: pairs of flag and value, and values as numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +12,14 @@ SMALL = {str(number): number for number in range(4097)}
 
 
 def both_forms(flags: dict[str, str]) -> dict[str, str]:
-    """The short and the long form of each flag, from the letters and names in `flags`, with the
-    name."""
+    """The name of each flag by its short and by its long form."""
     return {f"-{short}": name for short, name in flags.items()} | {
         f"--{name}": name for name in flags.values()
     }
 
 
 def fixed_forms(flags: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Both forms of each flag that may have one value only, with its name and that value."""
+    """The name and the only value of each flag with a fixed value, by both its forms."""
     return {
         form: (name, value)
         for short, (name, value) in flags.items()
@@ -30,7 +28,7 @@ def fixed_forms(flags: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]
 
 
 class Flags:
-    """The flags of a command, and how its words pair up."""
+    """The flags of a command."""
 
     def __init__(self, others: Iterable[str], ignored: frozenset[str]) -> None:
         """`ignored` are the flags that do not describe the layer, `others` all that do."""
@@ -38,8 +36,7 @@ class Flags:
         self._known = ignored.union(others)
 
     def pairs(self, words: list[str]) -> Iterable[tuple[str, str]]:
-        """The flags after the command, which is the first word, with their values; raises BadInput
-        while iterating.
+        """Yield the flags after the command (the first word) with their values; raises BadInput.
 
         A flag that does not describe the layer may stand without its value at the very end.
         """
@@ -49,8 +46,7 @@ class Flags:
         return self._irregular_pairs(words[1:])
 
     def _irregular_pairs(self, words: list[str]) -> Iterator[tuple[str, str]]:
-        """Flags with their values where some are joined by `=`, a comment follows, or something is
-        wrong."""
+        """Yield pairs from words with `flag=value`, a trailing comment or a mistake."""
         rest = iter(words)
         for word in rest:
             if word[0] == "#":
@@ -81,8 +77,7 @@ def whole_number(flag: str, value: str) -> int:
 
 
 def decimal_number(flag: str, value: str) -> float:
-    """`value` as a number with or without a fraction; that it is finite is checked with the
-    config."""
+    """`value` as a number, with or without a fraction; the config checks that it is finite."""
     try:
         if not value.isascii() or "_" in value:
             raise ValueError

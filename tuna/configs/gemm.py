@@ -1,5 +1,4 @@
-"""A matrix multiplication, alone or in a strided batch: its sizes, its canonical text and its
-key."""
+"""Matrix multiplications, alone or in a strided batch: fields, checks, canonical text and key."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ COMMANDS: dict[DataType, str] = {
     DataType.BF16: "gemmbfp16",
     DataType.INT8: "gemmint8",
 }
-#: What inputs may be rounded to before they are multiplied.
+#: Types to which inputs may be rounded before they are multiplied.
 COMPUTE_TYPES = ("TF32", "BF16", "FP16")
 _FIRST = ("m", "n", "k", "batch_count", "trans_a", "trans_b", "data_type")
 LATER = (
@@ -45,11 +44,11 @@ class GemmConfig(Config):
     `ld*` are the elements from one stored row to the next; None: the rows are packed. `stride_*`
     are the elements from one matrix of the batch to the next; None: they are packed, 0: all
     products share one. `data_type` is the type of A; `b_type` that of B, None: the same; `c_type`
-    that of C, None: the same, or INT32 for INT8 and UINT8. `compute_type` is what fp32 inputs are
-    rounded to before they are multiplied, None: nothing. `scale_*` say with what a matrix is
-    scaled: "tensor": one factor, "vector": one for each row of op(A) or C or column of op(B),
-    "block32_e8m0": one for each 32 elements of k, "block1x128": one for each block; empty: nothing.
-    What equals a default is stored as that, so equal layers are equal.
+    that of C, None: the same, or INT32 for INT8 and UINT8. `compute_type` is the type to which fp32
+    inputs are rounded before they are multiplied; None: not rounded. `scale_*` are the factors of a
+    matrix: "tensor": one, "vector": one for each row of op(A) or C or column of op(B),
+    "block32_e8m0": one for each 32 elements of k, "block1x128": one for each block; empty: none.
+    A value that equals the default is stored as None, so that equal layers are equal.
     """
 
     kind: ClassVar[str] = "gemm"
@@ -117,8 +116,7 @@ class GemmConfig(Config):
             raise BadInput("only fp32 inputs have a compute_type")
 
     def _set_strides(self, letter: str, rows: int, columns: int) -> None:
-        """Check the leading dimension and the stride of a matrix, and make them None where they are
-        those of packed ones."""
+        """Check a matrix's leading dimension and stride; those of packed matrices become None."""
         leading, stride = f"ld{letter}", f"stride_{letter}"
         given = getattr(self, leading)
         if given is not None:
@@ -153,8 +151,7 @@ class GemmConfig(Config):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the first fields say all: packed matrices of one type that MIOpenDriver has, and
-        no scales."""
+        """True for packed matrices of one type that MIOpenDriver has, without scales."""
         return self.data_type in COMMANDS and len(self.stated_fields()) == len(_FIRST)
 
     @property
@@ -164,29 +161,28 @@ class GemmConfig(Config):
 
     @cached_property
     def _canonical(self) -> str:
-        # fmt: off
-        first = (f"kind={self.kind};m={self.m};n={self.n};k={self.k};batch_count={self.batch_count};"
-                 f"trans_a={int(self.trans_a)};trans_b={int(self.trans_b)};data_type={self.data_type.value}")
-        # fmt: on
+        first = (
+            f"kind={self.kind};m={self.m};n={self.n};k={self.k};batch_count={self.batch_count};"
+            f"trans_a={int(self.trans_a)};trans_b={int(self.trans_b)};"
+            f"data_type={self.data_type.value}"
+        )
         return first + "".join(
             f";{name}={getattr(self, name)}" for name in self.stated_fields()[len(_FIRST) :]
         )
 
     def driver(self) -> str | None:
-        """The MIOpenDriver command of the product, with every flag in its long form; None if it has
-        no flag for a field."""
+        """The MIOpenDriver command with long flags; None if a field has no flag."""
         if not self.is_plain:
             return None
-        # fmt: off
-        return (f"./bin/MIOpenDriver {COMMANDS[self.data_type]} --batch_count {self.batch_count} --isColMajor 0 "
-                f"--a_h {self.m} --a_w {self.k} --b_w {self.n} "
-                f"--transA {int(self.trans_a)} --transB {int(self.trans_b)}")
-        # fmt: on
+        return (
+            f"./bin/MIOpenDriver {COMMANDS[self.data_type]} --batch_count {self.batch_count}"
+            f" --isColMajor 0 --a_h {self.m} --a_w {self.k} --b_w {self.n}"
+            f" --transA {int(self.trans_a)} --transB {int(self.trans_b)}"
+        )
 
     @property
     def label(self) -> str:
-        """A short text for people, such as `gemm b8 128x256x64 NT fp16` (m x n x k; N plain, T
-        transposed)."""
+        """A short text such as `gemm b8 128x256x64 NT fp16`: m x n x k, N plain, T transposed."""
         batch = f"b{self.batch_count} " if self.batch_count != 1 else ""
         transposes = ("T" if self.trans_a else "N") + ("T" if self.trans_b else "N")
         words = [

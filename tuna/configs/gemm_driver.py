@@ -48,21 +48,12 @@ def read(words: list[str]) -> list[GemmConfig]:
     for name in ("transA", "transB", "isColMajor"):
         if values[name] not in (0, 1):
             raise BadInput(f"--{name} must be 0 or 1, got {values[name]}")
-    m, n, trans_a, trans_b = (
-        values["a_h"],
-        values["b_w"],
-        bool(values["transA"]),
-        bool(values["transB"]),
-    )
+    m, n, k, batch = (values[name] for name in ("a_h", "b_w", "a_w", "batch_count"))
+    trans_a, trans_b = bool(values["transA"]), bool(values["transB"])
     if values["isColMajor"]:
-        # A column-major product is the row-major product of the transposed matrices in the other
-        # order.
+        # The row-major product of the transposed matrices in the other order.
         m, n, trans_a, trans_b = n, m, trans_b, trans_a
-    return [
-        GemmConfig(
-            m, n, values["a_w"], values["batch_count"], trans_a, trans_b, _DATA_TYPES[words[0]]
-        )
-    ]
+    return [GemmConfig(m, n, k, batch, trans_a, trans_b, _DATA_TYPES[words[0]])]
 
 
 KIND = ConfigKind(

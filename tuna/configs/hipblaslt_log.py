@@ -1,5 +1,4 @@
-"""Lines that hipBLASLt logs with `HIPBLASLT_LOG_MASK=32`: the `hipblaslt-bench` command of each
-product.
+"""Lines that hipBLASLt logs with `HIPBLASLT_LOG_MASK=32`: `hipblaslt-bench` commands.
 
 Flags and defaults are those of `hipblaslt-bench`; matrices are column-major.
 """
@@ -9,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tuna.configs.blas import Matrix, row_major
-from tuna.configs.driver import UnsupportedLine
+from tuna.configs.blas import BlasProduct, Matrix
 from tuna.configs.flags import whole_number
 from tuna.configs.gemm import GemmConfig
-from tuna.configs.lines import LineForm
+from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
@@ -29,7 +27,7 @@ _TYPES: dict[str, DataType] = {
     "f8_fnuz_r": DataType.FP8_E4M3FNUZ,
     "bf8_fnuz_r": DataType.FP8_E5M2FNUZ,
 }
-#: What `--compute_type` means for the inputs.
+#: Type to which inputs are rounded, by `--compute_type`.
 _COMPUTE = {
     "f32_r": None,
     "i32_r": None,
@@ -48,36 +46,17 @@ _SCALES = {
     "7": "block32_e5m3",
     "8": "block16_e5m3",
 }
-#: How a run is made, timed, checked and answered: by which kernel, how often, from which numbers.
+#: Flags of the run itself, which do not describe the product.
 _IGNORED = frozenset(
     (
         *("--api_method", "--function", "-f", "--alpha", "--algo_method", "--solution_index"),
         *("--requested_solution", "--scale_type", "--bias_type", "--bias_source", "--aux_type"),
-        *(
-            "--activation_arg1",
-            "--activation_arg2",
-            "--iters",
-            "-i",
-            "--cold_iters",
-            "-j",
-            "--verify",
-            "-v",
-        ),
-        *(
-            "--rotating",
-            "--initialization",
-            "--workspace",
-            "--device",
-            "--use_gpu_timer",
-            "--flush",
-        ),
-        *(
-            "--print_kernel_info",
-            "--c_equal_d",
-            "--c_noalias_d",
-            "--any_stride",
-            "--compute_input_typeA",
-        ),
+        *("--activation_arg1", "--activation_arg2", "--iters", "-i"),
+        *("--cold_iters", "-j", "--verify", "-v"),
+        *("--rotating", "--initialization", "--workspace"),
+        *("--device", "--use_gpu_timer", "--flush"),
+        *("--print_kernel_info", "--c_equal_d", "--c_noalias_d"),
+        *("--any_stride", "--compute_input_typeA"),
         *("--compute_input_typeB", "--splitk", "--precision", "--skip_slow_solution_ratio"),
         *("--use_user_args", "--norm_check", "--allclose_check"),
     )
@@ -105,10 +84,10 @@ _WORDS = (
     "--scaleB",
     "--scaleD",
 )
-#: What every logged line has, the last of it near its end.
+#: Flags of every logged line; a line without one is cut short.
 _NEEDED = ("-m", "-n", "-k", "--transA", "--transB", "--a_type", "--b_type", "--compute_type")
 _KNOWN = frozenset((*_NUMBERS, *_WORDS, "--ldc", "--stride_c", "--c_type"))
-#: What is computed beside the product, with the value for which it is not.
+#: Computations beside the product: name and the value that switches each off.
 _BESIDE = {
     "--beta": ("C added to the answer", "0"),
     "--bias_vector": ("a bias", "0"),
@@ -156,11 +135,10 @@ def _read(line: str) -> list[GemmConfig]:
         raise UnsupportedLine(
             f"Tuna does not tune products with hipBLASLt's compute type {compute[:40]}"
         )
-    # fmt: off
-    return [row_major(numbers["-m"], numbers["-n"], numbers["-k"], numbers.get("--batch_count", 1),
-                      _matrix("a", flags, numbers), _matrix("b", flags, numbers), _matrix("d", flags, numbers),
-                      _COMPUTE[compute])]
-    # fmt: on
+    a, b, c = (_matrix(letter, flags, numbers) for letter in "abd")
+    m, n, k = (numbers[name] for name in ("-m", "-n", "-k"))
+    product = BlasProduct(m, n, k, a, b, c, numbers.get("--batch_count", 1), _COMPUTE[compute])
+    return [product.config()]
 
 
 def _matrix(letter: str, flags: dict[str, str], numbers: dict[str, int]) -> Matrix:
@@ -174,7 +152,7 @@ def _matrix(letter: str, flags: dict[str, str], numbers: dict[str, int]) -> Matr
     if name not in _TYPES:
         raise UnsupportedLine(f"Tuna has no type for hipBLASLt's {name[:40]}")
     stride = numbers.get(f"--stride_{letter}")
-    if letter == "d" and stride == 0:  # hipBLASLt logs 0 for what is not in a batch
+    if letter == "d" and stride == 0:  # hipBLASLt logs 0 for a product without a batch
         stride = None
     return Matrix(_TYPES[name], trans != "N", numbers.get(f"--ld{letter}"), stride, _SCALES[scale])
 

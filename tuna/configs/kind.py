@@ -21,8 +21,7 @@ from tuna.configs.config import Config
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
-#: Reads the words of a MIOpenDriver command, the command itself first, as the layers that it names;
-#: raises BadInput.
+#: Parses the words of a MIOpenDriver command, the command itself first; raises BadInput.
 CommandReader = Callable[[list[str]], Sequence[Config]]
 
 
@@ -34,9 +33,9 @@ class ConfigKind:
     #: Readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind may
     #: do without, and then its layers are written as JSON lines.
     commands: Mapping[str, CommandReader] = field(default_factory=dict)
-    #: The layer computed by NumPy, as "module:function", for libraries that check their answers;
-    #: empty: there is none. The function takes a config and a seed, and returns a
-    #: `tuna.libraries.reference.Problem`.
+    #: "module:function" that computes the layer by NumPy, for libraries that check their answers;
+    #: empty: there is none. It takes a config and a seed, and returns a `reference.Problem` of
+    #: `tuna.libraries`.
     reference: str = ""
 
     def __post_init__(self) -> None:
@@ -57,7 +56,7 @@ class ConfigKind:
             if getattr(self.config, member) is getattr(Config, member)
         ]
         if lacking:
-            raise TypeError(f"{self.config.__name__} does not say its {' and '.join(lacking)}")
+            raise TypeError(f"{self.config.__name__} lacks {' and '.join(lacking)}")
 
     @property
     def name(self) -> str:
@@ -94,7 +93,7 @@ def _readers(_generation: int) -> dict[str, CommandReader]:
                 import structlog
 
                 structlog.get_logger(__name__).warning(
-                    "a driver command is taken already", command=command, kind=name
+                    "driver command registered twice", command=command, kind=name
                 )
     return readers
 

@@ -1,5 +1,4 @@
-"""The forms in which a line of text names layers: a MIOpenDriver command, a JSON object, or one
-that a plug-in reads.
+"""Forms of lines that name layers: MIOpenDriver commands, JSON objects, plug-ins' forms.
 
 A plug-in's form is a `LineForm` under the entry point group `tuna.line_forms`; MIOpen's find-db
 keys and the lines that oneDNN, hipBLASLt and PyTorch's TunableOp log are such forms.
@@ -9,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from reprlib import repr as shown
 
 from tuna.configs.config import Config
-from tuna.configs.driver import PROGRAM, UnsupportedLine, parse_line
-from tuna.configs.kind import from_json_text
+from tuna.configs.kind import command_reader, from_json_text
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
+
+PROGRAM = "MIOpenDriver"
+
+
+class UnsupportedLine(BadInput):
+    """This line names a layer of a kind that Tuna does not tune."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +31,34 @@ class LineForm:
     #: The layers that such a line names; raises BadInput, as UnsupportedLine for layers that Tuna
     #: does not tune.
     read: Callable[[str], Sequence[Config]]
-    #: For lines of a log, of which many are alike: the part of a line that says what it asks for,
-    #: without times, so that lines with equal parts are read once; None for one that asks for
-    #: nothing, such as a header. Without this function the form is no log.
+    #: For logs, which repeat themselves: the part of a line that names its layers, without times,
+    #: so that equal parts are read once; None for a line without layers, such as a header. A form
+    #: without this function is no log.
     asks_for: Callable[[str], str | None] | None = None
-    #: What a line of a log, one that `read` accepts, asks for beside its layers, such as a bias;
-    #: they leave it out.
+    #: Operations in a log line beyond its layers, such as a bias, which are not tuned.
     left_out: Callable[[str], Sequence[str]] = lambda _line: ()
 
 
 LINE_FORMS: Plugins[LineForm] = Plugins("tuna.line_forms", "form of line", LineForm)
+
+
+def parse_line(text: str) -> Sequence[Config]:
+    """The configs that the MIOpenDriver command in `text` names, one for each direction.
+
+    A prefix before the program name is skipped, the last of repeated flags counts, and
+    `--flag=value` is understood. Raises UnsupportedLine for another kind of layer, BadInput for
+    a mistake.
+    """
+    _, program, rest = text.partition(PROGRAM)
+    if not program:
+        raise BadInput(f"there is no {PROGRAM} command in the line")
+    words = rest.split()
+    if not words or words[0].startswith("-") or not rest[0].isspace():
+        raise BadInput(f"{PROGRAM} must be followed by a command such as conv")
+    read = command_reader(words[0])
+    if read is None:
+        raise UnsupportedLine(f"the {PROGRAM} command {shown(words[0])} is not supported")
+    return read(words)
 
 
 def read_line(text: str) -> Sequence[Config]:

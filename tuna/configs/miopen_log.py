@@ -1,5 +1,4 @@
-"""Lines that MIOpen logs and that hold no MIOpenDriver command; those with one are read as that
-command."""
+"""Lines of MIOpen's log without a MIOpenDriver command; the others are read as that command."""
 
 from __future__ import annotations
 

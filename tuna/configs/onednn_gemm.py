@@ -8,17 +8,17 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from tuna.configs.driver import UnsupportedLine
 from tuna.configs.gemm import GemmConfig
-from tuna.configs.onednn_line import Memory, Primitive
+from tuna.configs.lines import UnsupportedLine
+from tuna.configs.onednn_line import ExecutedPrimitive, Memory
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
-#: By what `attr-fpmath` allows.
+#: Compute type by the value of `attr-fpmath`.
 _COMPUTE = {"strict": None, "tf32": "TF32", "bf16": "BF16", "f16": "FP16"}
 
 
-def _product(found: Primitive, sizes: dict[str, int], **fields: Any) -> GemmConfig:
+def _product(found: ExecutedPrimitive, sizes: dict[str, int], **fields: Any) -> GemmConfig:
     """The config; scales of src, wei and dst are those of A, B and C."""
     a, b, c = found.types()
     fields |= sizes
@@ -38,16 +38,18 @@ def _product(found: Primitive, sizes: dict[str, int], **fields: Any) -> GemmConf
 
 
 def _scale(words: list[str]) -> str:
-    """From `MASK[:TYPE[:GROUPS]]`, before 3.0 `MASK:VALUE`."""
+    """Return the scale in `MASK[:TYPE[:GROUPS]]`, before 3.0 `MASK:VALUE`."""
     mask, data_type, groups = (*words, "", "")[:3]
     if re.fullmatch(r"\d+x\d+", groups):
         return f"block{groups}_{data_type}"
     return "tensor" if mask in ("0", "common") else "vector"
 
 
-def _inner_product(found: Primitive) -> GemmConfig:
-    """Forward: src (mb x K) times wei (oc x K) transposed, K being all of an input; the others by
-    the same names."""
+def _inner_product(found: ExecutedPrimitive) -> GemmConfig:
+    """Return the product of an `inner_product`; K counts all elements of one input.
+
+    Forward is src (mb x K) times wei (oc x K) transposed.
+    """
     sizes = found.numbers
     try:
         batch, out = sizes["mb"], sizes["oc"]
@@ -65,20 +67,23 @@ def _inner_product(found: Primitive) -> GemmConfig:
 
 
 def _swapped(
-    found: Primitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any
+    found: ExecutedPrimitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any
 ) -> GemmConfig:
-    """The product whose A, B and C are these tensors; without scales, which training does not
-    have."""
+    """Return the product whose A, B and C are these tensors; training has no scales."""
     memory = dict(zip(("src", "wei", "dst"), (found.memory[name] for name in names), strict=True))
     attributes = {name: value for name, value in found.attributes.items() if name != "attr-scales"}
     return _product(
-        Primitive(found.kind, found.prop, memory, attributes, found.problem), sizes, **fields
+        ExecutedPrimitive(found.kind, found.prop, memory, attributes, found.problem),
+        sizes,
+        **fields,
     )
 
 
-def _gemm_api(found: Primitive) -> GemmConfig:
-    """BLAS calls: `m1n2k3`, with leading dimensions among the attributes where they are not those
-    of packed rows."""
+def _gemm_api(found: ExecutedPrimitive) -> GemmConfig:
+    """Return the product of a BLAS call such as `m1n2k3`.
+
+    Leading dimensions are attributes, and absent for packed rows.
+    """
     sizes = found.numbers
     if not sizes.keys() >= {"m", "n", "k"}:
         raise BadInput(f"oneDNN's gemm_api has no m, n, k in {found.problem[:80]}")
@@ -92,9 +97,11 @@ def _gemm_api(found: Primitive) -> GemmConfig:
     return _product(found, {name: sizes[name] for name in ("m", "n", "k")}, **transposed, **leading)
 
 
-def _matmul(found: Primitive) -> GemmConfig:
-    """`8x16x32:1x32x64`: the shapes of src and wei, before 3.0 that of dst too; all axes but two
-    are the batch."""
+def _matmul(found: ExecutedPrimitive) -> GemmConfig:
+    """Return the product in `8x16x32:1x32x64`: shapes of src and wei, before 3.0 of dst too.
+
+    All axes but the last two are the batch.
+    """
     try:
         shapes = [tuple(map(int, text.split("x"))) for text in found.problem.split(":")[:2]]
     except ValueError:
@@ -117,20 +124,19 @@ def _matmul(found: Primitive) -> GemmConfig:
     trans_c, ldc, stride_c = _stored(found.memory["dst"], (*lead, m, n), lead)
     if trans_c:
         raise UnsupportedLine("Tuna does not tune products whose answer is stored transposed")
-    # fmt: off
-    return _product(found, {"m": m, "n": n, "k": k, "batch_count": prod(lead)}, trans_a=trans_a, trans_b=trans_b,
-                    lda=lda, ldb=ldb, ldc=ldc, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c)
-    # fmt: on
+    sizes = {"m": m, "n": n, "k": k, "batch_count": prod(lead)}
+    leading = {"lda": lda, "ldb": ldb, "ldc": ldc}
+    strides = {"stride_a": stride_a, "stride_b": stride_b, "stride_c": stride_c}
+    return _product(found, sizes, trans_a=trans_a, trans_b=trans_b, **leading, **strides)
 
 
 def _stored(
     memory: Memory, shape: tuple[int, ...], lead: tuple[int, ...]
 ) -> tuple[bool, int | None, int | None]:
-    """Whether the matrices are stored transposed, their leading dimension, and the stride from one
-    to the next.
+    """Return whether the matrices are stored transposed, their leading dimension and stride.
 
-    What oneDNN chose, or stores in blocks, counts as packed. Raises UnsupportedLine for what a GEMM
-    config cannot say.
+    Layouts that oneDNN chose, and blocked ones, count as packed. Raises UnsupportedLine for a
+    layout that a GEMM config cannot express.
     """
     strides = _strides(memory, shape)
     if strides is None:
@@ -167,7 +173,7 @@ def _batch_stride(
 
 
 def _strides(memory: Memory, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Of each axis, in elements; None where oneDNN chose the layout, or where it is blocked."""
+    """Return the stride of each axis in elements; None for a blocked layout or oneDNN's choice."""
     axes = "abcdefghijkl"[: len(shape)]
     if memory.is_any or sorted(memory.tag) != list(axes):
         return None
@@ -180,8 +186,8 @@ def _strides(memory: Memory, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(found[axis] for axis in axes)
 
 
-#: By the name of the primitive.
-READERS: dict[str, Callable[[Primitive], GemmConfig]] = {
+#: Readers by the name of the primitive.
+READERS: dict[str, Callable[[ExecutedPrimitive], GemmConfig]] = {
     "matmul": _matmul,
     "inner_product": _inner_product,
     "gemm_api": _gemm_api,

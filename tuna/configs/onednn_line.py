@@ -15,11 +15,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tuna.configs.driver import UnsupportedLine
+from tuna.configs.lines import UnsupportedLine
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
-#: What lines begin with; a program's own unfinished line may stand before it.
+#: Beginnings of lines; a program's own unfinished line may stand before one.
 MARKERS = ("onednn_verbose,", "dnnl_verbose,")
 TYPES: dict[str, DataType] = {
     "f32": DataType.FP32,
@@ -53,8 +53,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Primitive:
-    """What was executed."""
+class ExecutedPrimitive:
+    """An executed operation of oneDNN."""
 
     kind: str
     prop: str
@@ -83,7 +83,7 @@ class Primitive:
         return {name: int(value) for name, value in found}
 
     def types(self) -> tuple[DataType, DataType, DataType]:
-        """Of src, wei and dst; raises UnsupportedLine for one that Tuna does not have."""
+        """Return the types of src, wei and dst; raises UnsupportedLine for one that Tuna lacks."""
         names = [self.memory[name].data_type for name in ("src", "wei", "dst")]
         if not TYPES.keys() >= set(names):
             raise UnsupportedLine(
@@ -93,8 +93,7 @@ class Primitive:
 
 
 def asks_for(line: str) -> str | None:
-    """The line from `exec` or `graph` on, without the time at its end; None for a header or a
-    creation."""
+    """Return the line from `exec` or `graph` on, without its time; None for other lines."""
     executed = _EXECUTED.search(line)
     if executed is not None:
         return executed[1]
@@ -112,9 +111,11 @@ def asks_for(line: str) -> str | None:
     return ",".join(words[place:]).rpartition(",")[0]
 
 
-def primitive(line: str) -> Primitive:
-    """What an `exec` line says; raises BadInput for one that is cut short, UnsupportedLine for a
-    part of a graph."""
+def primitive(line: str) -> ExecutedPrimitive:
+    """Parse an `exec` line.
+
+    Raises BadInput for one that is cut short, UnsupportedLine for a part of a graph.
+    """
     text = asks_for(line) or ""
     if text.startswith("graph"):
         raise UnsupportedLine("Tuna tunes no partitions of oneDNN graphs")
@@ -126,7 +127,7 @@ def primitive(line: str) -> Primitive:
     _, _engine, kind, _implementation, prop, memory, attributes, auxiliary, problem = words
     named = dict(filter(None, (_memory(word) for word in memory.split())))
     pairs = (word.partition(":") for word in f"{attributes} {auxiliary}".split())
-    return Primitive(kind, prop, named, {name: value for name, _, value in pairs}, problem)
+    return ExecutedPrimitive(kind, prop, named, {name: value for name, _, value in pairs}, problem)
 
 
 def _memory(word: str) -> tuple[str, Memory] | None:

@@ -8,14 +8,13 @@ from typing import Any
 from tuna.configs import onednn_gemm
 from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
-from tuna.configs.driver import UnsupportedLine
-from tuna.configs.lines import LineForm
-from tuna.configs.onednn_line import MARKERS, Primitive, asks_for, primitive
+from tuna.configs.lines import LineForm, UnsupportedLine
+from tuna.configs.onednn_line import MARKERS, ExecutedPrimitive, asks_for, primitive
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
 CONVOLUTIONS = ("convolution", "deconvolution")
-#: Attributes that change nothing of what is computed.
+#: Attributes that do not affect the answer.
 _SILENT = ("attr-scratchpad", "attr-acc-mode", "attr-deterministic", "attr-threadpool")
 
 
@@ -31,9 +30,8 @@ def read(line: str) -> list[Config]:
     return [reader(found)]
 
 
-def _convolution(found: Primitive) -> ConvConfig:
-    """The layer; sizes of both primitives are those of the forward layer, with dilations counted
-    from 0."""
+def _convolution(found: ExecutedPrimitive) -> ConvConfig:
+    """Return the layer; both primitives have the forward layer's sizes and dilations from 0."""
     sizes, transposed = found.numbers, found.kind == "deconvolution"
     data_type, weights, answer = found.types()
     usual = DataType.INT32 if data_type is DataType.INT8 else data_type
@@ -44,18 +42,13 @@ def _convolution(found: Primitive) -> ConvConfig:
     values: dict[str, Any] = {
         "spatial_dim": 3 if three else 2,
         "mode": "trans" if transposed else "conv",
+        "group_count": sizes.get("g", 1),
+        "direction": found.direction,
+        "data_type": data_type,
     }
     try:
-        values |= {
-            "batchsize": sizes["mb"],
-            "in_channels": sizes["ic"],
-            "out_channels": sizes["oc"],
-        }
-        values |= {
-            "group_count": sizes.get("g", 1),
-            "direction": found.direction,
-            "data_type": data_type,
-        }
+        for field, name in (("batchsize", "mb"), ("in_channels", "ic"), ("out_channels", "oc")):
+            values[field] = sizes[name]
         for axis in ("d", "h", "w") if three else ("h", "w"):
             if f"i{axis}" in sizes:
                 values |= _along(axis, sizes, transposed)
@@ -70,8 +63,7 @@ def _convolution(found: Primitive) -> ConvConfig:
 
 
 def _along(axis: str, sizes: dict[str, int], transposed: bool) -> dict[str, int]:
-    """Fields along one axis; raises UnsupportedLine where the padding at the far end is another, so
-    that sizes differ."""
+    """Return the fields of one axis; raises UnsupportedLine for unequal padding at its ends."""
     size, fil, stride = sizes["i" + axis], sizes["k" + axis], sizes["s" + axis]
     dilation, pad, out = sizes["d" + axis] + 1, sizes["p" + axis], sizes["o" + axis]
     reach = dilation * (fil - 1) + 1
@@ -94,9 +86,8 @@ def _along(axis: str, sizes: dict[str, int], transposed: bool) -> dict[str, int]
     return found
 
 
-def _layout(found: Primitive, three: bool) -> str:
-    """What the program chose for src or dst; where oneDNN chose both, the default, channels
-    first."""
+def _layout(found: ExecutedPrimitive, three: bool) -> str:
+    """Return the layout of src or dst; channels first where oneDNN chose both."""
     for name in ("src", "dst"):
         memory = found.memory[name]
         if not memory.is_any and memory.tag.islower() and memory.tag.isalpha():
@@ -127,8 +118,8 @@ def left_out(line: str) -> list[str]:
     return beside
 
 
-#: By the name of the primitive.
-_READERS: dict[str, Callable[[Primitive], Config]] = {
+#: Readers by the name of the primitive.
+_READERS: dict[str, Callable[[ExecutedPrimitive], Config]] = {
     **onednn_gemm.READERS,
     **dict.fromkeys(CONVOLUTIONS, _convolution),
 }

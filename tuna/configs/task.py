@@ -1,5 +1,4 @@
-"""A task of a model: one of its fused functions, known by its core layer and epilogue, or else by
-its text."""
+"""Tasks, the fused functions of models: a core layer with an epilogue, or a function's text."""
 
 from __future__ import annotations
 
@@ -13,12 +12,11 @@ from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import ConfigKind, from_json
 from tuna.errors import BadInput
 
-#: Layouts of the tensors of a task with a core: in blocks of channels of the target's vector, or as
-#: the core says.
+#: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
+#: or the core's own layout.
 LAYOUTS = ("native", "layer")
-#: What is done to a sum before it is written: a value for each channel (of a product: for each
-#: column) and a tensor like the answer are added, a function is applied to each value, the answer
-#: is written in another type.
+#: Steps of an epilogue: add a value for each channel (of a product: each column), add a tensor of
+#: the answer's shape, apply a function to each value, write another type.
 BIAS, RESIDUAL = "bias", "residual"
 RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = ACTIVATIONS = (
     *("relu", "relu6", "sigmoid", "tanh", "silu"),
@@ -30,8 +28,7 @@ CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the ty
 
 @dataclass(frozen=True)
 class TaskConfig(Config):
-    """A function that a model calls. Tasks are shared: models that call the same function have the
-    same config.
+    """A function that models call; models that call the same function share the config.
 
     A task with a `core` is that layer with `epilogue` applied before the answer is written; its
     tensors are in `layouts`, and weights are packed ahead of time. Any other task is the text of
@@ -93,12 +90,11 @@ class TaskConfig(Config):
 
     @property
     def label(self) -> str:
-        """A short text for people, such as `conv ... +bias+relu native`."""
+        """A short text such as `conv ... +bias+relu native`."""
         if self.core is None:
             return f"task {self.name[:200]} {self.body[:8]}"
-        return f"{self.core.label} {''.join(f'+{part}' for part in self.epilogue)} {self.layouts}".replace(
-            "  ", " "
-        )
+        epilogue = "".join(f"+{part}" for part in self.epilogue)
+        return " ".join(filter(None, (self.core.label, epilogue, self.layouts)))
 
     @property
     def flops(self) -> int:
@@ -116,4 +112,4 @@ def _is_epilogue(parts: tuple[str, ...]) -> bool:
     return len(functions) <= 1 and left.count(RESIDUAL) == len(left) - len(functions) <= 1
 
 
-KIND = ConfigKind(TaskConfig, reference="tuna.libraries.task_reference:problem")
+KIND = ConfigKind(TaskConfig, reference="tuna.libraries.reference:task")

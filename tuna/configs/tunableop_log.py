@@ -1,5 +1,4 @@
-"""Rows of the files of PyTorch's TunableOp: those of products to tune (`*_untuned*.csv`), and its
-results.
+"""Rows in the files of PyTorch's TunableOp: products to tune (`*_untuned*.csv`) and results.
 
     GemmTunableOp_BFloat16_TN,tn_8192_1_4096_ld_4096_4096_8192[,SOLUTION,TIME]
 
@@ -12,10 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tuna.configs.blas import Matrix, row_major
-from tuna.configs.driver import UnsupportedLine
+from tuna.configs.blas import BlasProduct, Matrix
 from tuna.configs.gemm import GemmConfig
-from tuna.configs.lines import LineForm
+from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
@@ -33,7 +31,8 @@ _ROW = re.compile(r"(Validator,|[A-Za-z]*TunableOp_)")
 _OPERATION = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(.+)_[NTC]{2}")
 _NAME = re.compile(r"Float8_[a-z0-9]+|[A-Za-z0-9:<>]+")
 _PARAMS = re.compile(
-    r"([ntc])([ntc])_(\d+)_(\d+)_(\d+)(?:_B_(\d+))?(?:_ld_(\d+)_(\d+)_(\d+))?(?:_rw_([01]))?(?:_bias_(\w+))?"
+    r"([ntc])([ntc])_(\d+)_(\d+)_(\d+)(?:_B_(\d+))?(?:_ld_(\d+)_(\d+)_(\d+))?"
+    r"(?:_rw_([01]))?(?:_bias_(\w+))?"
 )
 
 
@@ -61,12 +60,9 @@ def _read(line: str) -> list[GemmConfig]:
     scale = "" if found[1] != "ScaledGemm" else "vector" if parts[10] == "1" else "tensor"
     first = Matrix(_TYPES[a], parts[1] != "n", lda, scale=scale)
     second = Matrix(_TYPES[b], parts[2] != "n", ldb, scale=scale)
+    third = Matrix(_TYPES[c], leading=ldc)
     compute = "TF32" if "tf32" in names else None
-    return [
-        row_major(
-            m, n, k, int(parts[6] or 1), first, second, Matrix(_TYPES[c], leading=ldc), compute
-        )
-    ]
+    return [BlasProduct(m, n, k, first, second, third, int(parts[6] or 1), compute).config()]
 
 
 def _left_out(line: str) -> Sequence[str]:

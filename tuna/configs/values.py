@@ -1,5 +1,4 @@
-"""The values that every kind of config is made of: data types, directions, and whole numbers within
-limits."""
+"""Values that all kinds of config share: data types, directions and bounded whole numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ MAX_COUNT = 2**63 - 1
 
 
 class DataType(str, Enum):
-    """The type of a layer's tensors, by MIOpen's name where it has one; a kind of layer says which
-    of them it can have."""
+    """Type of a tensor, by MIOpen's name where it has one; a kind of layer allows some of them."""
 
     FP32 = "FP32"  #: IEEE single precision
     FP16 = "FP16"  #: IEEE half precision

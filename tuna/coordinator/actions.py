@@ -38,7 +38,7 @@ _FORGIVEN = {"failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "av
 
 
 @dataclass(frozen=True)
-class Selection:
+class JobSelection:
     """Filter for jobs of a session; fields that are not given match all."""
 
     session_id: int
@@ -59,7 +59,7 @@ class Canceled:
     chunks: set[str] = field(default_factory=set)
 
 
-def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str, int]:
+def retry(engine: sa.Engine, library: Library, selection: JobSelection) -> dict[str, int]:
     """Send errored jobs back to the step that failed, with all attempts before them; returns how
     many by step.
 
@@ -79,7 +79,7 @@ def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str
     return moved
 
 
-def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
+def _begin_anew(engine: sa.Engine, selection: JobSelection) -> dict[str, int]:
     """Send canceled jobs that are named back to their first step; returns how many by step."""
     moved: Counter[str] = Counter()
     to = check(State.CANCELED, State.NEW).value
@@ -103,7 +103,7 @@ def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
     return dict(moved)
 
 
-def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Canceled:
+def cancel(engine: sa.Engine, library: Library, selection: JobSelection) -> Canceled:
     """Cancel every job that is not finished; late results of its attempts are refused. A search
     opens no more rounds."""
     done = Canceled()
@@ -113,7 +113,9 @@ def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Cancele
     return done
 
 
-def _cancel_once(engine: sa.Engine, library: Library, selection: Selection, done: Canceled) -> int:
+def _cancel_once(
+    engine: sa.Engine, library: Library, selection: JobSelection, done: Canceled
+) -> int:
     moved = 0
     groups = _groups(engine, selection)
     for step, state in sorted(
@@ -129,7 +131,7 @@ def _cancel_once(engine: sa.Engine, library: Library, selection: Selection, done
     return moved
 
 
-def _groups(engine: sa.Engine, selection: Selection) -> list[tuple[str, State]]:
+def _groups(engine: sa.Engine, selection: JobSelection) -> list[tuple[str, State]]:
     with reading(engine) as connection:
         if selection.tag is not None:
             configs.require_tag(connection, selection.tag)
@@ -139,7 +141,7 @@ def _groups(engine: sa.Engine, selection: Selection) -> list[tuple[str, State]]:
         ]
 
 
-def _require_jobs(connection: sa.Connection, selection: Selection) -> None:
+def _require_jobs(connection: sa.Connection, selection: JobSelection) -> None:
     there: set[int] = set()
     for part in parts(selection.jobs):
         statement = sa.select(Job.id).where(
@@ -153,7 +155,7 @@ def _require_jobs(connection: sa.Connection, selection: Selection) -> None:
         )
 
 
-def _at(selection: Selection, step: str, state: State) -> list[Any]:
+def _at(selection: JobSelection, step: str, state: State) -> list[Any]:
     """Conditions that index ix_job_claim (session_id, step, state, id) serves, and those of the
     selection."""
     where: list[Any] = [
@@ -172,7 +174,7 @@ def _at(selection: Selection, step: str, state: State) -> list[Any]:
 
 def _move(
     engine: sa.Engine,
-    selection: Selection,
+    selection: JobSelection,
     where: list[Any],
     values: dict[str, Any],
     chunks: set[str] | None = None,

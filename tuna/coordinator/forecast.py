@@ -1,4 +1,5 @@
-"""What is left of a session, by its latest jobs, and how long their stages took."""
+"""Forecasts the work that is left of a session, by its latest jobs and how long their stages
+took."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Left:
         return dict(found)
 
     def is_known(self, times: StageTimes) -> bool:
-        """Whether all of it can be predicted."""
+        """True if all of it can be predicted."""
         return self.is_bounded and all(times.predict(kind) for kind in self.stages)
 
     def error(self, times: StageTimes) -> float | None:
@@ -62,12 +63,12 @@ class Left:
 
 
 def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
-    """What the duration of a step is predicted by."""
+    """Return the key that the duration of a step is predicted by."""
     return StageKind(work.queue(work.library.step(step)), str(solver_id), step)
 
 
 def left(connection: sa.Connection, work: SessionWork) -> Left:
-    """What is left of the session. Jobs are counted by state and step, and taken to have the
+    """Return the work that is left of the session. Jobs are counted by state and step, and taken to have the
     solvers and steps of the latest."""
     stages: dict[StageKind, float] = defaultdict(float)
     sample: dict[int, str] = {}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -15,12 +14,13 @@ import structlog
 from celery import Celery
 
 from tuna.artifacts.store import Artifacts
-from tuna.coordinator import provision
-from tuna.coordinator.empty_steps import EmptySteps
+from tuna.coordinator import stage_artifacts
+from tuna.coordinator.chores import Throttle
+from tuna.coordinator.no_work_cache import NoWorkCache
+from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.snapshots import Snapshots
 from tuna.db.engine import transaction
 from tuna.db.models import Job
-from tuna.jobs.aside import Aside
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.policies import OpenStep, Policy, Share, Snapshot
@@ -62,43 +62,50 @@ def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnEl
     return None
 
 
+@dataclass(frozen=True)
+class Backends:
+    """The servers that a coordinator works with, and the settings of all."""
+
+    engine: sa.Engine
+    redis: redis.Redis
+    celery: Celery
+    settings: Settings
+
+
 class Publisher:
     """Fills the queues of some sessions."""
 
     def __init__(
         self,
-        engine: sa.Engine,
-        client: redis.Redis,
-        celery: Celery,
-        settings: Settings,
+        backends: Backends,
         artifacts: Artifacts,
         leases: Leases,
         pace: ChunkSizer,
-        aside: Aside,
+        quarantine: Quarantine,
         snapshots: Snapshots,
         *,
         fixed_workers: bool = False,
     ) -> None:
         """`fixed_workers`: see `Coordinator`."""
         self.leases = leases
-        self._engine = engine
-        self._client = client
-        self._celery = celery
-        self._settings = settings
+        self._engine = backends.engine
+        self._client = backends.redis
+        self._celery = backends.celery
+        self._settings = backends.settings
         self._artifacts = artifacts
         self._pace = pace
-        self._aside = aside
+        self._quarantine = quarantine
         self._snapshots = snapshots
         self._fixed_workers = fixed_workers
         self._policy: Policy | None = None  #: the latest
-        self._empty = EmptySteps(engine)
+        self._no_work = NoWorkCache(backends.engine)
         # session, queue -> number of its last share there
         self._served: dict[tuple[int, str], int] = {}
-        self._full_until = 0.0
+        self._full = Throttle()
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
         """Jobs of these sessions wait for these steps by now."""
-        self._empty.expect(due)
+        self._no_work.expect(due)
 
     def publish(self, works: Collection[SessionWork], *, members: bool = False) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks.
@@ -108,21 +115,23 @@ class Publisher:
         policy = self._snapshots.policy(works)
         if policy is not self._policy:  # to which a step may have other jobs
             self._policy = policy
-            self._empty.clear()
+            self._no_work.clear()
         waiting, running = self.leases.published()
-        snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
+        snapshot = self._snapshots.take(
+            policy, self._quarantine.others(works), waiting, self._served
+        )
         if self._fixed_workers:
             snapshot = replace(
                 snapshot, ahead=self._ahead(works, least=int(members)), running=running
             )
         with_room = [one for one in snapshot.open if snapshot.room(one.queue)]
-        self._empty.look_for_expected(with_room)
-        empty = [one for one in with_room if not one.jobs and one in self._empty]
-        known = [one for one in with_room if one.jobs or one not in self._empty]
+        self._no_work.look_for_expected(with_room)
+        empty = [one for one in with_room if not one.jobs and one in self._no_work]
+        known = [one for one in with_room if one.jobs or one not in self._no_work]
         sent = self._fill(works, policy, snapshot, waiting, known)
         # What other processes added comes after what processes wait for.
-        if self._empty.look(one for one in empty if snapshot.room(one.queue)):
-            found = [one for one in empty if one not in self._empty]
+        if self._no_work.look(one for one in empty if snapshot.room(one.queue)):
+            found = [one for one in empty if one not in self._no_work]
             sent += self._fill(works, policy, snapshot, waiting, found)
         return sent
 
@@ -145,14 +154,14 @@ class Publisher:
             for share in shares:
                 step, work = share.step, by_id[share.step.session_id]
                 chunks, all_claimed = 0, True
-                with self._aside.guard(work):
+                with self._quarantine.guard(work):
                     chooses = self._snapshots.chooses(policy, work)
                     sharing = {one.session_id for one in snapshot.open if one.queue == step.queue}
                     devices = snapshot.processes.get(step.queue, 0) // max(1, len(sharing))
                     chunks, all_claimed = self._publish(
                         work, share, chooses=chooses, devices=devices
                     )
-                    self._aside.served(work)
+                    self._quarantine.served(work)
                 sent += chunks
                 waiting[step.queue] += chunks
                 if step.jobs or all_claimed:
@@ -162,8 +171,8 @@ class Publisher:
     def _ahead(self, works: Collection[SessionWork], least: int) -> dict[str, int]:
         """By queue of long chunks, how many may wait for each process (`ChunkSizer.ahead`)."""
         steps: dict[str, set[tuple[int, str]]] = defaultdict(set)
-        for work in self._aside.others(works):
-            with self._aside.guard(work):
+        for work in self._quarantine.others(works):
+            with self._quarantine.guard(work):
                 for step in work.steps:
                     steps[work.queue(step)].add((work.session_id, step.name))
         found = {queue: self._pace.ahead(keys) for queue, keys in steps.items()}
@@ -172,7 +181,7 @@ class Publisher:
     def _publish(
         self, work: SessionWork, share: Share, *, chooses: bool, devices: int
     ) -> tuple[int, bool]:
-        """How many chunks were published, and whether no job waits for the step any more.
+        """Return how many chunks were published, and whether no job waits for the step any more.
 
         `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of
         the live processes.
@@ -197,11 +206,11 @@ class Publisher:
         chunks, limits_s = transaction(self._engine, claim_chunks)
         all_claimed = len(chunks) < wanted
         if all_claimed and not share.step.jobs:
-            self._empty.note(share.step, step.resource, only)
+            self._no_work.note(share.step, step.resource, only)
         if not chunks:
             return 0, True
         self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
-        provision.provide(
+        stage_artifacts.stage(
             self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items)
         )
         self.leases.open((chunk.id for chunk in chunks), share.step.queue)
@@ -241,10 +250,10 @@ class Publisher:
         )
 
     def _is_full(self) -> bool:
-        if time.monotonic() < self._full_until:
+        if not self._full.is_due:
             return True
         if is_nearly_full(self._client):
             log.warning("publishing paused: Redis nearly full")
-            self._full_until = time.monotonic() + _FULL_BACKOFF_S
+            self._full.wait(_FULL_BACKOFF_S)
             return True
         return False

@@ -4,19 +4,20 @@ jobs are done."""
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.publisher import Backends
+from tuna.coordinator.quarantine import Quarantine
 from tuna.db import jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
 from tuna.errors import ServiceError, TunaError
-from tuna.jobs.aside import Aside
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
@@ -158,6 +159,19 @@ def total(parts: Mapping[int, Progress]) -> Progress:
     )
 
 
+@dataclass(frozen=True)
+class RunEvents:
+    """Callbacks of a run."""
+
+    on_progress: Callable[[Progress], None] = lambda _: None
+    #: as of `local_workers`, when they end before their work
+    on_wait: Callable[[float, str], None] = lambda *_: None
+    #: with the chunks of each other session that workers do before those of these sessions
+    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
+    #: with the jobs of which results were stored (`Drain`)
+    on_stored: Callable[[Collection[int]], None] = lambda _: None
+
+
 def run_sessions(
     engine: sa.Engine,
     settings: Settings,
@@ -165,19 +179,14 @@ def run_sessions(
     *,
     steps: Sequence[str] = (),
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
-    on_progress: Callable[[Progress], None] = lambda _: None,
-    on_wait: Callable[[float], None] = lambda _: None,
-    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None,
-    on_stored: Callable[[Collection[int]], None] = lambda _: None,
+    events: RunEvents | None = None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
-    meanwhile. `workers` says which ones to start here for the libraries of the sessions. `on_wait`
-    is called with the seconds that interrupted workers have to finish what they do, `on_behind`
-    with the number of chunks of each other session that workers do before those of these sessions,
-    `on_stored` with the jobs of which results were stored (`Drain`).
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions.
     """
+    events = events or RunEvents()
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
         for session_id in sorted(set(session_ids or ()) - {work.session_id for work in works}):
@@ -188,38 +197,35 @@ def run_sessions(
             name in {step.name for step in work.steps} for work in works
         ):
             works[0].library.step(name)
-    aside = Aside(engine)
+    quarantine = Quarantine(engine)
     for work in works:
-        with aside.guard(work):
+        with quarantine.guard(work):
             followers.load(engine, work)  # the last run may have ended before it could
-    watch = _Watch(engine, works, session_ids, steps, on_progress, aside)
+    watch = _Watch(engine, works, session_ids, steps, events.on_progress, quarantine)
     state = watch.now()
     if not state.unfinished:
-        if aside.faults:
-            raise TunaError(f"No session could be served: {next(iter(aside.faults.values()))}.")
+        if quarantine.faults:
+            fault = next(iter(quarantine.faults.values()))
+            raise TunaError(f"No session could be served: {fault}.")
         return state
     ensure_services(settings)
-    celery = make_celery(settings)
     specs = workers([work.library for work in works])
     coordinator = Coordinator(
-        engine,
-        connect(settings),
-        celery,
-        settings,
+        Backends(engine, connect(settings), make_celery(settings), settings),
         works,
-        watch.refresh,
-        aside,
-        on_stored,
+        refresh=watch.refresh,
+        quarantine=quarantine,
+        on_stored=events.on_stored,
         fixed_workers=bool(specs),
     )
     with contextlib.ExitStack() as stack:
         if specs:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
             watch.workers = stack.enter_context(
-                local_workers(settings.home / "logs", specs, settings.shutdown_s, on_wait)
+                local_workers(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
             )
         with _outage_in_a_sentence():
-            coordinator.run(lambda: watch.tick(coordinator.ahead, on_behind), watch.finished)
+            coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
     return watch.now()
 
 
@@ -260,17 +266,18 @@ class _Watch:
         session_ids: Collection[int] | None,
         steps: Sequence[str],
         on_progress: Callable[[Progress], None],
-        aside: Aside,
+        quarantine: Quarantine,
     ) -> None:
         self._engine = engine
-        self._aside = aside
+        self._quarantine = quarantine
         self._works = {work.session_id: work for work in works}
         self._session_ids = session_ids
         self._steps = steps
         self._on_progress = on_progress
-        self._counted_at = 0.0
-        self._count_s = 0.0
-        self._moved_at = time.monotonic()
+        self._counts = Throttle(_COUNT_EVERY_S, _COUNT_SHARE)
+        self._idle_counts = Throttle(share=_IDLE_COUNT_SHARE)
+        self._still = Throttle()
+        self._still.wait(_STILL_S)
         self._behind: Mapping[int, int] = {}
         self.counts: dict[int, Progress] = {}
         self.workers: LocalWorkers | None = None
@@ -283,21 +290,22 @@ class _Watch:
         return works
 
     def now(self) -> Progress:
-        started_at = time.monotonic()
         before = total(self.counts)
-        with reading(self._engine) as connection:
+        with (
+            self._counts.running(),
+            self._idle_counts.running(),
+            reading(self._engine) as connection,
+        ):
             for work in self._works.values():
-                with self._aside.guard(work):
+                with self._quarantine.guard(work):
                     served = [step.name for step in work.steps]
                     if served:
                         self.counts[work.session_id] = progress(
                             connection, work.library, work.session_id, served
                         )
         state = total(self.counts)
-        self._counted_at = time.monotonic()
-        self._count_s = self._counted_at - started_at
         if state.unfinished != before.unfinished:
-            self._moved_at = self._counted_at
+            self._still.wait(_STILL_S)
         self._on_progress(state)
         return state
 
@@ -306,19 +314,17 @@ class _Watch:
     ) -> None:
         if self.workers is not None:
             self.workers.check()
-        if time.monotonic() - self._counted_at >= max(_COUNT_EVERY_S, self._count_s / _COUNT_SHARE):
+        if self._counts.is_due:
             self.now()
-            if self._counted_at - self._moved_at >= _STILL_S:
-                self._moved_at = self._counted_at
+            if self._still.is_due:
+                self._still.wait(_STILL_S)
                 behind = ahead()
                 if behind and behind.keys() != self._behind.keys():
                     on_behind(behind)
                 self._behind = behind
 
     def finished(self) -> bool:
-        if time.monotonic() - self._counted_at < self._count_s / _IDLE_COUNT_SHARE:
-            return False
-        return not self.now().unfinished
+        return self._idle_counts.is_due and not self.now().unfinished
 
 
 def default_workers(

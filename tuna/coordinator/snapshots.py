@@ -1,8 +1,8 @@
-"""What a policy decides by, as a coordinator knows it: from SQL, heartbeats and its own leases."""
+"""Snapshots: the facts that a policy decides by, from SQL, heartbeats and the coordinator's own
+leases."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -10,21 +10,21 @@ from collections.abc import Collection, Mapping, Sequence
 import sqlalchemy as sa
 
 from tuna.coordinator import forecast
+from tuna.coordinator.chores import Throttle
 from tuna.coordinator.forecast import Left
+from tuna.coordinator.quarantine import Quarantine
 from tuna.db.engine import reading
 from tuna.drain.drain import Ended
-from tuna.jobs.aside import Aside
 from tuna.jobs.serving import SessionWork
 from tuna.policies import (
+    Need,
     OpenStep,
     Policy,
-    Progress,
+    SearchProgress,
     Snapshot,
     StageTimes,
-    deadline,
     fair,
     gradient,
-    shortest,
 )
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.search import open_searches
@@ -35,9 +35,6 @@ _COUNT_EVERY_S = 1.0
 #: How often SQL says what is left and how searches get on, and the share of the time that this
 #: takes at most.
 _READ_EVERY_S, _READ_SHARE = 1.0, 0.05
-#: To these the jobs of a session that wait for a step are alike; other policies choose between
-#: rounds of searches.
-_BY_SESSION = (fair, shortest, deadline)
 
 
 class Snapshots:
@@ -47,33 +44,35 @@ class Snapshots:
         self,
         engine: sa.Engine,
         board: HeartbeatBoard,
-        aside: Aside,
+        quarantine: Quarantine,
         ended: Ended,
         bound: int,
         policy: Policy | None = None,
     ) -> None:
         """`ended`: stages that the drain saw end; `bound`: chunks that may wait in a queue;
         `policy`: None for the default."""
-        self._engine, self._board, self._aside, self._ended, self._bound = (
-            engine,
-            board,
-            aside,
-            ended,
-            bound,
-        )
+        self._engine = engine
+        self._board = board
+        self._quarantine = quarantine
+        self._ended = ended
+        self._bound = bound
         self._given = policy
+        #: The default is one of two, by what `gradient` needs.
+        self._needs = (policy or gradient).needs
         self._processes: Counter[str] = Counter()
-        self._counted_at = self._read_at = -math.inf
+        self._counts = Throttle(_COUNT_EVERY_S)
+        self._reads = Throttle(_READ_EVERY_S, _READ_SHARE)
         self._times = StageTimes()
         self._learned: set[int] = set()  #: sessions whose earlier durations are known
         self._left: dict[int, Left] = {}
-        self._progress: dict[int, Mapping[Search, Progress]] = {}
+        self._progress: dict[int, Mapping[Search, SearchProgress]] = {}
 
     def policy(self, works: Collection[SessionWork]) -> Policy:
         """The given one; else `gradient` for a single session that searches for layers of models,
         and `fair` for all others."""
-        if time.monotonic() >= self._read_at:
-            self._read(works)
+        if self._reads.is_due:
+            with self._reads.running():
+                self._read(works)
         if self._given is not None:
             return self._given
         alone = next(iter(works)) if len(works) == 1 else None
@@ -90,12 +89,14 @@ class Snapshots:
         waiting: Mapping[str, int],
         served: Mapping[tuple[int, str], int],
     ) -> Snapshot:
-        """What is open and what is known of it; `works`: without those that are set aside."""
+        """Return the open steps and the facts that the policy needs; `works`: without those that
+        are set aside."""
         steps: list[OpenStep] = []
         for work in works:
-            with self._aside.guard(work):
+            with self._quarantine.guard(work):
                 steps += self._open_steps(policy, work)
-        kinds = {step.kind for step in steps} if policy is not fair else ()
+        predicts = policy.needs & (Need.LEFT | Need.PROGRESS)
+        kinds = {step.kind for step in steps} if predicts else ()
         predictions = {kind: one.seconds for kind in kinds if (one := self._times.predict(kind))}
         return Snapshot(
             steps,
@@ -119,9 +120,9 @@ class Snapshots:
 
     @staticmethod
     def chooses(policy: Policy, work: SessionWork) -> bool:
-        """Whether the policy sees each round of a search that waits as a separate step, beside the
+        """True if the policy sees each round of a search that waits as a separate step, beside the
         session's other jobs."""
-        return policy not in _BY_SESSION and work.library.search is not None
+        return Need.ROUNDS in policy.needs and work.library.search is not None
 
     def _open_steps(self, policy: Policy, work: SessionWork) -> list[OpenStep]:
         steps = work.open_steps()
@@ -130,32 +131,29 @@ class Snapshots:
         with reading(self._engine) as connection:
             return steps + open_searches.open_steps(connection, work, self._progress_of(work))
 
-    def _progress_of(self, work: SessionWork) -> Mapping[Search, Progress]:
+    def _progress_of(self, work: SessionWork) -> Mapping[Search, SearchProgress]:
         return self._progress.get(work.session_id, {})
 
     def _read(self, works: Collection[SessionWork]) -> None:
         """Read what is left of the sessions, and how their searches get on, where the policy needs
         it."""
-        started_at = time.monotonic()
         self._left, self._progress = {}, {}
         known: list[SessionWork] = []
-        for work in self._aside.others(works):
-            with self._aside.guard(work):
+        for work in self._quarantine.others(works):
+            with self._quarantine.guard(work):
                 known += [work] if self._predicts(work) else []
         if known:
             self._note_ended(known)
             with reading(self._engine) as connection:
                 for work in known:
-                    with self._aside.guard(work):
+                    with self._quarantine.guard(work):
                         self._read_session(connection, work)
-        ended_at = time.monotonic()
-        self._read_at = ended_at + max(_READ_EVERY_S, (ended_at - started_at) / _READ_SHARE)
 
     def _predicts(self, work: SessionWork) -> bool:
-        return self._given in (shortest, deadline) or self._follows(work)
+        return Need.LEFT in self._needs or self._follows(work)
 
     def _follows(self, work: SessionWork) -> bool:
-        return self._given in (None, gradient) and work.library.search is not None
+        return Need.PROGRESS in self._needs and work.library.search is not None
 
     def _read_session(self, connection: sa.Connection, work: SessionWork) -> None:
         left = forecast.left(connection, work)
@@ -173,14 +171,14 @@ class Snapshots:
         while self._ended:
             stage = self._ended.popleft()
             if work := by_id.get(stage.session_id):
-                with self._aside.guard(work):
+                with self._quarantine.guard(work):
                     kind = forecast.stage_kind(work, stage.solver_id, stage.step)
                     self._times.note(kind, stage.seconds)
 
     def _live_processes(self) -> Counter[str]:
-        if time.monotonic() - self._counted_at > _COUNT_EVERY_S:
-            self._counted_at = time.monotonic()
-            self._processes = Counter(
-                queue for one in self._board.live() if not one.aside for queue in one.queues
-            )
+        if self._counts.is_due:
+            with self._counts.running():
+                self._processes = Counter(
+                    queue for one in self._board.live() if not one.aside for queue in one.queues
+                )
         return self._processes

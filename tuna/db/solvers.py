@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tuna.db import models, sessions
 from tuna.db.engine import reading, transaction
-from tuna.db.models import Config, ConfigTag, NoSolver, SolverApplicability
+from tuna.db.models import NoSolver, SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
@@ -215,32 +215,3 @@ def _replace(
 
     transaction(engine, write)
     return len(rows)
-
-
-@dataclass(frozen=True)
-class LayerWithoutSolver:
-    """A layer that jobs were asked for and that no solver of the library takes."""
-
-    config_id: int
-    layer: str  #: label
-    driver: str
-    kind: str
-    reason: str
-
-
-def without_solver(
-    connection: sa.Connection, session_id: int, tag: str | None = None
-) -> list[LayerWithoutSolver]:
-    """Return the layers of the session, with this tag if given, that no solver takes, in the order
-    of their import."""
-    query = (
-        sa.select(NoSolver.config_id, Config.label, Config.driver, Config.kind, NoSolver.reason)
-        .join(Config, Config.id == NoSolver.config_id)
-        .where(NoSolver.session_id == session_id, NoSolver.loaded.is_(True))
-        .order_by(NoSolver.config_id)
-    )
-    if tag is not None:
-        query = query.where(
-            NoSolver.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
-        )
-    return [LayerWithoutSolver(*row) for row in connection.execute(query)]

@@ -18,7 +18,7 @@ from tuna.doctor.findings import Finding, judge, judge_clock, judge_version
 from tuna.errors import StoreUnavailable
 from tuna.queue import connection as services
 from tuna.queue.announcements import namespaces, with_store
-from tuna.services import redis_versions
+from tuna.services import redis_client
 from tuna.settings import Settings
 
 #: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
@@ -158,8 +158,8 @@ def of_redis(settings: Settings) -> Iterator[Finding]:
 
 def _holes(info: dict[str, Any], embedded: bool) -> Finding:
     """Whether the server is older than the version in which known vulnerabilities are fixed."""
-    name, version = redis_versions.version_of(info)
-    fixed = redis_versions.first_safe(name, version)
+    name, version = redis_client.version_of(info)
+    fixed = redis_client.first_safe(name, version)
     wanted = ".".join(map(str, fixed or version))
     hint = (
         f"scripts can run code in this version (CVE-2025-49844 and later): use {name} {wanted} or"

@@ -1,1 +1,1 @@
-"""Results from Redis into SQL: checks, trials, winners, moves of jobs."""
+"""Results from Redis into SQL: checks, attempts, the find db, dead letters."""

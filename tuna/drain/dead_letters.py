@@ -8,17 +8,19 @@ person to look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 import structlog
+from pydantic import ValidationError
 
 from tuna.db.models import DeadLetter
 from tuna.db.types import utc_now
-from tuna.drain.winners import fits
+from tuna.drain.find_db_writer import fits
 from tuna.libraries.registry import find_library
 from tuna.queue.messages import Report
+from tuna.queue.results import validation_words
 
 log = structlog.get_logger(__name__)
 
@@ -71,29 +73,40 @@ def fitting(connection: sa.Connection, report: Report) -> list[Report]:
     return [report.failed(text)]
 
 
-def for_installed_libraries(connection: sa.Connection, limit: int) -> dict[int, Report]:
-    """Up to `limit` reports, by their letter's id, that waited for a library which is installed
-    here."""
+def for_installed_libraries(
+    connection: sa.Connection, limit: int
+) -> tuple[dict[int, Report], dict[int, str]]:
+    """Return up to `limit` reports, by their letter's id, that waited for a library which is
+    installed here, and why others cannot be read: they may be of another version of Tuna."""
     names = connection.execute(
         sa.select(DeadLetter.library).where(DeadLetter.library != "").distinct()
     ).scalars()
     here = [name for name in names if find_library(name) is not None]
     if not here:
-        return {}
+        return {}, {}
     query = (
         sa.select(DeadLetter.id, DeadLetter.body)
         .where(DeadLetter.library.in_(here))
         .order_by(DeadLetter.id)
     )
-    return {
-        row.id: Report.model_validate_json(row.body)
-        for row in connection.execute(query.limit(limit))
-    }
+    reports: dict[int, Report] = {}
+    faults: dict[int, str] = {}
+    for row in connection.execute(query.limit(limit)):
+        try:
+            reports[row.id] = Report.model_validate_json(row.body)
+        except ValidationError as error:
+            faults[row.id] = validation_words(error)
+    return reports, faults
 
 
-def delete(connection: sa.Connection, ids: Iterable[int]) -> None:
-    """Delete letters whose content was drained."""
-    connection.execute(sa.delete(DeadLetter).where(DeadLetter.id.in_(list(ids))))
+def settle(connection: sa.Connection, drained: Iterable[int], faults: Mapping[int, str]) -> None:
+    """Delete letters whose content was drained; those that cannot be read are for a person from now
+    on, and their jobs are repeated."""
+    connection.execute(sa.delete(DeadLetter).where(DeadLetter.id.in_(list(drained))))
+    for letter_id, fault in faults.items():
+        log.error("dead letter cannot be read", letter=letter_id, fault=fault)
+        values = {"library": "", "fault": fault}
+        connection.execute(sa.update(DeadLetter).where(DeadLetter.id == letter_id).values(values))
 
 
 def _of_no_library(connection: sa.Connection) -> int:

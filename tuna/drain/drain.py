@@ -8,7 +8,7 @@ current one is counted and dropped.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -17,32 +17,36 @@ import sqlalchemy as sa
 import structlog
 
 from tuna.artifacts.store import Artifacts
-from tuna.db import models, server_errors
-from tuna.db.engine import reading, transaction, writing
-from tuna.db.jobs import step_names
+from tuna.db import server_errors
+from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
-from tuna.db.packed import insert, packed, unpacked
+from tuna.db.packed import packed, unpacked
 from tuna.db.server_errors import ErrorKind
-from tuna.db.types import from_epoch, utc_now
-from tuna.drain import dead_letters, job_moves
+from tuna.db.types import utc_now
+from tuna.drain import dead_letters
+from tuna.drain.attempts import (
+    Attempt,
+    reject_trials,
+    write_attempts,
+    write_started,
+    write_trials,
+)
 from tuna.drain.dead_letters import Letter
-from tuna.drain.job_moves import Move
-from tuna.drain.result_checks import ResultChecks, trials_asked
-from tuna.drain.trials import reject_trials, write_trials
-from tuna.drain.winners import Fetched, Winners, best
+from tuna.drain.find_db_writer import Fetched, FindDbWriter, best
+from tuna.drain.result_checks import ResultChecks
 from tuna.jobs import needed_artifacts
-from tuna.jobs.failures import NextState, after_bug, after_failure, losses_of
+from tuna.jobs.failures import NextState, Outcome, after_attempt, losses_of
 from tuna.jobs.release import release
 from tuna.jobs.rows import AttemptedRow, JobRow
 from tuna.jobs.scope import libraries_of
-from tuna.jobs.states import check, done, is_open, running, waiting
+from tuna.jobs.states import is_open
 from tuna.libraries.base import FINALS, Library
-from tuna.libraries.items import StepResult, tail
+from tuna.libraries.items import StepResult
 from tuna.queue.chunk_size import ChunkSizer
 from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import Entry, ResultStream
+from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals, rounds
-from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
+from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 log = structlog.get_logger(__name__)
 
@@ -78,11 +82,7 @@ _JOBS = (
     .where(Job.id.in_(_IDS))
     .with_for_update()
 )
-_START = (
-    sa.update(Job)
-    .where(Job.chunk.in_(sa.bindparam("chunks", expanding=True)), Job.state == sa.bindparam("from"))
-    .values(state=sa.bindparam("to"))
-)
+_ENDED = (ReportKind.FINISHED, ReportKind.RETURNED)
 
 
 class EndedStage(NamedTuple):
@@ -110,27 +110,17 @@ class DrainCounts:
     configs: set[tuple[int, int]] = field(default_factory=set)
     #: session and step for which jobs wait by that
     due: set[tuple[int, str]] = field(default_factory=set)
-    unneeded: set[str] = field(default_factory=set)  #: artifacts, after one batch
-    jobs: set[int] = field(default_factory=set)  #: that moved, likewise
 
 
-class _Outcome(NamedTuple):
-    """Effect of a result on its job."""
+@dataclass
+class _Written:
+    """The outcome of one transaction."""
 
-    result: StepResult
-    report: Report
-    cause: Cause | None
-    after: NextState
-
-    def after_losses(self, losses: Mapping[int, AttemptedRow]) -> _Outcome:
-        """The same, with the failures kept of a job that lost an artifact and goes on: see
-        `losses_of`."""
-        job = losses.get(self.result.job_id)
-        if job is None or self.cause is not None or self.after.step == job.step:
-            return self
-        return self._replace(
-            after=self.after._replace(failures=job.failures, uncharged=job.uncharged)
-        )
+    attempts: list[Attempt] = field(default_factory=list)
+    refused: int = 0
+    letters: list[Letter] = field(default_factory=list)  #: for coordinators with other libraries
+    ended: set[int] = field(default_factory=set)  #: jobs of which nothing is left to do
+    unneeded: set[str] = field(default_factory=set)  #: artifacts
 
 
 class Drain:
@@ -148,13 +138,15 @@ class Drain:
         """`is_alone`: whether no live worker but those at this place does the same work
         (`HeartbeatBoard.is_alone`). `on_stored` gets the jobs of each transaction after its commit,
         unless this process is killed in between."""
-        self._engine, self._stream = engine, stream
-        self._libraries: dict[int, Library] = {}  # by session
-        # names of libraries that are not installed here, by session
-        self._missing: dict[int, str] = {}
-        self._artifacts, self._winners = artifacts, Winners(artifacts)
+        self._engine = engine
+        self._stream = stream
+        self._artifacts = artifacts
+        self._find_db = FindDbWriter(artifacts)
         self._max_attempts = max_attempts
-        self._is_alone, self._on_stored = is_alone, on_stored
+        self._is_alone = is_alone
+        self._on_stored = on_stored
+        # by session; the name of one that is not installed here
+        self._libraries: dict[int, Library | str] = {}
         self.counts = DrainCounts()
         self.pace = ChunkSizer()
         self.ended: Ended = deque(maxlen=_BATCH_RESULTS)
@@ -162,7 +154,7 @@ class Drain:
     def once(self, *, block_ms: int | None = None) -> int:
         """Drain the new entries, waiting up to `block_ms` for the first; returns the number of
         entries."""
-        entries: list[Entry] = []
+        entries: list[StreamEntry] = []
         while sum(len(entry.report.results) for entry in entries if entry.report) < _BATCH_RESULTS:
             more = self._stream.read(_READ_ENTRIES, None if entries else block_ms)
             entries += more
@@ -189,7 +181,7 @@ class Drain:
         found, self.counts.due = self.counts.due, set()
         return found
 
-    def write(self, entries: list[Entry]) -> None:
+    def write(self, entries: list[StreamEntry]) -> None:
         """Write the entries in one transaction, then acknowledge them."""
         if not entries:
             return
@@ -207,13 +199,13 @@ class Drain:
         """Drain reports that waited in SQL for a library which is installed here; returns their
         number."""
         with reading(self._engine) as connection:
-            found = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
+            found, faults = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
         if found:
             self._store(list(found.values()))
+        if found or faults:
             # Like entries of the stream: after a crash before this they are drained again, and
             # refused.
-            with writing(self._engine) as connection:
-                dead_letters.delete(connection, found)
+            transaction(self._engine, dead_letters.settle, found, faults)
         return len(found)
 
     def _store(self, reports: Sequence[Report], letters: Sequence[Letter] = ()) -> None:
@@ -236,17 +228,25 @@ class Drain:
                 self._store([part])
 
     def _commit(self, reports: Sequence[Report], letters: Sequence[Letter]) -> None:
-        fetched = self._winners.fetch(
-            self._engine, (result for report in reports for result in report.results)
-        )
-        counts = transaction(self._engine, self._write_reports, reports, fetched, letters)
-        self.counts.accepted += counts.accepted
-        self.counts.refused += counts.refused
-        self.counts.causes += counts.causes
-        self.counts.configs |= counts.configs
-        self.counts.due |= counts.due
-        self._artifacts.release(counts.unneeded)
-        self._on_stored(counts.jobs)
+        results = [result for report in reports for result in report.results]
+        fetched = self._find_db.fetch(self._engine, results)
+        written = transaction(self._engine, self._write_reports, reports, fetched, letters)
+        self.counts.refused += written.refused
+        self.counts.accepted += len(written.attempts)
+        for job, _, (result, cause, after) in written.attempts:
+            if cause:
+                self.counts.causes[cause.value] += 1
+            self.pace.note(job.session_id, result)
+            if result.ok:
+                took_s = result.ended_at - result.started_at
+                self.ended.append(EndedStage(job.session_id, job.solver_id, result.step, took_s))
+            library, ends = self._library(job), job.id in written.ended
+            if not ends:
+                self.counts.due.add((job.session_id, after.step))
+            if rounds.searches(job, library) or (library.finals is not None and ends):
+                self.counts.configs.add((job.session_id, job.config_id))
+        self._artifacts.release(written.unneeded)
+        self._on_stored({job.id for job, *_ in written.attempts})
 
     def _write_reports(
         self,
@@ -254,216 +254,152 @@ class Drain:
         reports: Sequence[Report],
         fetched: Fetched,
         letters: Sequence[Letter],
-    ) -> DrainCounts:
-        ended = {
-            report.chunk
-            for report in reports
-            if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)
-        }
-        started = [
-            r.chunk for r in reports if r.kind is ReportKind.STARTED and r.chunk not in ended
-        ]
-        counts = DrainCounts()
-        if started:
-            self._mark_started(connection, started)
-        results = [(result, report) for report in reports for result in report.results]
-        if results:
-            self._write_results(connection, results, counts, fetched)
-        returned = {
-            report.chunk: report for report in reports if report.kind is ReportKind.RETURNED
-        }
+    ) -> _Written:
+        """Write one batch: which leases were taken, the results, which chunks were returned."""
+        ended = {one.chunk for one in reports if one.kind in _ENDED}
+        taken = [one.chunk for one in reports if one.kind is ReportKind.STARTED]
+        write_started(connection, [chunk for chunk in taken if chunk not in ended])
+        written = _Written()
+        if any(report.results for report in reports):
+            self._write_results(connection, reports, fetched, written)
+        returned = {one.chunk: one for one in reports if one.kind is ReportKind.RETURNED}
         for report in returned.values():
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
-        dead_letters.keep(connection, letters)
-        return counts
-
-    def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:
-        for state in (State.COMPILE_QUEUED, State.EVAL_QUEUED):
-            to = check(state, running(state)).value
-            connection.execute(_START, {"chunks": chunks, "from": state.value, "to": to})
+        dead_letters.keep(connection, (*letters, *written.letters))
+        return written
 
     def _write_results(
         self,
         connection: sa.Connection,
-        results: Sequence[tuple[StepResult, Report]],
-        counts: DrainCounts,
+        reports: Sequence[Report],
         fetched: Fetched,
+        written: _Written,
     ) -> None:
-        ids = sorted({result.job_id for result, _ in results})
-        found = map(_Job._make, unpacked(connection, _JOBS, {"ids": ids}))
-        jobs, now = {job.id: job for job in found}, utc_now()
-        self._learn(connection, {job.session_id for job in jobs.values()})
-        checks = ResultChecks(
-            now, trials_asked(connection, self._libraries, (result for result, _ in results))
-        )
-        accepted: dict[int, _Outcome] = {}
-        # of libraries that are not here
-        others: dict[tuple[str, int], list[StepResult]] = defaultdict(list)
-        for result, report in results:
-            job = jobs.get(result.job_id)
-            if (
-                job is None
-                or job.chunk != report.chunk
-                or not _is_current(job, result)
-                or job.id in accepted
-            ):
-                counts.refused += 1
-                continue
-            if job.session_id in self._missing:
-                others[report.chunk, job.session_id].append(result)
-                continue
-            accepted[job.id] = self._outcome(job, checks.checked(job, result, report), report, now)
-        if others:
-            of_chunk = {report.chunk: report for _, report in results}
-            dead_letters.keep(connection, self._for_others(connection, others, of_chunk))
-        outcomes = list(accepted.values())
-        of_finals = [o for o in outcomes if o.cause is None and o.result.step == FINALS]
-        finals.write(connection, jobs, [(o.result, o.report.member) for o in of_finals])
-        write_trials(
-            connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS]
-        )
-        winners = [
-            outcome
-            for outcome in outcomes
-            if self._is_measurement(jobs[outcome.result.job_id], outcome)
-        ]
-        failures = self._winners.write(
-            connection, jobs, [outcome.result for outcome in winners], fetched
-        )
-        for job_id, failure in failures.items():
-            accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
-            reject_trials(connection, failure)
-        losses = losses_of(connection, jobs.values())
-        outcomes = (
-            [outcome.after_losses(losses) for outcome in accepted.values()]
-            if losses
-            else [*accepted.values()]
-        )
-        ended: list[_Job] = []
-        for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes):
-            if self._ends(job, after):
-                ended.append(job)
-            else:
-                counts.due.add((job.session_id, after.step))
-        moved = [job for o in outcomes if self._leads_on(job := jobs[o.result.job_id], o.after)]
-        counts.configs |= {(job.session_id, job.config_id) for job in moved}
-        _write_step_results(connection, outcomes)
-        moves = (Move(jobs[o.result.job_id], o.after, o.cause, o.result.workload) for o in outcomes)
-        job_moves.write(connection, moves)
-        needed_artifacts.note(connection, [outcome.result for outcome in outcomes])
-        counts.unneeded |= needed_artifacts.settle(connection, [job.id for job in ended])
-        for result, job in ((outcome.result, jobs[outcome.result.job_id]) for outcome in outcomes):
-            self.pace.note(job.session_id, result)
-            if result.ok:
-                took_s = result.ended_at - result.started_at
-                self.ended.append(EndedStage(job.session_id, job.solver_id, result.step, took_s))
-        counts.accepted += len(outcomes)
-        counts.jobs |= accepted.keys()
-        counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
+        """Write the results of the reports: what each accepted one found, then what follows."""
+        now = utc_now()
+        attempts = self._accepted(connection, reports, written, now)
+        self._write_found(connection, attempts, fetched, now)
+        losses = losses_of(connection, (job for job, *_ in attempts.values()))
+        written.attempts = [_after_losses(one, losses) for one in attempts.values()]
+        write_attempts(connection, written.attempts, now)
+        results = [one.outcome.result for one in written.attempts]
+        needed_artifacts.note(connection, results)
+        written.ended = {
+            job.id for job, _, (*_, after) in written.attempts if _ends(self._library(job), after)
+        }
+        written.unneeded = needed_artifacts.settle(connection, sorted(written.ended))
 
-    def _learn(self, connection: sa.Connection, session_ids: set[int]) -> None:
-        """Find the libraries of sessions."""
-        unknown = session_ids - self._libraries.keys() - self._missing.keys()
-        for session_id, library in (libraries_of(connection, unknown) if unknown else {}).items():
-            if isinstance(library, str):
-                self._missing[session_id] = library
-            else:
-                self._libraries[session_id] = library
-
-    def _for_others(
+    def _accepted(
         self,
         connection: sa.Connection,
-        others: Mapping[tuple[str, int], list[StepResult]],
-        sent: Mapping[str, Report],
-    ) -> Iterator[Letter]:
-        for (chunk, session_id), mine in others.items():
-            library = self._missing[session_id]
-            fault = f"the library {library} is not installed where this was drained"
-            rest = sent[chunk].model_copy(
-                update={"kind": ReportKind.RESULTS, "results": tuple(mine)}
-            )
-            fitting = dead_letters.fitting(connection, rest)
-            yield from (Letter(fault, part.to_json(), library, session_id) for part in fitting)
+        reports: Sequence[Report],
+        written: _Written,
+        now: datetime,
+    ) -> dict[int, Attempt]:
+        """Return the attempts that these reports end, by job, and what follows for each. A result
+        of an attempt that is no longer current is refused; one of a library that is not installed
+        here becomes a dead letter."""
+        ids = sorted({result.job_id for report in reports for result in report.results})
+        found = map(_Job._make, unpacked(connection, _JOBS, {"ids": ids}))
+        jobs = {job.id: job for job in found}
+        unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
+        if unknown:
+            self._libraries |= libraries_of(connection, unknown)
+        checks = ResultChecks(
+            connection,
+            self._libraries,
+            [result for report in reports for result in report.results],
+            now,
+        )
+        accepted: dict[int, Attempt] = {}
+        for report in reports:
+            others: dict[int, list[StepResult]] = defaultdict(list)
+            for result in report.results:
+                job = jobs.get(result.job_id)
+                if job is None or job.id in accepted or not _is_current(job, result, report):
+                    written.refused += 1
+                elif isinstance(self._libraries[job.session_id], str):
+                    others[job.session_id].append(result)
+                else:
+                    checked = checks.checked(job, result, report)
+                    accepted[job.id] = self._attempt(job, report, checked, now)
+            for session_id, results in others.items():
+                library = str(self._libraries[session_id])
+                facts = {"kind": ReportKind.RESULTS, "results": tuple(results)}
+                rest = dead_letters.fitting(connection, report.model_copy(update=facts))
+                fault = f"the library {library} is not installed where this was drained"
+                written.letters += [
+                    Letter(fault, one.to_json(), library, session_id) for one in rest
+                ]
+        return accepted
 
-    def _outcome(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
-        try:
-            return self._decide(job, result, report, now)
-        except Exception as error:  # a plug-in's own code
-            state, text = after_bug(job, error)
-            failure = result.model_copy(
-                update={"ok": False, "cause": Cause.INFRA, "output_tail": text}
-            )
-            return _Outcome(failure, report, Cause.INFRA, state)
+    def _attempt(self, job: JobRow, report: Report, result: StepResult, now: datetime) -> Attempt:
+        outcome = after_attempt(
+            job,
+            self._library(job),
+            result,
+            max_attempts=self._max_attempts,
+            now=now,
+            place=report.place,
+            is_alone=self._is_alone,
+        )
+        return Attempt(job, report, outcome)
 
-    def _decide(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
+    def _write_found(
+        self,
+        connection: sa.Connection,
+        attempts: dict[int, Attempt],
+        fetched: Fetched,
+        now: datetime,
+    ) -> None:
+        """Write trials, times of finals and the find db. An attempt whose artifacts cannot be kept
+        has failed, and is replaced in `attempts`."""
+        jobs = {job_id: one.job for job_id, one in attempts.items()}
+        good, measured, of_finals = [], [], []
+        for job, report, (result, cause, _) in attempts.values():
+            if result.step != FINALS:
+                good.append(result)
+                on_device = self._library(job).step(result.step).resource is Resource.DEVICE
+                if result.ok and on_device and best(result) is not None:
+                    measured.append(result)
+            elif cause is None:
+                of_finals.append((result, report.member))
+        finals.write(connection, jobs, of_finals)
+        write_trials(connection, good)
+        failures = self._find_db.write(connection, jobs, measured, fetched)
+        for job_id, failure in failures.items():
+            attempts[job_id] = self._attempt(jobs[job_id], attempts[job_id].report, failure, now)
+            reject_trials(connection, failure)
+
+    def _library(self, job: JobRow) -> Library:
         library = self._libraries[job.session_id]
-        if not result.ok:
-            cause = result.cause or Cause.INFRA
-            after = after_failure(
-                job,
-                cause,
-                library,
-                max_attempts=self._max_attempts,
-                place=report.place,
-                now=now,
-                uncharged=result.uncharged,
-                alone=self._is_alone,
-            )
-            return _Outcome(result, report, cause, after)
-        steps = step_names(job.steps)
-        following = library.next_step(result, steps)
-        if following is None:
-            return _Outcome(
-                result, report, None, NextState(done(library.step(job.step).resource), job.step)
-            )
-        state = waiting(following, steps, library.step(following).resource)
-        return _Outcome(result, report, None, NextState(state, following))
-
-    def _ends(self, job: JobRow, after: NextState) -> bool:
-        return after.state is State.ERRORED or not is_open(
-            after.state, self._libraries[job.session_id].step(after.step).resource
-        )
-
-    def _leads_on(self, job: JobRow, after: NextState) -> bool:
-        """Whether finals may follow the job, or another round."""
-        library = self._libraries[job.session_id]
-        return rounds.searches(job, library) or (
-            library.finals is not None and self._ends(job, after)
-        )
-
-    def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
-        if not outcome.result.ok or outcome.result.step == FINALS:
-            return False
-        on_device = (
-            self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
-        )
-        return on_device and best(outcome.result) is not None
+        assert not isinstance(library, str)
+        return library
 
 
-def _is_current(job: JobRow, result: StepResult) -> bool:
+def _is_current(job: _Job, result: StepResult, report: Report) -> bool:
     return (
-        job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
+        job.chunk == report.chunk
+        and job.attempt == result.attempt
+        and job.step == result.step
+        and State(job.state) in IN_FLIGHT
     )
 
 
-def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome]) -> None:
-    rows = [
-        {
-            "job_id": outcome.result.job_id,
-            "step": outcome.result.step,
-            "attempt": outcome.result.attempt,
-            "ok": outcome.cause is None,
-            "cause": outcome.cause.value if outcome.cause else None,
-            "output_tail": tail(outcome.result.output_tail),
-            "worker": outcome.report.worker,
-            "device": outcome.result.device.name if outcome.result.device else "",
-            "started_at": from_epoch(outcome.result.started_at),
-            "ended_at": from_epoch(outcome.result.ended_at),
-            "busy_s": outcome.result.busy_s,
-            "drift": outcome.result.drift,
-        }
-        for outcome in outcomes
-    ]
-    insert(connection, models.StepResult, rows)
+def _ends(library: Library, after: NextState) -> bool:
+    """True if nothing of the job is left to do."""
+    return after.state is State.ERRORED or not is_open(
+        after.state, library.step(after.step).resource
+    )
+
+
+def _after_losses(attempt: Attempt, losses: Mapping[int, AttemptedRow]) -> Attempt:
+    """Keep the failures of a job that lost an artifact and goes on: see `losses_of`."""
+    result, cause, after = attempt.outcome
+    job = losses.get(result.job_id)
+    if job is None or cause is not None or after.step == job.step:
+        return attempt
+    after = after._replace(failures=job.failures, uncharged=job.uncharged)
+    return attempt._replace(outcome=Outcome(result, cause, after))

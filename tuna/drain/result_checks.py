@@ -52,10 +52,16 @@ class _Lease:
 class ResultChecks:
     """Checks the results of one batch."""
 
-    def __init__(self, now: datetime, most_trials: Mapping[int, int]) -> None:
-        """`most_trials`: how many trials each job asked for, from `trials_asked`."""
+    def __init__(
+        self,
+        connection: sa.Connection,
+        libraries: Mapping[int, Library | str],
+        results: Iterable[StepResult],
+        now: datetime,
+    ) -> None:
+        """`libraries`: by session; the name of one that is not installed here."""
         self._now_s = now.timestamp()
-        self._most_trials = most_trials
+        self._most_trials = _trials_asked(connection, libraries, results)
         self._leases: dict[str, _Lease] = {}  # by chunk
 
     def checked(self, job: Leased, result: StepResult, report: Report) -> StepResult:
@@ -88,17 +94,17 @@ class ResultChecks:
         return result.model_copy(update=times)
 
 
-def trials_asked(
-    connection: sa.Connection, libraries: Mapping[int, Library], results: Iterable[StepResult]
+def _trials_asked(
+    connection: sa.Connection, libraries: Mapping[int, Library | str], results: Iterable[StepResult]
 ) -> dict[int, int]:
-    """Return how many trials the jobs asked for of which a result has several. `libraries`: by
-    session."""
+    """Return how many trials the jobs asked for of which a result has several."""
     found: dict[int, int] = {}
     for part in parts(sorted({result.job_id for result in results if len(result.trials) > 1})):
         query = sa.select(Job.id, Job.session_id, Job.options).where(Job.id.in_(part))
         for job_id, session_id, options in connection.execute(query):
-            if session_id in libraries:
-                found[job_id] = _asked(libraries[session_id], options)
+            library = libraries.get(session_id)
+            if isinstance(library, Library):
+                found[job_id] = _asked(library, options)
     return found
 
 

@@ -9,13 +9,10 @@ from tuna.errors import BadInput
 from tuna.exports import registry
 from tuna.exports.registry import AnyExporter
 from tuna.libraries import compressed
-from tuna.libraries.database_check import Fault, Findings, KernelsByResult, Known
-from tuna.libraries.exporter import Check
-
-__all__ = ["Fault", "Findings", "KernelsByResult", "Known", "check"]
+from tuna.libraries.exporter import Check, CheckFacts, Findings
 
 
-def check(directory: Path, known: Known) -> Findings:
+def check(directory: Path, known: CheckFacts) -> Findings:
     """Check all databases in a folder: by the format's own rules, else that they are readable and
     have no duplicates.
 

@@ -13,9 +13,8 @@ import sqlalchemy as sa
 
 from tuna.db import sessions
 from tuna.errors import BadInput, NotFound
-from tuna.exports import select
 from tuna.exports.json_lines import JsonExporter
-from tuna.exports.source import SqlSource
+from tuna.exports.source import of_session
 from tuna.files import atomic_file
 from tuna.libraries.results import ResultRecord, is_time
 
@@ -45,7 +44,7 @@ def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) 
             f"Session {session_id} was measured on a board that {emulator} emulates: nothing is"
             " committed."
         )
-    source = SqlSource(connection, select.of_session(connection, session_id, None))
+    source = of_session(connection, session_id, None)
     new = [record for record in source.records(n_best) if is_time(record.time_ms)]
     if not new:
         raise NotFound(

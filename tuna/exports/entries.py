@@ -9,8 +9,7 @@ from typing import Any
 
 from tuna.errors import BadInput
 from tuna.exports.registry import AnyExporter, exporter_of
-from tuna.libraries import spool
-from tuna.libraries.exporter import VALUES, Entry, Pair
+from tuna.libraries.exporter import VALUES, Entry, Pair, sort_rows
 
 __all__ = ["Pair", "entries", "pairs", "same_form"]
 
@@ -27,7 +26,7 @@ def entries(path: Path, exporter: AnyExporter) -> Iterator[Entry]:
     """The entries sorted by key and solver; of several with both the same the first, which MIOpen
     takes too."""
     before = None
-    rows = spool.sort_rows(_numbered(exporter.entries(path)), width=3 + VALUES, by=3)
+    rows = sort_rows(_numbered(exporter.entries(path)), width=3 + VALUES, by=3)
     for key, solver, _, *value in rows:
         if (key, solver) != before:
             before = key, solver

@@ -11,8 +11,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tuna.libraries.exporter import Entry, Exporter, FileOptions, ImportedResult, Tally
-from tuna.libraries.file_names import UNSAFE
+from tuna.libraries.exporter import (
+    UNSAFE,
+    Entry,
+    Exporter,
+    ExportTally,
+    FileOptions,
+    ImportedResult,
+)
 from tuna.libraries.results import NO_TIME, ResultRecord, ResultSource, is_time
 
 #: Version of both forms; a reader refuses another one.
@@ -48,7 +54,9 @@ class GenericExporter(Exporter[GenericOptions]):
         """After the library, so that the files of two libraries do not replace each other."""
         return f".{UNSAFE.sub('_', source.library)}{self.extension}"
 
-    def write(self, path: Path, source: ResultSource, options: GenericOptions, tally: Tally) -> int:
+    def write(
+        self, path: Path, source: ResultSource, options: GenericOptions, tally: ExportTally
+    ) -> int:
         """By config key, environment key, time, solver, params."""
         return self.write_records(path, _kept(source.records(options.n_best), options.top, tally))
 
@@ -79,7 +87,9 @@ class GenericExporter(Exporter[GenericOptions]):
             )
 
 
-def _kept(records: Iterable[ResultRecord], top: int | None, tally: Tally) -> Iterator[ResultRecord]:
+def _kept(
+    records: Iterable[ResultRecord], top: int | None, tally: ExportTally
+) -> Iterator[ResultRecord]:
     config, group, solvers = "", ("", ""), set[str]()
     for record in records:
         if record.time_ms is not None and not is_time(record.time_ms):

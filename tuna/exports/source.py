@@ -3,32 +3,46 @@ over SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from tuna.exports import select
-from tuna.exports.record_query import records
-from tuna.exports.select import Selection
+from tuna.db.configs import require_tag
+from tuna.errors import BadInput, NotFound
 from tuna.libraries.results import KernelOf, ResultRecord, SolverFacts
+from tuna.results.records import good_trials, records
+from tuna.results.selectable import RELEASES, SESSIONS, Results
+from tuna.results.tables import config, environment, golden, kernel, session, solver
 
 _FETCH_ROWS = 5000
 _BATCH = 500
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
+@dataclass
 class SqlSource:
     """Results through one connection; see `results.ResultSource` for what each method gives."""
 
-    def __init__(self, connection: sa.Connection, selection: Selection) -> None:
-        self._connection, self._selection = connection, selection
-        self.title, self.library = selection.title, selection.library
-        self.arch, self.num_cu, self.target = selection.arch, selection.num_cu, selection.target
-        self.environment_key, self.toolchain = selection.environment_key, selection.toolchain
-        self.tag, self.mixed = selection.tag, selection.mixed
-        self.solvers: Mapping[int, SolverFacts] = select.solvers(connection, selection.library)
+    connection: sa.Connection
+    selected: Results
+    title: str
+    library: str
+    arch: str
+    num_cu: int
+    target: str
+    environment_key: str
+    toolchain: str
+    tag: str | None
+    mixed: bool = False
+    solvers: Mapping[int, SolverFacts] = field(init=False)
+
+    def __post_init__(self) -> None:
+        facts = (solver.c.name, solver.c.algorithm, solver.c.tunable)
+        query = sa.select(solver.c.id, *facts).where(solver.c.library == self.library)
+        self.solvers = {row[0]: SolverFacts(*row[1:]) for row in self.connection.execute(query)}
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """The fields that `row` names.
@@ -36,36 +50,153 @@ class SqlSource:
         Where rows are ordered, the database sorts them, in a file when it must, by bytes: text
         columns have binary collations.
         """
-        fields = self._selection.fields
         names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]  # of a NamedTuple
-        query = self._selection.chosen(sa.select(*(fields[name] for name in names)))
+        given = self._given()
+        columns = [
+            given[name] if name in given else self.selected[_NAMES.get(name, name)]
+            for name in names
+        ]
+        used = [_NAMES.get(name, name) for name in (*names, needs) if name and name not in given]
+        query = self.selected.over(columns, used)
         if needs:
-            query = query.where(fields[needs].is_not(None))
-            query = query.order_by(fields[needs]) if ordered else query
-        found = self._connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
-        make: Any = row._make  # type: ignore[attr-defined]
+            query = query.where(self.selected[needs].is_not(None))
+            query = query.order_by(self.selected[needs]) if ordered else query
+        found = self.connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
+        make: Any = row._make  # type: ignore[attr-defined]  # of a NamedTuple
         return map(make, found)
+
+    def _given(self) -> dict[str, Any]:
+        """Fields that are the same for all results, or have no value here."""
+        if not self.selected.released:
+            return {"num_cu": sa.literal(self.num_cu), "measured_at": sa.null()}
+        none = ("job_id", "trial_number", *(() if self.mixed else ("measured_at",)))
+        return dict.fromkeys(none, sa.null())
 
     def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
         """Whole results; trials by the unique index (job_id, number)."""
-        return records(self._connection, self._selection, n_best)
+        return records(self.connection, self.selected, n_best)
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Counted by the database."""
-        return select.kinds_without_key(self._connection, self._selection)
+        kind, key = self.selected["kind"], self.selected["problem_key"]
+        query = self.selected.over([kind, sa.func.count()], ["kind"]).where(key.is_(None))
+        return {row[0]: row[1] for row in self.connection.execute(query.group_by(kind))}
 
     def kernels(self, result_ids: Iterable[int]) -> Iterator[KernelOf]:
         """Read a few hundred results at a time."""
         ids = iter(result_ids)
         while batch := list(islice(ids, _BATCH)):
-            yield from select.kernels(self._connection, self._selection, batch)
+            yield from self._kernels(batch)
+
+    def _kernels(self, ids: Sequence[int]) -> Iterator[KernelOf]:
+        results = RELEASES if self.selected.released else SESSIONS
+        query = results.select(*_KERNEL, by=["code_number"]).where(results["id"].in_(ids))
+        found: dict[int, list[KernelOf]] = {result_id: [] for result_id in ids}
+        for values in self.connection.execute(
+            query.order_by(results["id"], results["code_number"])
+        ):
+            found[values[0]].append(KernelOf(*values))
+        for result_id in ids:
+            yield from found[result_id]
 
     def blob(self, digest: str) -> bytes:
         """One row of `kernel`."""
-        return select.blob(self._connection, digest)
+        query = sa.select(kernel.c.blob).where(kernel.c.digest == digest)
+        return bytes(self.connection.execute(query).scalar_one())
 
     def good_trials(
         self, job_id: int, at_least_ms: float, limit: int
     ) -> list[tuple[int, float, str]]:
         """Served by the unique index (job_id, number)."""
-        return select.good_trials(self._connection, job_id, at_least_ms, limit)
+        return [
+            (row.number, row.time_ms or 0.0, row.params or "")
+            for row in good_trials(self.connection, job_id, at_least_ms, limit)
+        ]
+
+
+#: Field of `ResultSource.results` -> column, where they differ.
+_NAMES = {"result_id": "id"}
+#: Of `KernelOf`.
+_KERNEL = (
+    *("id", "solver", "config_key", "driver", "environment", "digest", "code_name", "code_args"),
+)
+
+
+def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> SqlSource:
+    """A session's results; raises NotFound."""
+    names = ("library", "arch", "num_cu", "target", "key", "toolchain")
+    query = (
+        sa.select(*(environment.c[name] for name in names))
+        .select_from(session)
+        .join(environment, environment.c.id == session.c.environment_id)
+        .where(session.c.id == session_id)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no session {session_id}.")
+    mine = SESSIONS["session_id"] == session_id
+    selected = SESSIONS.only(mine, SESSIONS.no_baseline, tag=_known(connection, tag))
+    facts: tuple[Any, ...] = (f"Session {session_id}", *row, tag)
+    return SqlSource(connection, selected, *facts)
+
+
+def of_golden(
+    connection: sa.Connection,
+    library: str,
+    version: int,
+    arch: str,
+    num_cu: int | None,
+    tag: str | None,
+) -> SqlSource:
+    """A golden version's results for an architecture, for one CU count or for all; raises NotFound
+    or BadInput."""
+    if not arch:
+        raise BadInput(
+            "The export of a golden version needs an architecture.",
+            hint="give it with --arch, such as gfx90a",
+        )
+    if num_cu is not None and num_cu < 1:
+        raise BadInput(f"A device has at least one compute unit, not {num_cu}.")
+    of_library = golden.c.library == library
+    query = sa.select(golden.c.id).where(of_library, golden.c.version == version)
+    golden_id = connection.execute(query).scalar_one_or_none()
+    if golden_id is None:
+        query = sa.select(golden.c.version).where(of_library).order_by(golden.c.version)
+        there = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
+        raise NotFound(
+            f"There is no golden version {version} of {library}.", hint=f"versions: {there}"
+        )
+    where = [RELEASES["golden_id"] == golden_id, RELEASES["arch"] == arch]
+    if num_cu is not None:
+        where.append(RELEASES["num_cu"] == num_cu)
+    selected = RELEASES.only(*where, tag=_known(connection, tag))
+    title = (
+        f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
+    )
+    facts = (title, library, arch, num_cu or 0, "", "", "", tag)
+    return SqlSource(connection, selected, *facts, mixed=num_cu is None)
+
+
+def _known(connection: sa.Connection, tag: str | None) -> str | None:
+    """The tag; raises NotFound unless some config has it."""
+    if tag is not None:
+        require_tag(connection, tag)
+    return tag
+
+
+def kernels_of(
+    connection: sa.Connection, library: str, arch: str, num_cu: int | None, keys: Sequence[str]
+) -> dict[tuple[str, str], list[list[KernelOf]]]:
+    """By key and solver, for each session that measured it on this device: its kernels."""
+    named = config.c.problem_key.in_(keys) | SESSIONS["stored_key"].in_(keys)
+    query = SESSIONS.select("problem_key", *_KERNEL, by=["arch"]).where(
+        SESSIONS["library"] == library, SESSIONS["arch"] == arch, SESSIONS["digest"].is_not(None)
+    )
+    if num_cu is not None:
+        query = query.where(SESSIONS["num_cu"] == num_cu)
+    by_result: dict[tuple[str, str], dict[int, list[KernelOf]]] = {}
+    for key_text, *values in connection.execute(query.where(named)):
+        found = KernelOf(*values)
+        results = by_result.setdefault((key_text, found.solver), {})
+        results.setdefault(found.result_id, []).append(found)
+    return {name: list(results.values()) for name, results in by_result.items()}

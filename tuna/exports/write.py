@@ -11,10 +11,8 @@ import sqlalchemy as sa
 
 from tuna.db import sessions
 from tuna.errors import BadInput
-from tuna.exports import select
 from tuna.exports.registry import exporter
-from tuna.exports.select import Selection
-from tuna.exports.source import SqlSource
+from tuna.exports.source import of_golden, of_session
 from tuna.libraries.exporter import ExportReport
 
 
@@ -38,19 +36,19 @@ def export(
     """
     writer = exporter(form)
     given = writer.options_of(options)
-    selection = select.of_session(connection, session_id, config_tag)
+    source = of_session(connection, session_id, config_tag)
     if emulator := sessions.get(connection, session_id).environment.flags.get("emulator"):
         raise BadInput(
             f"Session {session_id} was measured on a board that {emulator} emulates: its times are"
             " no device's.",
             hint="see them with `tuna report`; what is exported is measured on a real board",
         )
-    report = writer.export(_source(connection, selection), directory, given, filename)
-    simulated, noisy = (
-        select.count_simulated(connection, selection),
-        select.count_noisy(connection, selection),
+    report = writer.export(source, directory, given, filename)
+    return replace(
+        report,
+        simulated=source.selected.count(connection, "simulated"),
+        noisy=source.selected.count(connection, "noisy"),
     )
-    return replace(report, simulated=simulated, noisy=noisy)
 
 
 def export_golden(
@@ -75,12 +73,6 @@ def export_golden(
     """
     writer = exporter(form)
     given = writer.options_of(options)
-    selection = select.of_golden(connection, library, version, arch, num_cu, config_tag)
-    report = writer.export(_source(connection, selection), directory, given, filename)
-    return replace(report, noisy=select.count_noisy(connection, selection))
-
-
-def _source(connection: sa.Connection, selection: Selection) -> SqlSource:
-    if selection.tag is not None:
-        select.check_tag(connection, selection.tag)
-    return SqlSource(connection, selection)
+    source = of_golden(connection, library, version, arch, num_cu, config_tag)
+    report = writer.export(source, directory, given, filename)
+    return replace(report, noisy=source.selected.count(connection, "noisy"))

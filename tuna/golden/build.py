@@ -14,9 +14,9 @@ from tuna.db.engine import transaction
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.golden import entries, results
+from tuna.golden import candidates, entries
+from tuna.golden.candidates import ResultSelection
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
-from tuna.golden.results import ResultSelection
 from tuna.golden.versions import MAX_VERSION, Version, find, missing, of_library
 from tuna.messages import counted
 from tuna.vocabulary import GoldenState
@@ -24,6 +24,8 @@ from tuna.vocabulary import GoldenState
 _COPIED = [
     column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")
 ]
+#: The columns of results that they are copied from.
+_READ = [{"problem_key": "stored_key"}.get(name, name) for name in _COPIED]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def build(
     def write(connection: sa.Connection) -> BuildReport:
         plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
         if wanted is not None:
-            results.check(connection, wanted)
+            candidates.check(connection, wanted)
         return _carry_out(connection, plan)
 
     return transaction(engine, write)
@@ -154,7 +156,7 @@ def _library(
     if wanted is None:
         assert base_version is not None
         return find(connection, base_version, library).library
-    return results.session(connection, wanted.session_id, library).environment.library
+    return candidates.session(connection, wanted.session_id, library).environment.library
 
 
 def _no_base(
@@ -174,15 +176,18 @@ def _no_base(
 
 def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
     golden_id = _version_row(connection, plan)
-    result = results.select(plan.wanted) if plan.wanted else None
+    result = candidates.select(plan.wanted, _READ) if plan.wanted else None
+    base = (
+        entries.of_version(plan.base).select("id", *_READ).subquery("entry") if plan.base else None
+    )
     older = {version.id for version in (plan.draft, plan.base) if version is not None}
     replaced = _replaced(connection, older, result) if result is not None and older else 0
     if plan.draft is not None:
         if result is not None:
             _clear(connection, golden_id, result)
-        replaced += _clear(connection, golden_id, entries.of_version(plan.base)) if plan.base else 0
+        replaced += _clear(connection, golden_id, base) if base is not None else 0
     from_session = _add_session(connection, golden_id, result) if result is not None else 0
-    from_base = _add_base(connection, golden_id, entries.of_version(plan.base)) if plan.base else 0
+    from_base = _add_base(connection, golden_id, base) if base is not None else 0
     return BuildReport(
         library=plan.library,
         version=plan.version,
@@ -197,7 +202,7 @@ def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
             connection, GoldenEntry.golden_id == golden_id, GoldenEntry.source.is_not(None)
         ),
         kernels=_kernels(connection, golden_id),
-        left_out=results.impossible(connection, plan.wanted) if plan.wanted else 0,
+        left_out=candidates.impossible(connection, plan.wanted) if plan.wanted else 0,
     )
 
 
@@ -254,9 +259,7 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
     """Add the session's results with their kernels; raises SessionChanged if the two reads are not
     consistent."""
     before = _last_id(connection)
-    rows = (
-        _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.find_db_id)
-    )
+    rows = _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.id)
     try:
         count = _insert_entries(connection, rows)
     except IntegrityError as error:  # a result was added after `_clear`
@@ -330,7 +333,7 @@ def _same(entry: Any, other: Any) -> sa.ColumnElement[bool]:
 
 
 def _as_entries(golden_id: int, rows: sa.Subquery) -> sa.Select[Any]:
-    return sa.select(sa.literal(golden_id).label("golden_id"), *(rows.c[name] for name in _COPIED))
+    return sa.select(sa.literal(golden_id).label("golden_id"), *(rows.c[name] for name in _READ))
 
 
 def _insert_entries(connection: sa.Connection, rows: sa.Select[Any]) -> int:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import networks
-from tuna.db.models import Solver
-from tuna.golden import entries, results
+from tuna.golden import candidates, entries
+from tuna.golden.candidates import ResultSelection
 from tuna.golden.entries import Entry
-from tuna.golden.results import ResultSelection
 from tuna.golden.versions import Version, find, of_library
 from tuna.messages import counted
+from tuna.results.selectable import Results
 
 NO_MODEL = "(no model)"
 TOTAL = "total"
@@ -162,7 +162,7 @@ class PromotionReport:
 
 class _Side(NamedTuple):
     library: str
-    rows: sa.Subquery  #: made by `entries.of_version` or `entries.of_session`
+    rows: Results
     version: int | None
     session_id: int | None = None
 
@@ -198,14 +198,14 @@ def report_session(
 
     Raises NotFound, or BadInput when the session does not belong to `library`.
     """
-    session = results.session(connection, session_id, library)
+    session = candidates.session(connection, session_id, library)
     environment = session.environment
     other = find(connection, version, environment.library)
     wanted = ResultSelection(session_id, allow_imported=True, allow_noisy=True)
-    subject = _Side(environment.library, entries.of_session(wanted), None, session_id)
+    subject = _Side(environment.library, candidates.releasable(wanted), None, session_id)
     device = entries.of_version(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
-    return replace(found, left_out=results.refused(connection, wanted))
+    return replace(found, left_out=candidates.refused(connection, wanted))
 
 
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
@@ -304,19 +304,16 @@ def check_gate(
     return violations
 
 
-def _fastest(connection: sa.Connection, rows: sa.Subquery) -> dict[_Layer, _Fastest]:
+def _fastest(connection: sa.Connection, rows: Results) -> dict[_Layer, _Fastest]:
     """The fastest entry of each layer; ties are broken by the solver's name."""
-    layer = (rows.c.arch, rows.c.num_cu, rows.c.config_id)
-    rank = sa.func.row_number().over(partition_by=layer, order_by=(rows.c.time_ms, Solver.name))
-    ranked = (
-        sa.select(
-            *layer, rows.c.id, rows.c.time_ms, Solver.name.label("solver"), rank.label("place")
-        )
-        .join(Solver, Solver.id == rows.c.solver_id)
-        .subquery()
+    layer = ("arch", "num_cu", "config_id")
+    rank = sa.func.row_number().over(
+        partition_by=[rows[name] for name in layer], order_by=(rows["time_ms"], rows["solver"])
     )
-    found = connection.execute(sa.select(ranked).where(ranked.c.place == 1))
-    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in found}
+    ranked = rows.select(*layer, "id", "time_ms", "solver").add_columns(rank.label("place"))
+    found = ranked.subquery()
+    best = connection.execute(sa.select(found).where(found.c.place == 1))
+    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in best}
 
 
 def _tallies(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import Config, Environment, GoldenEntry, Session, Solver
-from tuna.golden import results
+from tuna.db.batches import parts
 from tuna.golden.errors import ResultsChanged
-from tuna.golden.results import ResultSelection
 from tuna.golden.versions import Version
+from tuna.results.selectable import RELEASES, Results
 
-_IDS_PER_QUERY = 500
 #: Columns of golden_entry that are unique within a version.
 KEY = ("arch", "num_cu", "config_id", "solver_id")
 
@@ -75,61 +73,28 @@ class Entry:
         }
 
 
-def of_version(version: Version, arch: str | None = None, num_cu: int | None = None) -> sa.Subquery:
-    """The version's entries with golden_entry's column names; only those of one device model, if
-    one is given."""
-    query = sa.select(GoldenEntry.__table__, sa.literal(version.version).label("version"))
-    query = query.where(GoldenEntry.golden_id == version.id)
-    if arch is not None:
-        query = query.where(GoldenEntry.arch == arch, GoldenEntry.num_cu == num_cu)
-    return query.subquery("entry")
+def of_version(version: Version, arch: str | None = None, num_cu: int | None = None) -> Results:
+    """The version's entries; only those of one device model, if one is given."""
+    found = RELEASES.only(RELEASES["golden_id"] == version.id)
+    if arch is None:
+        return found
+    return found.only(found["arch"] == arch, found["num_cu"] == num_cu)
 
 
-def of_session(wanted: ResultSelection) -> sa.Subquery:
-    """The session's releasable results with golden_entry's column names."""
-    result = results.select(wanted)
-    columns = [column for column in result.c if column.name not in ("find_db_id", "fault")]
-    query = sa.select(result.c.find_db_id.label("id"), sa.null().label("version"), *columns)
-    return query.where(result.c.fault.is_(None)).subquery("entry")
-
-
-def read(connection: sa.Connection, rows: sa.Subquery, ids: Iterable[int]) -> dict[int, Entry]:
-    """The entries with these ids in `rows` (from `of_version` or `of_session`); raises
-    ResultsChanged if one is gone."""
+def read(connection: sa.Connection, results: Results, ids: Iterable[int]) -> dict[int, Entry]:
+    """The entries among `results` with these ids; raises ResultsChanged if one is gone."""
     wanted = sorted(set(ids))
     found: dict[int, Entry] = {}
-    query = _query(rows)
-    for some in _slices(wanted):
-        found |= {
-            row.id: Entry(**row._mapping)
-            for row in connection.execute(query.where(rows.c.id.in_(some)))
-        }
+    columns = [_NAMES.get(name, name) for name in Entry.__dataclass_fields__]
+    for some in parts(wanted):
+        query = results.select(*columns).where(results["id"].in_(some))
+        for row in connection.execute(query):
+            entry = Entry(*row)
+            found[entry.id] = replace(entry, problem_key=entry.problem_key or "")
     if len(found) < len(wanted):
         raise ResultsChanged
     return found
 
 
-def _query(rows: sa.Subquery) -> sa.Select[Any]:
-    there = {name: rows.c[name] for name in Entry.__dataclass_fields__ if name in rows.c}
-    named = {
-        "layer": Config.label,
-        "config_key": Config.key,
-        "problem_key": sa.func.coalesce(Config.problem_key, rows.c.problem_key, ""),
-        "solver": Solver.name,
-        "reason": Session.reason,
-        "library_version": Environment.library_version,
-        "toolchain": Environment.toolchain,
-    }
-    return (
-        sa.select(*(column.label(name) for name, column in (there | named).items()))
-        .select_from(rows)
-        .join(Config, Config.id == rows.c.config_id)
-        .join(Solver, Solver.id == rows.c.solver_id)
-        .join(Session, Session.id == rows.c.session_id)
-        .join(Environment, Environment.id == rows.c.environment_id)
-    )
-
-
-def _slices(ids: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        yield ids[start : start + _IDS_PER_QUERY]
+#: Field of `Entry` -> column, where they differ.
+_NAMES = {"version": "golden"}

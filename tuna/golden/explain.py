@@ -12,12 +12,13 @@ from sqlalchemy.orm import aliased
 
 from tuna.configs import read_line
 from tuna.db.batches import parts
-from tuna.db.models import Config, FindDb, GoldenEntry, GoldenKernel, Solver
+from tuna.db.models import Config, GoldenEntry, Solver
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
 from tuna.golden import entries
 from tuna.golden.entries import Entry
 from tuna.golden.versions import Version, find, of_library
+from tuna.results.selectable import RELEASES
 
 _COMPARED = (
     "time_ms",
@@ -178,14 +179,13 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
 
 
 def _kernels(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, ...]]:
-    query = sa.select(GoldenKernel.golden_entry_id, GoldenKernel.kernel)
-    rows = connection.execute(
-        query.where(GoldenKernel.golden_entry_id.in_(ids)).order_by(
-            GoldenKernel.golden_entry_id, GoldenKernel.number
-        )
+    query = RELEASES.select("id", "digest", by=["code_number"]).order_by(
+        RELEASES["id"], RELEASES["code_number"]
     )
     found: dict[int, tuple[str, ...]] = {}
-    for number, digest in rows:
+    for number, digest in connection.execute(
+        query.where(RELEASES["id"].in_(ids), RELEASES["digest"].is_not(None))
+    ):
         found[number] = (*found.get(number, ()), digest)
     return found
 
@@ -193,23 +193,13 @@ def _kernels(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, 
 def _searches_ended(connection: sa.Connection, ids: Sequence[int]) -> dict[int, str]:
     """Why the searches ended that found these entries, where their sessions still have the same
     results."""
-    same = (
-        getattr(FindDb, name) == getattr(GoldenEntry, name)
-        for name in ("session_id", "config_id", "solver_id")
-    )
-    unchanged = sa.and_(
-        *same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.params == GoldenEntry.params
-    )
-    query = (
-        sa.select(GoldenEntry.id, FindDb.job_id)
-        .join(FindDb, unchanged)
-        .where(FindDb.job_id.is_not(None))
+    query = RELEASES.select("id", "job_id").where(
+        RELEASES["job_id"].is_not(None), RELEASES["present_params"] == RELEASES["params"]
     )
     jobs: dict[int, int] = {}
     for some in parts(ids):
-        jobs |= {
-            row.id: row.job_id for row in connection.execute(query.where(GoldenEntry.id.in_(some)))
-        }
+        rows = connection.execute(query.where(RELEASES["id"].in_(some)))
+        jobs |= {row.id: row.job_id for row in rows}
     ended = why_ended(connection, set(jobs.values()))
     return {number: ended[job_id] for number, job_id in jobs.items() if job_id in ended}
 

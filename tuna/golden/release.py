@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tuna.db.engine import transaction
-from tuna.db.models import FindDb, Golden, GoldenEntry
+from tuna.db.models import Golden
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
-from tuna.golden import compare
+from tuna.golden import compare, entries
 from tuna.golden.compare import PromotionReport
 from tuna.golden.errors import GateViolated, GoldenFrozen, NotReleasable
 from tuna.golden.versions import Version, current, find, of_library
@@ -59,15 +59,8 @@ def promote(
 def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bool) -> None:
     """Raise NotReleasable for what `build` refuses too: a draft may have been built with other
     wishes, or by another version."""
-    mine = (
-        sa.select(sa.func.count()).select_from(GoldenEntry).where(GoldenEntry.golden_id == draft.id)
-    )
-    same = [
-        getattr(FindDb, name) == getattr(GoldenEntry, name)
-        for name in ("session_id", "config_id", "solver_id")
-    ]
-    origin = sa.exists().where(*same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.simulated)
-    simulated = connection.execute(mine.where(origin)).scalar_one()
+    mine = entries.of_version(draft)
+    simulated = mine.count(connection, "present_simulated")
     if simulated:
         raise NotReleasable(
             f"The {draft} is not promoted: {simulated} of its results were timed by a stand-in, not"
@@ -76,7 +69,7 @@ def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bo
                 "build it again from a session on a machine with the device, without TUNA_SIMULATED"
             ),
         )
-    noisy = 0 if allow_noisy else connection.execute(mine.where(GoldenEntry.noisy)).scalar_one()
+    noisy = 0 if allow_noisy else mine.count(connection, "noisy")
     if noisy:
         raise NotReleasable(
             f"The {draft} is not promoted: {noisy} of its results were measured on a device that"

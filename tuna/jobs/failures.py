@@ -1,4 +1,5 @@
-"""The next state of a job after a failed attempt, by its library's retry policy."""
+"""The next state of a job after an attempt: the next step, or what its library's retry policy
+says."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 import structlog
 
-from tuna.db import server_errors
+from tuna.db import models, server_errors
 from tuna.db.jobs import step_names
-from tuna.db.models import StepResult
 from tuna.db.server_errors import ErrorKind
 from tuna.jobs.rows import AttemptedRow, JobRow
-from tuna.jobs.states import waiting
+from tuna.jobs.states import done, waiting
 from tuna.libraries.base import Library
-from tuna.libraries.retries import Again
+from tuna.libraries.items import StepResult
+from tuna.libraries.retries import Again, Retry
 from tuna.vocabulary import Cause, State
 
 log = structlog.get_logger(__name__)
@@ -39,28 +40,72 @@ class NextState(NamedTuple):
     avoid: str | None = None
 
 
-def after_failure(
+class Outcome(NamedTuple):
+    """A result as it counts for its job, and what follows."""
+
+    result: StepResult
+    cause: Cause | None  #: None: the attempt was good
+    after: NextState
+
+
+def after_attempt(
     job: AttemptedRow,
-    cause: Cause,
     library: Library,
+    result: StepResult,
     *,
+    max_attempts: int,
+    now: datetime,
+    place: str = "",
+    is_alone: Callable[[str], bool] = lambda _: True,
+) -> Outcome:
+    """Return the outcome of an attempt that ended at `place`: the next step after a good one, else
+    what the library's retry policy says.
+
+    `is_alone` says of a place whether no other could try what failed there. If the library's own
+    code fails here, the job is errored, so that the jobs of others go on; raises errors of servers.
+    """
+    cause = None if result.ok else result.cause or Cause.INFRA
+    try:
+        if cause is None:
+            return Outcome(result, None, _after_success(job, library, result))
+        policy = library.retry(cause)
+        if result.uncharged:
+            policy = replace(policy, again=Again.ELSEWHERE, first_step=False, charged=False)
+        elif policy.again is Again.CONFIRMED:
+            confirmed = job.failures > 0 and job.avoid != place  # by another place than this
+            final = confirmed or is_alone(place)
+            policy = replace(policy, again=Again.NEVER if final else Again.ELSEWHERE)
+        return Outcome(
+            result, cause, _after_failure(job, library, policy, max_attempts, place, now)
+        )
+    except Exception as error:  # a plug-in's own code
+        if server_errors.kind(error) is not ErrorKind.BUG:
+            raise
+        text = f"the library's own code failed after this step: {type(error).__name__}: {error}"
+        log.error("library failed to say what follows a result", step=job.step, fault=text)
+        cause = cause or Cause.INFRA
+        told = f"{result.output_tail}\n{text}".strip()
+        failure = result.model_copy(update={"ok": False, "cause": cause, "output_tail": told})
+        state = NextState(State.ERRORED, job.step, job.failures + 1, job.uncharged)
+        return Outcome(failure, cause, state)
+
+
+def _after_success(job: AttemptedRow, library: Library, result: StepResult) -> NextState:
+    steps = step_names(job.steps)
+    following = library.next_step(result, steps)
+    if following is None:
+        return NextState(done(library.step(job.step).resource), job.step)
+    return NextState(waiting(following, steps, library.step(following).resource), following)
+
+
+def _after_failure(
+    job: AttemptedRow,
+    library: Library,
+    policy: Retry,
     max_attempts: int,
     place: str,
     now: datetime,
-    uncharged: bool = False,
-    alone: Callable[[str], bool] = lambda _: True,
 ) -> NextState:
-    """Columns of a job after an attempt at its step failed for `cause` at `place`.
-
-    `uncharged`: it was the fault of the place; `alone`: whether no other place could try it.
-    """
-    policy = library.retry(cause)
-    if uncharged:
-        policy = replace(policy, again=Again.ELSEWHERE, first_step=False, charged=False)
-    elif policy.again is Again.CONFIRMED:
-        confirmed = job.failures > 0 and job.avoid != place  # by another place than this
-        final = confirmed or alone(place)
-        policy = replace(policy, again=Again.NEVER if final else Again.ELSEWHERE)
     steps = step_names(job.steps)
     step = _first(job, steps, library) if policy.first_step else job.step
     charged = policy.charged or policy.again is Again.NEVER or job.uncharged >= MAX_UNCHARGED
@@ -95,21 +140,8 @@ def _first(job: AttemptedRow, steps: tuple[str, ...], library: Library) -> str:
     return steps[1] if proposed else steps[0]
 
 
-def after_bug(job: AttemptedRow, error: Exception) -> tuple[NextState, str]:
-    """The same where the library's own code raised `error`, with the words for it: the jobs of
-    others must go on.
-
-    Raises the error again if it is of a server.
-    """
-    if server_errors.kind(error) is not ErrorKind.BUG:
-        raise error
-    text = f"the library's own code failed after this step: {type(error).__name__}: {error}"
-    log.error("library failed to say what follows a result", step=job.step, fault=text)
-    return NextState(State.ERRORED, job.step, job.failures + 1, job.uncharged), text
-
-
 def losses_of(connection: sa.Connection, jobs: Iterable[JobRow]) -> dict[int, JobRow]:
-    """Those of `jobs`, by id, that failed since they were loaded or retried, and ever because an
+    """Return the jobs, by id, that failed since they were loaded or retried, and ever because an
     artifact was lost.
 
     Their failures count until they end: to build a lost artifact again succeeds each time, so that
@@ -118,6 +150,10 @@ def losses_of(connection: sa.Connection, jobs: Iterable[JobRow]) -> dict[int, Jo
     failed = {job.id: job for job in jobs if job.failures or job.uncharged}
     if not failed:
         return {}
-    lost = StepResult.cause == Cause.ARTIFACT_LOST.value
-    query = sa.select(StepResult.job_id).where(lost, StepResult.job_id.in_(failed)).distinct()
+    lost = models.StepResult.cause == Cause.ARTIFACT_LOST.value
+    query = (
+        sa.select(models.StepResult.job_id)
+        .where(lost, models.StepResult.job_id.in_(failed))
+        .distinct()
+    )
     return {job_id: failed[job_id] for job_id in connection.execute(query).scalars()}

@@ -7,14 +7,16 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
+from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.jobs.failures import after_bug, after_failure, with_loss
+from tuna.jobs.failures import after_attempt, with_loss
 from tuna.jobs.rows import LeasedRow
 from tuna.jobs.scope import scopes_of
 from tuna.jobs.states import check, resource_in, waiting
+from tuna.libraries.items import StepResult
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
@@ -85,29 +87,29 @@ def release(
                 values |= {"isolate": True}
             if cause and (first or message_lost):
                 library = scopes[row.session_id].library
-                told = _TAILS[cause]
-                try:
-                    after = after_failure(
-                        row,
-                        cause,
-                        library,
-                        max_attempts=max_attempts,
-                        place="",
-                        now=now,
-                        uncharged=message_lost,
-                    )
-                except Exception as error:  # a plug-in's own code
-                    after, text = after_bug(row, error)
-                    told = f"{told}\n{text}"
+                lost = StepResult(
+                    job_id=row.id,
+                    attempt=row.attempt,
+                    step=row.step,
+                    ok=False,
+                    cause=cause,
+                    output_tail=_TAILS[cause],
+                    uncharged=message_lost,
+                )
+                result, _, after = after_attempt(
+                    row, library, lost, max_attempts=max_attempts, now=now
+                )
                 values |= {
                     "step": after.step,
                     "failures": after.failures,
                     "uncharged": after.uncharged,
+                    "ready_at": after.ready_at,
+                    "avoid": after.avoid,
+                    "cause": cause.value,
                 }
-                values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": cause.value}
                 new = after.state
                 if first or new is State.ERRORED:
-                    connection.execute(sa.insert(StepResult).values(_lost(row, cause, told)))
+                    _record_loss(connection, row, cause, result.output_tail)
             else:
                 if cause:
                     values |= with_loss(row)
@@ -117,17 +119,18 @@ def release(
     return released
 
 
-def _lost(row: LeasedRow, cause: Cause, told: str) -> dict[str, Any]:
-    return {
+def _record_loss(connection: sa.Connection, row: LeasedRow, cause: Cause, output_tail: str) -> None:
+    values = {
         "job_id": row.id,
         "step": row.step,
         "attempt": row.attempt,
         "ok": False,
         "cause": cause.value,
-        "output_tail": told,
+        "output_tail": output_tail,
         "worker": "",
         "device": "",
         "started_at": row.leased_at,
         "ended_at": utc_now(),
         "busy_s": 0.0,
     }
+    connection.execute(sa.insert(models.StepResult).values(values))

@@ -136,6 +136,29 @@ def read_works(
     return found
 
 
+def open_queues(connection: sa.Connection, work: SessionWork) -> set[str]:
+    """Return the queues that unfinished jobs of the session have still to go through, or may by
+    what is served of it."""
+    steps = work.library.every_step
+    waits = [
+        sa.exists().where(  # index ix_job_claim (session_id, step, state, id)
+            Job.session_id == work.session_id, Job.step == step.name, _is_unfinished(step.resource)
+        )
+        for step in steps
+    ]
+    found = connection.execute(sa.select(*waits)).one()
+    if not any(found):
+        return set()
+    # What is searched goes through all steps again.
+    first = 0 if work.library.search else [bool(one) for one in found].index(True)
+    return {work.queue(step) for step in steps[first:] if step in work.steps}
+
+
+def _is_unfinished(resource: Resource) -> sa.ColumnElement[bool]:
+    states = {*CLAIMABLE[resource], *IN_FLIGHT}
+    return Job.state.in_(sorted(state.value for state in states))
+
+
 def ahead(
     connection: sa.Connection,
     chunks: Collection[str],
@@ -177,7 +200,7 @@ def _open(connection: sa.Connection) -> list[int]:
                 Job.step.in_(
                     [step.name for step in library.every_step if step.resource is resource]
                 ),
-                Job.state.in_(sorted(state.value for state in {*CLAIMABLE[resource], *IN_FLIGHT})),
+                _is_unfinished(resource),
             )
             for resource in Resource
         ]

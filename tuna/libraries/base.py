@@ -24,7 +24,7 @@ from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
 from tuna.messages import choices
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.
@@ -47,15 +47,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Environment:
-    """What makes two results comparable. `toolchain` alone decides who may compile, all of it who
-    may measure."""
+    """The facts that make two results comparable. `toolchain` alone decides which worker may
+    compile, all of them which may measure."""
 
     library: str
     library_version: str
     arch: str
     num_cu: int
     toolchain: str
-    device: str = ""  #: name of the device for people, such as the CPU model
+    device: str = ""  #: readable name of the device, such as the CPU model
     target: str = ""  #: the compiler's target, in the library's own form
     flags: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, str] = field(
@@ -81,7 +81,7 @@ class Environment:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        """In one line, for people."""
+        """Return a readable line."""
         words = [f"{self.library} {self.library_version}", f"{self.arch} x {self.num_cu}"]
         words += [self.device] if self.device else []
         return ", ".join(words + [f"{name} {value}" for name, value in self.conditions.items()])
@@ -100,7 +100,7 @@ _ENVIRONMENT_TEXT = (
 
 @dataclass(frozen=True)
 class Found:
-    """What the complete rounds of a search found, for `Library.search_ends`."""
+    """Outcome of the complete rounds of a search, for `Library.search_ends`."""
 
     #: of each trial, in the order of rounds and candidates; None: it failed
     times_ms: Sequence[float | None]
@@ -151,16 +151,16 @@ class Library(ABC):
     #: candidates from the trials of earlier rounds. None: no job does.
     search: Step | None = None
     #: The step, called FINALS, of an additional job that measures the winners of a config's solvers
-    #: again, in turn, for they were measured at different times; None: their times are compared as
-    #: they are.
+    #: again, interleaved, because they were measured at different times; None: their times are
+    #: compared as they are.
     finals: Step | None = None
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
-    #: What a session may choose of how its results are measured.
+    #: Conditions of measurement that a session may choose.
     conditions: Sequence[Condition] = ()
     #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use,
     #: else its measuring cores.
-    device_kind: Kind | None = None
+    device_kind: DeviceKind | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
     exporters: Sequence[Exporter[Any]] = ()
     #: Whether its builds use measuring cores while nothing is measured there (`RunContext.build`
@@ -171,15 +171,16 @@ class Library(ABC):
 
     @abstractmethod
     def environment(self) -> Environment:
-        """What is installed here; raises LibraryMissing with the command that installs it."""
+        """Return the environment of this machine; raises LibraryMissing with the command that
+        installs what is missing."""
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """The environment of another machine, described by `facts`; raises BadInput where that
         makes no sense."""
-        self.expect_facts(facts)
+        self.check_facts(facts)
         return self.environment()
 
-    def expect_facts(self, facts: Mapping[str, str], *known: str) -> None:
+    def check_facts(self, facts: Mapping[str, str], *known: str) -> None:
         """Raise BadInput if there are other `facts` of an environment than these."""
         if others := sorted(facts.keys() - set(known)):
             takes = (
@@ -206,15 +207,16 @@ class Library(ABC):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str] | None]]:
-        """For each config the names of the solvers that can run it in a session's environment.
+        """Yield each config with the names of the solvers that can run it in a session's
+        environment.
 
         None for a config that gets no answer, such as one on which the library's program crashes;
         it counts as a failure.
         """
 
     def unsupported(self, config: Config) -> str:
-        """What a config has that no solver takes, such as "transposed convolutions"; asked of those
-        without a solver.
+        """Return the feature of a config that no solver supports, such as "transposed
+        convolutions"; called for configs without a solver.
 
         Empty where nothing is lacking, since the config needs no solver. By default the config's
         kind.
@@ -266,7 +268,7 @@ class Library(ABC):
         return _MOST_TRIALS
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        """Those of `solvers` whose jobs search in rounds, which begin with the step `search`."""
+        """Return the `solvers` whose jobs search in rounds and so begin with the step `search`."""
         return ()
 
     def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
@@ -289,8 +291,8 @@ class Library(ABC):
         return False
 
     def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """How many rounds a search with these job options has at most, so that it is known what is
-        left; None: any number."""
+        """Return the largest number of rounds of a search with these job options, from which
+        progress is estimated; None: no limit."""
         return None
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
@@ -337,8 +339,8 @@ class Library(ABC):
         return shlex.join([*words, item.layer.text()])
 
     def readable_params(self, params: str) -> str:
-        """A candidate's params in one short line for people; they may come from another version.
-        The default changes nothing."""
+        """Return a candidate's params as one short readable line; they may come from another
+        version. The default changes nothing."""
         return params
 
     def of_rival(self, item: WorkItem, rival: Rival) -> WorkItem:

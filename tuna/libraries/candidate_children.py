@@ -1,21 +1,21 @@
 """The children of a `CandidateLibrary`: one that builds, and those that measure.
 
-Candidates are foreign code, and a process in which one has run says what that candidate wants. So
-the candidates of an item run in a process that ends with the item, and what a worker believes
-beyond it, such as the device's peak, comes from another one.
+Candidates are foreign code: a process in which one has run cannot be trusted any more. So the
+candidates of an item run in a process that ends with the item, and facts that a worker keeps beyond
+it, such as the device's peak, come from another process.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tuna.libraries.base import Library
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.context import RunContext
 from tuna.libraries.measurement import CHILD_FAULTS, Call, Calls
-from tuna.libraries.scratch import lasting, room
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, child_env
 
@@ -121,8 +121,8 @@ class CandidateChildren(Library):
         return Calls(clean, forked if self.forkable else started, self._fresh(context))
 
     def _end_tainted(self, context: RunContext) -> None:
-        """End the process in which the item's candidates ran: it could lie about those of the next
-        item."""
+        """End the process in which the item's candidates ran: it could report wrong times for those
+        of the next item."""
         if not self._tainted:
             return
         self._tainted = False
@@ -160,7 +160,7 @@ class CandidateChildren(Library):
     def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
         """`used`: the builder or loader that it is started for."""
         visible = context.device.variables if context.device else {}
-        writable = room(context, name)
+        writable = child_folder(context, name)
         gpus = context.device is not None and not context.device.cores_only
         return Child(
             module,
@@ -168,7 +168,7 @@ class CandidateChildren(Library):
             memory_bytes=self.memory_bytes,
             cpus=context.cpus,
             cwd=writable,
-            box=Box(writable=(writable,), readable=(lasting(context),), gpus=gpus),
+            box=Box(writable=(writable,), readable=(_lasting_folder(context),), gpus=gpus),
             imports=[used.partition(":")[0]],
         )
 
@@ -185,3 +185,35 @@ class CandidateChildren(Library):
             )
 
         return call
+
+
+class ArtifactLost(Exception):
+    """An artifact, by its digest, is gone from the store or damaged."""
+
+
+def artifact(digest: str, context: RunContext) -> bytes:
+    """The bytes of an artifact; raises ArtifactLost."""
+    try:
+        return context.artifacts.get(digest)
+    except KeyError:
+        raise ArtifactLost(digest) from None
+
+
+def body(digest: str, context: RunContext) -> Path:
+    """A file with a config's body, for the children; raises ArtifactLost."""
+    path = context.scratch / f"{digest}.body"
+    if not path.exists():
+        path.write_bytes(artifact(digest, context))
+    return path
+
+
+def child_folder(context: RunContext, name: str) -> Path:
+    """The folder that a child may write to; what is to be measured lies beside it, where it may
+    only read."""
+    folder = _lasting_folder(context) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _lasting_folder(context: RunContext) -> Path:
+    return context.lasting or context.scratch

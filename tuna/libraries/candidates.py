@@ -18,7 +18,15 @@ from pydantic import Field
 
 from tuna.files import NotPlain, empty, read_plain
 from tuna.libraries.base import FINALS, Step
-from tuna.libraries.candidate_children import BUILD, MEASURE, CandidateChildren
+from tuna.libraries.candidate_children import (
+    BUILD,
+    MEASURE,
+    ArtifactLost,
+    CandidateChildren,
+    artifact,
+    body,
+    child_folder,
+)
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -37,7 +45,6 @@ from tuna.libraries.measurement import (
     fault,
 )
 from tuna.libraries.options import JobOptions, read
-from tuna.libraries.scratch import ArtifactLost, artifact, body, room
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, child_env
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
@@ -45,8 +52,8 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
-#: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh
-#: processes.
+#: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
+#: measured again after a drift.
 _ROUNDS = 2
 #: Processes of one round of finals: one for all, and after a fault one for each.
 _FINALS = PROCESSES * (FINALISTS + 1)
@@ -116,7 +123,7 @@ class CandidateLibrary(CandidateChildren):
             finally:
                 self._end_tainted(context)
                 for name in (BUILD, MEASURE):
-                    empty(room(context, name))
+                    empty(child_folder(context, name))
             yield result_of(
                 item,
                 started_at=started_at,
@@ -125,7 +132,7 @@ class CandidateLibrary(CandidateChildren):
             )
 
     def work_of(self, step: Step) -> Work:
-        """What does `step` for one item: returns fields of its result."""
+        """Return the function that does `step` for one item and returns fields of its result."""
         on_device = self._finals if step.name == FINALS else self._eval
         return self._compile if step.resource is Resource.CPU else on_device
 
@@ -134,7 +141,8 @@ class CandidateLibrary(CandidateChildren):
         return max(super().most_trials(options), read(self.options, options).candidates)
 
     def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
-        """Not where the job's candidates are compared in another way, and so have no finalists."""
+        """False where the job's candidates are compared in another way, and so have no
+        finalists."""
         return options.get("finalists") != 0
 
     def probe(self, device: DeviceHandle) -> str:
@@ -174,13 +182,10 @@ class CandidateLibrary(CandidateChildren):
             step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s)
         )
 
-    # -- compile
-    # ------------------------------------------------------------------------------------------------------
-
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
         call = self._builder_caller(self._job(item, asked, context), context)
-        path = room(context, BUILD) / "workload"
+        path = child_folder(context, BUILD) / "workload"
         try:
             # that a search proposed
             params = {one.index: one.params or "" for one in item.candidates}
@@ -224,7 +229,7 @@ class CandidateLibrary(CandidateChildren):
     ) -> Trial:
         """`first`: what a child is asked before it builds, so that its start is not the candidate's
         time."""
-        path = room(context, BUILD) / f"candidate-{index}{self.suffix}"
+        path = child_folder(context, BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:
@@ -244,9 +249,6 @@ class CandidateLibrary(CandidateChildren):
             path.unlink(missing_ok=True)
         return Trial(index=index, params=params, artifact=digest, build_s=built["seconds"])
 
-    # -- eval
-    # ---------------------------------------------------------------------------------------------------------
-
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
         jobs = dict.fromkeys(
@@ -259,7 +261,7 @@ class CandidateLibrary(CandidateChildren):
         )
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        """The winners of the config's solvers, in turn."""
+        """Measure the winners of the config's solvers again, interleaved."""
         items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
         limits = Limits(
@@ -304,7 +306,7 @@ class CandidateLibrary(CandidateChildren):
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
                 calls.here("prepare", self.start_timeout_s)
-        clock, inputs = time.monotonic(), room(context, MEASURE) / "inputs"
+        clock, inputs = time.monotonic(), child_folder(context, MEASURE) / "inputs"
         found = Measurement(calls, contest, paths, inputs).run(self._highest_gflops)
         facts: dict[str, Any] = {
             "trials": found.trials,
@@ -336,7 +338,8 @@ class CandidateLibrary(CandidateChildren):
         return read(self.options, item.options)
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
-        """What `KernelJob.from_json` takes; raises ArtifactLost for a body that is gone."""
+        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body that is
+        gone."""
         facts = {
             "config": item.config,
             "solver": item.solver,

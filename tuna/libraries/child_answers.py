@@ -33,7 +33,7 @@ class _Nothing(_Answer):
 
 
 class _Probe(_Answer):
-    """`probe.Probe`."""
+    """JSON form of `probe.Probe`."""
 
     gflops: _Gflops
     source: Literal["fma", "gemm", "own"]
@@ -41,7 +41,7 @@ class _Probe(_Answer):
 
 
 class _Timing(_Answer):
-    """`repeats.Timing`."""
+    """JSON form of `repeats.Timing`."""
 
     times_ms: Annotated[list[_Ms], Field(min_length=1, max_length=1_000_000)]
     time_ms: _Ms

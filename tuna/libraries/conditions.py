@@ -20,15 +20,14 @@ class Condition:
     meaning: str
 
 
-#: Of every kernel that runs on this machine's cores; one with its own clock cannot be measured
-#: cold.
+#: For kernels that run on this machine's cores; one with its own clock cannot be measured cold.
 CACHES = Condition(
     "caches",
     ("warm", "cold"),
     "cold: the caches are emptied before each run, and one run is timed at a time",
 )
 
-#: Of convolutions, whose kernels often read and write blocks of channels.
+#: For convolutions, whose kernels often read and write blocks of channels.
 LAYOUTS = Condition(
     "layouts",
     ("layer", "native"),
@@ -39,7 +38,7 @@ LAYOUTS = Condition(
 
 
 def chosen(offered: Sequence[Condition], given: Mapping[str, str], library: str) -> dict[str, str]:
-    """Those of `given` that are not the default, sorted by name.
+    """Return the conditions in `given` that are not the default, sorted by name.
 
     Raises BadInput for a condition or a value that the library does not offer.
     """

@@ -1,5 +1,5 @@
-"""What a worker provides to a library during a step: artifacts, scratch, cores, the device,
-cancellation."""
+"""Context of a step: the artifacts, scratch, cores, device and cancellation that a worker provides
+to a library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuna.sandbox.core_lending import BuildCores
 
 
 class ArtifactStore(Protocol):
-    """Where compiled code lives, addressed by the SHA-256 of its bytes."""
+    """Store of compiled code, addressed by the SHA-256 of its bytes."""
 
     def put(self, data: bytes) -> str:
         """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and
@@ -29,7 +29,7 @@ class DeviceHandle:
     """The device that a step on `Resource.DEVICE` may use, and how it is made visible to a child
     process alone."""
 
-    id: str  #: for people and locks, such as `GPU-5d5ba0d6` or `cpu3`
+    id: str  #: for logs and locks, such as `GPU-5d5ba0d6` or `cpu3`
     uuid: str = ""  #: as its driver names it; empty for cores
     #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def _ignore(_device: str) -> None:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a worker provides to a library during a step."""
+    """The resources that a worker provides to a library during a step."""
 
     artifacts: ArtifactStore
     scratch: Path  #: private to this chunk, removed with what it holds when the chunk ends
@@ -75,13 +75,12 @@ class RunContext:
     uses: Callable[[str], None] = _ignore
     #: working folder of children that outlive the chunk; None: `scratch`
     lasting: Path | None = None
-    builds: BuildCores | None = (
-        None  #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
-    )
+    #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
+    builds: BuildCores | None = None
 
     def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:
-        """To be held during one build of at most `limit_s`, so that it does not disturb a
-        measurement: see `BuildCores.build`."""
+        """Return a context to hold during one build of at most `limit_s`, so that it does not
+        disturb a measurement: see `BuildCores.build`."""
         return (
             self.builds.build(limit_s, pid, self.cancelled)
             if self.builds

@@ -10,9 +10,12 @@ one.
 from __future__ import annotations
 
 import contextlib
+import re
+import sqlite3
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -22,10 +25,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tuna import files
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import compressed
-from tuna.libraries.database_check import Findings, Known
-from tuna.libraries.file_names import base_name, given_name
-from tuna.libraries.results import ResultSource
+from tuna.libraries.results import KernelOf, ResultSource
 from tuna.messages import choices
+
+#: Pages of 4 KiB that SQLite may keep in memory before it spills to its temporary file.
+_CACHE_PAGES = 4096
+
+UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+#: Longest name that every file system takes, less the extension and the suffix of a temporary file.
+_MAX_NAME = 180
+
+#: By key and solver the kernels of a result, one list for each session that measured it.
+KernelsByResult = Mapping[tuple[str, str], Sequence[Sequence[KernelOf]]]
 
 
 class ExportOptions(BaseModel):
@@ -42,7 +53,7 @@ class FileOptions(ExportOptions):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote and what it left out."""
+    """The file of an export, and counts of what it holds and of what was left out."""
 
     path: Path
     entries: int  #: items, rows or records
@@ -55,7 +66,7 @@ class ExportReport:
 
 
 @dataclass
-class Tally:
+class ExportTally:
     """Counters of a writer."""
 
     configs: int = 0
@@ -79,7 +90,7 @@ VALUES = 3
 
 @dataclass(frozen=True)
 class Pair:
-    """What two files have for the same key and solver; not both None."""
+    """The values of two files for the same key and solver; not both None."""
 
     key: str
     solver: str
@@ -104,8 +115,44 @@ class ImportedResult(NamedTuple):
     clock: str = ""
 
 
+@dataclass(frozen=True)
+class CheckFacts:
+    """Facts from the installation that files lack."""
+
+    #: whether each solver is tunable; None: unknown, and its rules are left out
+    solvers: Mapping[str, bool] | None
+    #: The kernels that sessions recorded for these keys on an architecture and number of compute
+    #: units, None for any.
+    kernels_of: Callable[[str, int | None, Sequence[str]], KernelsByResult]
+
+
+@dataclass(frozen=True)
+class DatabaseFault:
+    """A rule that a database breaks."""
+
+    file: Path
+    #: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time, solver, perf-row,
+    #: kernel, kernel-db
+    rule: str
+    text: str  #: what is wrong, and where
+
+
+@dataclass
+class Findings:
+    """Result of a check."""
+
+    files: list[Path]
+    faults: list[DatabaseFault] = field(default_factory=list)
+    entries: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)  #: what could not be checked, by reason
+
+    def fault(self, path: Path, rule: str, text: str) -> None:
+        """Note that `path` breaks a rule."""
+        self.faults.append(DatabaseFault(path, rule, text))
+
+
 #: Checks the files of one or more formats together, which are given by form; adds what it finds.
-Check = Callable[[Mapping[str, Sequence[Path]], Known, Findings], None]
+Check = Callable[[Mapping[str, Sequence[Path]], CheckFacts, Findings], None]
 Options = TypeVar("Options", bound=ExportOptions)
 
 
@@ -124,19 +171,17 @@ class Exporter(ABC, Generic[Options]):
     entry_is_key: ClassVar[bool] = False
     options: type[Options]
 
-    # -- hooks
-    # --------------------------------------------------------------------------------------------------------
-
     def accepts(self, source: ResultSource) -> None:
         """Raise BadInput unless such a source can have a database of this format."""
         return
 
     @abstractmethod
     def ending(self, source: ResultSource, options: Options) -> str:
-        """How the file's name ends, such as `.HIP.fdb.txt`; one that ends in one of `endings`."""
+        """Return the ending of the file's name, such as `.HIP.fdb.txt`; it ends in one of
+        `endings`."""
 
     @abstractmethod
-    def write(self, path: Path, source: ResultSource, options: Options, tally: Tally) -> int:
+    def write(self, path: Path, source: ResultSource, options: Options, tally: ExportTally) -> int:
         """Write the results to `path`, an empty file or directory, and return the number of
         entries.
 
@@ -193,9 +238,6 @@ class Exporter(ABC, Generic[Options]):
         """Whether there is an `imported`."""
         return type(self).imported is not Exporter.imported
 
-    # -- what Tuna calls
-    # ----------------------------------------------------------------------------------------------
-
     def options_of(self, given: Mapping[str, Any]) -> Options:
         """The options that a user gave; raises BadInput that names what is wrong and lists what
         there is."""
@@ -216,7 +258,8 @@ class Exporter(ABC, Generic[Options]):
     def path(
         self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
     ) -> Path:
-        """Where the export goes; raises BadInput for a `filename` that is no plain base name."""
+        """Return the path of the export; raises BadInput for a `filename` that is no plain base
+        name."""
         base = base_name(source.arch, source.num_cu) if filename is None else given_name(filename)
         packed = ".bz2" if getattr(options, "packed", False) else ""
         return directory / f"{base}{self.ending(source, options)}{packed}"
@@ -231,7 +274,7 @@ class Exporter(ABC, Generic[Options]):
         StorageFull.
         """
         self.accepts(source)
-        path, tally = self.path(source, directory, options, filename), Tally()
+        path, tally = self.path(source, directory, options, filename), ExportTally()
         with self.replacing(path) as temporary:
             entries = self.write(temporary, source, options, tally)
             if not entries:
@@ -252,3 +295,56 @@ class Exporter(ABC, Generic[Options]):
             f"{source.title} has no results{where} for a {self.title}{f' ({why})' if why else ''}.",
             hint="`tuna status` shows which jobs have finished",
         )
+
+
+def base_name(arch: str, num_cu: int) -> str:
+    """`gfx90a` and 104 give `gfx90a68`, `gfx906` and 60 give `gfx906_60`.
+
+    MIOpen's `Handle::GetDbBasename`: more than 64 compute units in hexadecimal, else decimal after
+    an underscore. Without compute units it is the architecture alone. Of `gfx90a:sramecc+:xnack+`
+    only the name and `_xnack` stay, and characters that file systems refuse become underscores.
+    """
+    device, *features = arch.split(":")
+    if "xnack+" in features:
+        device += "_xnack"
+    if device in ("gfx906", "gfx908") and "sramecc-" in features:
+        device += "_nosramecc"
+    device = UNSAFE.sub("_", device).strip("._-")[:_MAX_NAME] or "unknown"
+    if num_cu <= 0:
+        return device
+    return f"{device}{num_cu:x}" if num_cu > 64 else f"{device}_{num_cu}"
+
+
+def given_name(filename: str) -> str:
+    """A base name that the user chose; raises BadInput if it is not one plain file name."""
+    if (
+        not filename
+        or filename in (".", "..")
+        or "/" in filename
+        or "\0" in filename
+        or len(filename) > _MAX_NAME
+    ):
+        raise BadInput(
+            f"{filename!r} cannot be a file name.",
+            hint="give a base name without directories; the extension is added",
+        )
+    return filename
+
+
+def sort_rows(rows: Iterable[tuple[Any, ...]], width: int, by: int) -> Iterator[tuple[Any, ...]]:
+    """The rows, each of `width` columns, in the order of their first `by` columns; text sorts by
+    code point.
+
+    An anonymous SQLite database does the work: it lives in a file that is already unlinked (in
+    TMPDIR), so that nothing is left behind whatever happens.
+    """
+    names = [f"c{index}" for index in range(width)]
+    with closing(sqlite3.connect("", isolation_level=None)) as spool:
+        spool.execute(f"PRAGMA cache_size = {_CACHE_PAGES}")
+        spool.execute("PRAGMA journal_mode = OFF")
+        spool.execute("PRAGMA temp_store = FILE")
+        spool.execute(f"CREATE TABLE row ({', '.join(names)})")
+        spool.execute("BEGIN")
+        values, order = ", ".join("?" * width), ", ".join(names[:by])
+        spool.executemany(f"INSERT INTO row VALUES ({values})", rows)  # noqa: S608 (own names)
+        yield from spool.execute(f"SELECT * FROM row ORDER BY {order}")  # noqa: S608 (own names)

@@ -76,14 +76,15 @@ class FmaLoop:
         return self._encoded(_BROADCAST, register, 0, modrm, 0) + bytes([scaled])
 
     def _encoded(self, opcode: int, register: int, second: int, modrm: int, base: int) -> bytes:
-        """With registers below 16; prefixes hold inverted bits."""
+        """Return the encoding of an instruction with registers below 16; prefixes hold inverted
+        bits."""
         high = (~register >> 3 & 1) << 7 | 1 << 6 | (~base & 1) << 5
         if self.bits == 512:
             return bytes([0x62, high | 1 << 4 | 2, (~second & 15) << 3 | 5, 0x48, opcode, modrm])
         return bytes([0xC4, high | 2, (~second & 15) << 3 | 5, opcode, modrm])
 
 
-class Unavailable(Exception):
+class NoFmaLoop(Exception):
     """There is no such loop for this CPU, or the system forbids executable memory."""
 
 
@@ -114,13 +115,13 @@ class _Runnable:
 
 
 def runner() -> Callable[[], object]:
-    """A run of the widest loop, some milliseconds long; raises Unavailable."""
+    """A run of the widest loop, some milliseconds long; raises NoFmaLoop."""
     return _runnables()[0].seconds
 
 
 def peak_gflops(cpus: tuple[int, ...]) -> float:
     """fp32 peak of these cores together, each running a loop at the same time; raises
-    Unavailable."""
+    NoFmaLoop."""
     if len(cpus) == 1:
         return _core_gflops()
     _runnables()  # raises here, not in a thread
@@ -139,19 +140,20 @@ def _core_gflops() -> float:
 
 @functools.cache
 def _runnables() -> tuple[_Runnable, ...]:
-    """Of each width that the CPU has: wide vectors may lower the clock frequency."""
+    """Return a loop for each vector width that the CPU has: wide vectors may lower the clock
+    frequency."""
     return tuple(map(_Runnable, loops()))
 
 
 def loops(proc_root: Path = Path("/proc"), machine: str = "") -> tuple[FmaLoop, ...]:
-    """Those that this CPU can run, widest first; raises Unavailable when there is none."""
+    """Return the loops that this CPU can run, widest first; raises NoFmaLoop when there is none."""
     known = (machine or platform.machine()) == "x86_64" and (proc_root / "cpuinfo").exists()
     flags = set(cpu_model(proc_root).flags.split()) if known else set()
     widths = [
         bits for bits, needed in ((512, {"avx512f"}), (256, {"avx2", "fma"})) if needed <= flags
     ]
     if not widths:
-        raise Unavailable(f"no loop of multiply-adds for this {machine or platform.machine()}")
+        raise NoFmaLoop(f"no loop of multiply-adds for this {machine or platform.machine()}")
     return tuple(FmaLoop(bits) for bits in widths)
 
 
@@ -167,8 +169,8 @@ def _function(code: bytes) -> ctypes._NamedFuncPointer | ctypes._CFunctionType:
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
     )
     if address in (None, ctypes.c_void_p(-1).value):
-        raise Unavailable("no memory for the loop")
+        raise NoFmaLoop("no memory for the loop")
     ctypes.memmove(address, code, len(code))
     if libc.mprotect(address, size, mmap.PROT_READ | mmap.PROT_EXEC):
-        raise Unavailable(f"executable memory is forbidden: {os.strerror(ctypes.get_errno())}")
+        raise NoFmaLoop(f"executable memory is forbidden: {os.strerror(ctypes.get_errno())}")
     return ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.POINTER(ctypes.c_float))(address)

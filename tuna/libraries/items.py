@@ -37,17 +37,17 @@ def _no_half_characters(text: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """None for a value that is not finite, or that nothing measures."""
+    """Return None for a value that is not finite, or that nothing measures."""
     return None if isinstance(value, float) and not abs(value) <= _MOST else value
 
 
 def _possible_peak(value: Any) -> Any:
-    """None for a peak that no device has."""
+    """Return None for a peak that no device has."""
     return None if isinstance(value, float | int) and not 0 < value <= _MOST_GFLOPS else value
 
 
-# What the columns of the database can hold: one value that does not fit would lose the results
-# beside it.
+# Limits of the database's columns: one value that does not fit would lose the results in the same
+# transaction.
 _Version = Annotated[int, Field(ge=WIRE_VERSION, le=WIRE_VERSION)]
 _Id = Annotated[int, Field(ge=0, lt=2**63)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -84,13 +84,11 @@ class Rival(_Wire):
 class Sibling(_Wire):
     """An earlier search that a search learns from."""
 
-    artifact: _Digest  #: with its trials: see `pipeline.siblings`
-    same: (
-        #: of the same config in the same environment, on a quiet device: its times are those to be
-        #: expected here
-        bool
-    )
-    label: _Name  #: says of which layer, where
+    artifact: _Digest  #: with its trials: see `tuna.search.siblings`
+    #: of the same config in the same environment, on a quiet device: its times are those to be
+    #: expected here
+    same: bool
+    label: _Name  #: names the layer and the environment
 
 
 class WorkItem(_Wire):
@@ -113,13 +111,13 @@ class WorkItem(_Wire):
     candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
     round: int = 0  #: of a search
     #: artifacts with the trials of its earlier rounds, of the first round first; of the last one
-    #: the params alone: see `pipeline.history`
+    #: the params alone: see `tuna.search.history`
     history: tuple[_Digest, ...] = ()
     siblings: tuple[Sibling, ...] = ()  #: of a search: the same in all rounds
     best_ms: float | None = None  #: of the earlier rounds
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     avoid: str = ""
-    rivals: tuple[Rival, ...] = ()  #: of the finals: whom to measure in turn
+    rivals: tuple[Rival, ...] = ()  #: of the finals: the winners to measure again, interleaved
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
     @cached_property
@@ -141,20 +139,16 @@ class Trial(_Wire):
     times_ms: Annotated[
         tuple[float, ...], Field(max_length=_MOST_REPEATS)
     ] = ()  #: every repeat of the measurement that counts
-    time_ms: float | None = (
-        #: median, of a finalist the median over processes of their medians; None until measured
-        None
-    )
+    #: median, of a finalist the median over processes of their medians; None until measured
+    time_ms: float | None = None
     #: 95 % interval of the median; of a finalist what covers those of all its processes
     low_ms: _Known = None
     high_ms: _Known = None
     clock: Annotated[str, Field(max_length=8)] = (
         ""  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
     )
-    ended_early: bool = (
-        #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
-        False
-    )
+    #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
+    ended_early: bool = False
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None
 

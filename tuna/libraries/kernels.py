@@ -59,7 +59,7 @@ class Past:
 class Known:
     """Trials of an earlier search from which this one may learn."""
 
-    label: str  #: says of which, for people
+    label: str  #: names the search in logs and reports
     #: of the same config in the same environment, measured while it was quiet: its times are those
     #: to be expected here
     same: bool
@@ -100,7 +100,8 @@ class Builder(ABC):
         raise NotImplementedError
 
     def workload(self, job: KernelJob) -> bytes:
-        """What describes the job's problem to exporters; kept as an artifact if it is not empty."""
+        """Return a description of the job's problem for exporters; it is kept as an artifact unless
+        it is empty."""
         return b""
 
 

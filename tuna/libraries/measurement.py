@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tuna.libraries.items import Trial, tail
-from tuna.libraries.repeats import CLOSE
+from tuna.libraries.results import CLOSE, is_close
 from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
-#: Finalists at most, of those within `repeats.CLOSE` of the best.
+#: Finalists at most, of those close to the best.
 FINALISTS = 4
-#: Fresh processes in which finalists are measured again, besides the first one, and seconds for
+#: Number of fresh processes that measure finalists again, besides the first one, and seconds for
 #: each finalist in one.
 PROCESSES = 2
 _FINAL_S = 0.5
@@ -57,22 +57,20 @@ class Limits:
 
 @dataclass(frozen=True)
 class Contest:
-    """What is measured: candidates by their index."""
+    """Candidates that are measured, by their index."""
 
     jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
     limits: Limits
     #: of rivals, whose answers are known to be right, what they took
     known_ms: Mapping[int, float] | None = None
-    finalists: int = (
-        #: 0: a quick look, for something else decides; then nothing is measured again after drift
-        FINALISTS
-    )
+    #: 0: a quick look, for something else decides; then nothing is measured again after drift
+    finalists: int = FINALISTS
     #: of what was measured before; candidates far from it are no finalists
     best_ms: float | None = None
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredItem:
     """The trials of an item, and how quiet the device was."""
 
     trials: tuple[Trial, ...]
@@ -105,7 +103,7 @@ class Measurement:
         self.finalists, self.best_ms = contest.finalists, contest.best_ms
         self._paths, self._inputs = paths, inputs
 
-    def run(self, highest_gflops: float = 0.0) -> Measured:
+    def run(self, highest_gflops: float = 0.0) -> MeasuredItem:
         """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on
         this device."""
         found = self._between_probes(list(self._paths), highest_gflops)
@@ -122,9 +120,9 @@ class Measurement:
         best = _best(trials)
         if best is None or best.index not in new:
             return found  # one that was not measured again must not win for that
-        return Measured(**{**vars(again), "trials": trials})
+        return MeasuredItem(**{**vars(again), "trials": trials})
 
-    def _close(self, found: Measured, drift: float) -> list[int]:
+    def _close(self, found: MeasuredItem, drift: float) -> list[int]:
         """Which of the candidates could be the best, at whatever speed of the device each of them
         was measured."""
         if self._known_ms is not None:  # each of the rivals is the winner of its solver
@@ -138,7 +136,7 @@ class Measurement:
             if trial.time_ms is not None and trial.time_ms <= limit_ms
         ]
 
-    def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> Measured:
+    def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> MeasuredItem:
         before = self._probe()
         round_ = _Round(self, indices)
         trials = round_.all() if self._known_ms is None else round_.rivals(self._known_ms)
@@ -146,15 +144,15 @@ class Measurement:
         best = _best(trials)
         noisy = best is not None and best.index in round_.noisy
         if before is None or after is None:
-            return Measured(trials, noisy)
+            return MeasuredItem(trials, noisy)
         top = max(before, after, key=lambda probe: float(probe["gflops"]))
         peak = float(top["gflops"])
         # the probe runs on this machine's cores, not on the device
         if best is None or best.clock == "own":
-            return Measured(trials, noisy, None, peak, top["source"])
+            return MeasuredItem(trials, noisy, None, peak, top["source"])
         drift = max(_change(before[name], after[name]) for name in ("gflops", "copy_s"))
         noisy = noisy or drift > _DRIFT or peak < _THROTTLED * highest_gflops
-        return Measured(trials, noisy, drift, peak, top["source"])
+        return MeasuredItem(trials, noisy, drift, peak, top["source"])
 
     def _probe(self) -> dict[str, Any] | None:
         try:
@@ -262,8 +260,7 @@ class _Round:
                 self._timings[index] = [timing]
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
-        close_ms = CLOSE * (best_ms or 0.0)
-        finalists = [index for time_ms, index in timed if time_ms <= close_ms][
+        finalists = [index for time_ms, index in timed if is_close(time_ms, best_ms or 0.0)][
             : self._measurement.finalists
         ]
         self._again(finalists, PROCESSES, _FINAL_S)
@@ -280,7 +277,7 @@ class _Round:
         return tuple(self._trials.values())
 
     def _again(self, finalists: list[int], processes: int, budget_s: float) -> None:
-        """Measure these in fresh processes too, in turn."""
+        """Measure the finalists in fresh processes too, interleaved."""
         for _ in range(processes):
             finalists = [
                 index for index in reversed(finalists) if self._trials[index].cause is None
@@ -307,8 +304,8 @@ def _best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
-    """With what its processes found: buffers come to lie elsewhere in each, so each has one
-    vote."""
+    """Return the trial with the timings of its processes: buffers come to lie elsewhere in each, so
+    each has one vote."""
     clocks = {timing["clock"] for timing in timings}
     update = {
         "times_ms": tuple(time_ms for timing in timings for time_ms in timing["times_ms"]),
@@ -352,5 +349,5 @@ def build_fault(error: Exception) -> tuple[Cause, str]:
 
 
 def _change(one: float, other: float) -> float:
-    """As a part of the smaller value."""
+    """Return the difference of two values as a part of the smaller one."""
     return max(one, other) / min(one, other) - 1

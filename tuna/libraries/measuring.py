@@ -12,36 +12,42 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import pkgutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tuna.libraries import cold_caches, reference
 from tuna.libraries import probe as probes
-from tuna.libraries.intervals import FEWEST, half_width
+from tuna.libraries import reference
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.repeats import (
     BUDGET_S,
-    CLOSE,
+    FEWEST,
     HOPELESS,
     NARROW,
     REPEAT_S,
     Repeat,
     Sampler,
     Timing,
+    half_width,
     repeat,
-    settle,
+    sample_until_done,
     timing,
 )
+from tuna.libraries.results import CLOSE
 from tuna.sandbox import address_space, seccomp
+from tuna.sandbox.cpu_model import data_caches
+
+_L3_BYTES = 32 << 20
 
 #: A repeat that takes longer is followed by shorter ones.
 _LONG_S = 10 * REPEAT_S
-#: What the right answer to a job may depend on.
+#: Fields of a job that the right answer may depend on.
 _OF_REFERENCE = ("config", "target", "body")
 
 
@@ -107,7 +113,7 @@ def again(
     arrays: Sequence[Any],
     budget_s: float,
 ) -> dict[str, Any]:
-    """Time candidates whose answers are known to be right in turn, each for up to `budget_s`.
+    """Time candidates whose answers are known to be right, interleaved, each for up to `budget_s`.
 
     `jobs` are theirs, for one config and the same conditions; `times_ms` is what they took.
     """
@@ -122,7 +128,7 @@ def again(
 
 
 def probe(loader: str) -> dict[str, Any]:
-    """How fast this machine is now."""
+    """Measure the speed of this machine now."""
     return probes.probe(_loader(loader).peak_gflops()).as_json()
 
 
@@ -144,7 +150,7 @@ class _Contestant:
         while self._runs < self.number and self._lengthen():
             pass
         if self.cold:
-            cold_caches.flush()
+            flush_caches()
         else:
             self.kernel.run()
         runs, started = self._runs, time.perf_counter()
@@ -172,12 +178,12 @@ def _timed(
         for index, (contestant, own) in enumerate(zip(contestants, found, strict=True))
         if own is None
     }
-    settle(list(samplers.values()))
+    sample_until_done(list(samplers.values()))
     return [own if own is not None else samplers[index].timing() for index, own in enumerate(found)]
 
 
 def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
-    """By the kernel's own clock, if it has one: until the interval is narrow or the time is
+    """Time a kernel by its own clock, if it has one, until the interval is narrow or the time is
     spent."""
     started = time.perf_counter()
     times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)
@@ -278,3 +284,30 @@ HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "again": again,
     "probe": probe,
 }
+
+
+def flush_caches() -> None:
+    """Write to twice the size of the last-level cache, on every core of this process; takes
+    milliseconds."""
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    if len(cpus) == 1:
+        _stream(_buffer())
+        return
+    parts = np.array_split(_buffer(), len(cpus))
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        list(pool.map(_stream_on, cpus, parts))
+
+
+def _stream_on(cpu: int, part: np.ndarray) -> None:
+    os.sched_setaffinity(0, [cpu])  # of this thread alone
+    _stream(part)
+
+
+def _stream(part: np.ndarray) -> None:
+    part += 1
+
+
+@functools.cache
+def _buffer() -> np.ndarray:
+    last = max(data_caches().values(), default=_L3_BYTES)
+    return np.zeros(2 * last, dtype=np.uint8)

@@ -1,8 +1,8 @@
-"""What builds on the other cores do to fixed kernels on a measuring core: for `tuna doctor --noise`
-and `scripts/bench noise`.
+"""Effect of builds on other cores on the times of fixed kernels on a measuring core: for `tuna
+doctor --noise` and `scripts/bench noise`.
 
-The builds are real ones: compile steps of a library that is installed here, as many at a time as
-cores compile. The kernels are timed in pairs, in turn beside the builds and while these wait
+The builds are real ones: compile steps of a library that is installed here, as many concurrently as
+cores compile. The kernels are timed in pairs, beside the builds and while these wait
 (`core_lending.measuring` with quiet), so that what else changes on the machine changes both.
 """
 
@@ -61,7 +61,7 @@ Times = Mapping[str, Mapping[str, float]]  #: milliseconds by kernel and clock
 
 
 @dataclass(frozen=True)
-class Pair:
+class TurnPair:
     """One turn beside builds and one without."""
 
     beside: Times
@@ -72,14 +72,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is built: jobs of a library."""
+    """Jobs of a library that are built."""
 
     library: Library
     items: Sequence[WorkItem]
 
 
 class BuildLoad:
-    """Builds as many at a time as cores compile, until the block ends."""
+    """Runs a build on each core that compiles, until the block ends."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         """Raises TunaError where no library here builds anything."""
@@ -143,7 +143,7 @@ class BuildLoad:
             library.close()
 
 
-class Kernels:
+class FixedKernels:
     """The fixed kernels, in a process on the last measuring core."""
 
     def __init__(self, settings: Settings) -> None:
@@ -152,7 +152,7 @@ class Kernels:
         self._child = Child("tuna.libraries.noise_kernels", env=env, cpus=self.cpus[-1:])
         self._names: list[str] = []
 
-    def __enter__(self) -> Kernels:
+    def __enter__(self) -> FixedKernels:
         self._names = self._child.call({"op": "names"}, _KERNEL_LIMIT_S)["names"]
         self.times()  # caches and clock frequency
         return self
@@ -161,7 +161,7 @@ class Kernels:
         self._child.close()
 
     def times(self) -> Times:
-        """Each kernel's median."""
+        """Measure each kernel; return the medians."""
         request = {"op": "time", "budget_s": _TURN_S}
         return {
             name: self._child.call({**request, "name": name}, _KERNEL_LIMIT_S)
@@ -183,7 +183,7 @@ class Kernels:
         return tree_cpu_s(os.getpid()) - session_cpu_s(self._child.pid)
 
 
-def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[Pair]:
+def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[TurnPair]:
     """`count` pairs of turns; with `quiet` the turn beside builds is what TUNA_QUIET=yes makes of
     it.
 
@@ -192,17 +192,18 @@ def pairs(settings: Settings, count: int, *, quiet: bool = False) -> Iterator[Pa
     with (
         tempfile.TemporaryDirectory(prefix="tuna-noise-", ignore_cleanup_errors=True) as folder,
         BuildLoad(settings, Path(folder)) as load,
-        Kernels(settings) as kernels,
+        FixedKernels(settings) as kernels,
     ):
         for number in range(count):
             before = kernels.turn(quiet=True) if number % 2 else None
             beside, busy_beside = kernels.turn(quiet=quiet, load=None if quiet else load)
             alone, busy_alone = before or kernels.turn(quiet=True)
-            yield Pair(beside, alone, busy_beside, busy_alone)
+            yield TurnPair(beside, alone, busy_beside, busy_alone)
 
 
-def differences(found: Sequence[Pair]) -> dict[str, dict[str, float]]:
-    """By kernel and clock: the median over the pairs of time beside builds / time without - 1."""
+def differences(found: Sequence[TurnPair]) -> dict[str, dict[str, float]]:
+    """Return by kernel and clock the median over the pairs of time beside builds / time without -
+    1."""
     each: dict[str, dict[str, list[float]]] = {}
     for pair in found:
         for kernel, clocks in pair.beside.items():
@@ -223,7 +224,8 @@ def differences(found: Sequence[Pair]) -> dict[str, dict[str, float]]:
 def measure(
     settings: Settings, count: int, on_pair: Callable[[int], None] = lambda _: None
 ) -> NoiseRecord:
-    """What `count` pairs tell; `on_pair` is called with the number of each."""
+    """Measure `count` pairs and return the record of their differences; `on_pair` is called with
+    the number of each pair."""
     found = []
     for number, pair in enumerate(pairs(settings, count), 1):
         found.append(pair)
@@ -231,8 +233,8 @@ def measure(
     return record(settings, found)
 
 
-def record(settings: Settings, found: Sequence[Pair]) -> NoiseRecord:
-    """As `noise_records.store` takes it."""
+def record(settings: Settings, found: Sequence[TurnPair]) -> NoiseRecord:
+    """Return the record of these pairs, for `noise_records.store`."""
     return NoiseRecord(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine_identity(settings),
@@ -263,6 +265,12 @@ def _items(library: Library) -> Iterator[WorkItem]:
     for config, solvers in library.applicable(_LAYERS, environment):
         for solver in sorted(tunable.intersection(solvers or ())):
             yield WorkItem(
-                job_id=1, attempt=1, session_id=0, library=library.name, step=library.steps[0].name, solver=solver,
-                config=config.to_json(), target=environment.target,
-            )  # fmt: skip
+                job_id=1,
+                attempt=1,
+                session_id=0,
+                library=library.name,
+                step=library.steps[0].name,
+                solver=solver,
+                config=config.to_json(),
+                target=environment.target,
+            )

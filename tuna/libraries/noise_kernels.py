@@ -19,7 +19,7 @@ from tuna.sandbox.cpu_model import data_caches
 #: Fewer undisturbed repeats give no median.
 _FEWEST = 3
 _L2_BYTES, _L3_BYTES = 512 << 10, 16 << 20
-#: What the layers of common networks read and write.
+#: Bytes that the layers of common networks read and write.
 _MOST_BYTES = 16 << 20
 
 
@@ -45,7 +45,7 @@ def names() -> dict[str, Any]:
     found = ["cache", "memory"]
     try:
         fma_loop.loops()
-    except fma_loop.Unavailable:
+    except fma_loop.NoFmaLoop:
         return {"names": found}
     return {"names": ["compute", *found]}
 

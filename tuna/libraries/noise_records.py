@@ -1,5 +1,5 @@
-"""What `tuna doctor --noise` found on this machine, kept in TUNA_HOME, and what follows for
-measurements."""
+"""Records of `tuna doctor --noise`, kept in TUNA_HOME, and whether builds must stop while this
+machine measures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NoiseRecord:
     at: str  #: ISO 8601, UTC
     machine: Mapping[str, str]  #: which machine it is of
     library: str  #: whose builds ran
-    builds: int  #: how many at a time
+    builds: int  #: number that ran concurrently
     pairs: int
     #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time
     #: without - 1.
@@ -58,8 +58,8 @@ class Quiet:
 
 
 def machine_identity(settings: Settings) -> dict[str, str]:
-    """What a finding holds for: another host, CPU, number of cores or choice of measuring cores
-    needs its own."""
+    """Return the facts for which a record holds: another host, CPU, number of cores or choice of
+    measuring cores needs a record of its own."""
     machine_id = ""
     with contextlib.suppress(OSError):
         machine_id = _MACHINE_ID.read_text().strip()
@@ -94,8 +94,8 @@ def last(settings: Settings) -> NoiseRecord | None:
 
 
 def quiet_needed(settings: Settings, *, cores_only: bool = True) -> Quiet:
-    """By TUNA_QUIET; `cores_only`: whether it is this machine's cores that are measured, and no
-    other device."""
+    """Decide by TUNA_QUIET; `cores_only`: whether this machine's cores are measured, and no other
+    device."""
     if settings.quiet != "auto":
         return Quiet(settings.quiet == "yes", f"TUNA_QUIET={settings.quiet}")
     if not cores_only:

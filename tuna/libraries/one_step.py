@@ -13,11 +13,11 @@ from typing import Any
 from tuna.artifacts.files import folder_url
 from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Step
+from tuna.libraries.candidate_children import artifact
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, fault
-from tuna.libraries.scratch import artifact
 from tuna.vocabulary import Cause, Resource
 
 
@@ -86,7 +86,8 @@ class OneStepLibrary(CandidateLibrary):
 
 @contextlib.contextmanager
 def _here(context: RunContext, body: str | None) -> Iterator[RunContext]:
-    """With a store of artifacts that is gone afterwards, and has the config's body."""
+    """Lend a context with a store of artifacts that is removed afterwards, and has the config's
+    body."""
     with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
         store = Artifacts(folder_url(Path(folder, "built")), Path(folder, "cache"))
         if body:

@@ -30,7 +30,7 @@ _L2_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class Probe:
-    """How fast this machine was at one moment."""
+    """Speed of this machine at one moment."""
 
     gflops: float  #: fp32 peak of the cores of this process
     #: what it was found by: `fma` (the loop), `gemm` (NumPy's matrix product: less than the peak),
@@ -39,7 +39,7 @@ class Probe:
     copy_s: float  #: of a copy in the L2 cache
 
     def as_json(self) -> dict[str, Any]:
-        """As a child process answers."""
+        """The answer of a child process."""
         return asdict(self)
 
 
@@ -60,7 +60,7 @@ def _once(own_gflops: float | None) -> Probe:
         return Probe(own_gflops, "own", _copy_s())
     try:
         return Probe(fma_loop.peak_gflops(tuple(sorted(os.sched_getaffinity(0)))), "fma", _copy_s())
-    except fma_loop.Unavailable:
+    except fma_loop.NoFmaLoop:
         return Probe(_gemm_gflops(), "gemm", _copy_s())
 
 
@@ -84,7 +84,8 @@ def _buffers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gemm_gflops() -> float:
-    """Of a matrix product by NumPy: a yardstick for CPUs without a loop here, not their peak."""
+    """Return the speed of a matrix product by NumPy: a yardstick for CPUs without a loop here, not
+    their peak."""
     generator = np.random.default_rng(0)
     a, b = (generator.random((_GEMM_SIZE, _GEMM_SIZE), dtype=np.float32) for _ in range(2))
     started = time.perf_counter()

@@ -4,12 +4,10 @@ A kind of config names its reference as an import string (`ConfigKind.reference`
 takes a config and a seed, and returns a `Problem`:
 
 - `inputs`: the layer's arrays, random but the same for the same seed, in the types, shapes and
-  order in which every solver
-  takes them. Keep values small, so that sums do not overflow the layer's type; `random` draws them
-  as Tuna's kinds do.
+  order in which every solver takes them. Keep values small, so that sums do not overflow the
+  layer's type; `random` draws them as Tuna's kinds do.
 - `expected`: the answer as float64, in the shape and layout in which solvers write it, computed
-  from the inputs as they
-  are stored (after their rounding) and by other means than the solvers.
+  from the inputs as they are stored (after their rounding) and by other means than the solvers.
 - `answer_type`: the NumPy name of the answer's type, or `bfloat16`.
 - `tolerance`: the largest error that is rounding, relative to the largest magnitude in `expected`;
   0 demands equality.
@@ -21,16 +19,44 @@ question.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tuna.configs import Config, ConvConfig, GemmConfig, kind_of
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, kind_of
+from tuna.configs.task import (
+    BIAS,
+    CASTS,
+    GELU,
+    GELU_TANH,
+    HARD_SIGMOID,
+    HARD_SWISH,
+    RELU,
+    RELU6,
+    RESIDUAL,
+    SIGMOID,
+    SILU,
+    TANH,
+)
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
-from tuna.libraries.data_types import DTYPES
+
+#: Largest magnitude of an answer that an activation cuts or flattens, before bias and residual.
+_REACH = 12.0
+_FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
+
+#: By config's data type: of the inputs, of the answer, and what sums are kept in. INT8 answers in
+#: 32 bits, as MIOpen's int8 convolutions do; the others answer in their own type after one
+#: rounding.
+DTYPES: dict[DataType, tuple[str, str, str]] = {
+    DataType.FP32: ("float32", "float32", "float32"),
+    DataType.FP16: ("float16", "float16", "float32"),
+    DataType.BF16: ("bfloat16", "bfloat16", "float32"),
+    DataType.INT8: ("int8", "int32", "int32"),
+}
 
 #: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of
 #: summation, and winograd's transforms. fp16 and bf16: their last bit, after sums kept in fp32.
@@ -86,8 +112,8 @@ def make(config: Config, seed: int = 0) -> Problem:
 
 
 def convolution(config: ConvConfig, seed: int) -> Problem:
-    """Of a forward convolution x and w, and y; of backward data dy and w, and dx; of backward
-    weights x and dy, and dw."""
+    """The reference of convolutions: inputs x and w and answer y; of backward data dy, w and dx; of
+    backward weights x, dy and dw."""
     if config.mode != "conv":
         raise BadInput(
             f"there is no reference for {config.label}: only for convolutions that are not"
@@ -268,3 +294,71 @@ def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
 
 def _channels_first(tensor: Any, layout: str) -> Any:
     return np.moveaxis(tensor, -1, 1) if layout.endswith("C") else tensor
+
+
+def task(config: TaskConfig, seed: int) -> Problem:
+    """The core's inputs, then bias and residual where the epilogue has them, as large as the core's
+    answer is."""
+    if config.core is None:
+        raise BadInput(f"there is no reference for {config.label}: it has no core")
+    core = kind_of(config.core).load_reference()(config.core, seed)
+    assert isinstance(core, Problem)
+    answer, inputs = core.expected, list(core.inputs)
+    # or nearly all of it is cut, and what rounding does to a sum is large beside 6
+    if _FLAT & set(config.epilogue):
+        factor = 2.0 ** math.floor(math.log2(_REACH / float(np.max(np.abs(answer)))))
+        inputs[0], answer = (
+            (inputs[0] * np.float32(factor)).astype(inputs[0].dtype),
+            answer * factor,
+        )
+    generator = np.random.default_rng(seed + 1)
+    scale = np.float32(np.std(answer))
+    for part in config.epilogue:
+        if part == BIAS:
+            last = _answer_layout(config.core).endswith("C")
+            bias = scale * random(generator, (answer.shape[-1 if last else 1],), core.answer_type)
+            inputs.append(bias)
+            answer = answer + bias.astype(np.float64).reshape(
+                -1, *(() if last else (1,) * (answer.ndim - 2))
+            )
+        elif part == RESIDUAL:
+            residual = scale * random(generator, answer.shape, core.answer_type)
+            inputs.append(residual)
+            answer = answer + residual.astype(np.float64)
+        elif part in FUNCTIONS:
+            answer = FUNCTIONS[part](answer)
+    cast = config.epilogue[-1] if config.epilogue and config.epilogue[-1] in CASTS else None
+    if cast is not None:
+        core = replace(core, answer_type=CASTS[cast], tolerance=TOLERANCE[_CAST_TYPES[cast]])
+    return replace(core, inputs=tuple(inputs), expected=answer)
+
+
+def _answer_layout(core: ConvConfig | GemmConfig) -> str:
+    if isinstance(core, GemmConfig):
+        return "C"
+    return core.in_layout if core.direction is Direction.BACKWARD_DATA else core.out_layout
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _hard_sigmoid(x: Any) -> Any:
+    return np.clip(x + 3.0, 0.0, 6.0) / 6.0
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_CAST_TYPES = {"to_fp16": DataType.FP16, "to_bf16": DataType.BF16}
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    RELU: lambda x: np.maximum(x, 0.0),
+    RELU6: lambda x: np.clip(x, 0.0, 6.0),
+    SIGMOID: _sigmoid,
+    TANH: np.tanh,
+    SILU: lambda x: x * _sigmoid(x),
+    GELU: lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
+    HARD_SIGMOID: _hard_sigmoid,
+    HARD_SWISH: lambda x: x * _hard_sigmoid(x),
+    GELU_TANH: lambda x: (
+        0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+}

@@ -9,6 +9,8 @@ calling thread alone.
 
 from __future__ import annotations
 
+import functools
+import math
 import resource
 import statistics
 import time
@@ -16,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from tuna.libraries.intervals import FEWEST, half_width, median_interval
+#: Values that an interval of 95 % needs at least; fewer have their whole range instead.
+FEWEST = 6
 
 #: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
 #: between two preemptions.
@@ -29,11 +32,9 @@ BUDGET_S = 1.0
 WIDE = 0.05
 #: A candidate that is this many times slower than the best is measured once.
 HOPELESS = 3.0
-#: Those within this factor of the best are finalists.
-CLOSE = 1.2
 #: A repeat with less CPU time than this part of its wall time was preempted.
 _BUSY = 0.97
-#: So many undisturbed repeats are enough when the time is spent.
+#: Number of undisturbed repeats that is enough when the time is spent.
 _ENOUGH = 3
 
 
@@ -48,7 +49,7 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """What the repeats of one process say of a candidate."""
+    """Summary of a candidate's repeats in one process."""
 
     times_ms: tuple[float, ...]
     time_ms: float  #: their median
@@ -58,7 +59,7 @@ class Timing:
     noisy: bool  #: never quiet, or the interval is wide
 
     def as_json(self) -> dict[str, Any]:
-        """As a child process answers."""
+        """The answer of a child process."""
         return asdict(self)
 
 
@@ -105,7 +106,7 @@ class Sampler:
         self._spent_s = 0.0
 
     def add(self) -> None:
-        """One repeat more."""
+        """Measure one more repeat."""
         started = time.perf_counter()
         self._all.append(self._once())
         self._spent_s += time.perf_counter() - started
@@ -122,8 +123,8 @@ class Sampler:
         return self._spent_s >= self._budget_s and len(self._all) >= _ENOUGH
 
     def timing(self) -> Timing:
-        """What is known so far; undisturbed repeats count, and of a core that was never quiet the
-        CPU time."""
+        """Return the summary so far, of undisturbed repeats; of a core that was never quiet, by CPU
+        time."""
         quiet, cpu = self._quiet, self._cpu
         if len(quiet) >= min(_ENOUGH, len(self._all)):
             return timing(quiet, "wall")
@@ -154,8 +155,39 @@ class Sampler:
         return median_interval(times_ms)[0] > self._beyond_ms
 
 
-def settle(samplers: Sequence[Sampler]) -> None:
+def sample_until_done(samplers: Sequence[Sampler]) -> None:
     """Let the samplers take turns until each is done."""
     while waiting := [sampler for sampler in samplers if not sampler.done]:
         for sampler in waiting:
             sampler.add()
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median of independent `values`, at least one.
+
+    Between two order statistics: the median lies outside of [x(j), x(n+1-j)] with probability 2 P(B
+    < j), where B is binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd
+    edition, 2003, section 7.1). Fewer than FEWEST values cannot reach 95 %: then it is their range.
+    """
+    ordered = sorted(values)
+    below = _outside(len(ordered))
+    return ordered[below], ordered[-1 - below]
+
+
+def half_width(values: Sequence[float], median: float) -> float:
+    """The larger distance of the median from an end of its interval, as a part of the median."""
+    low, high = median_interval(values)
+    return max(high - median, median - low) / median
+
+
+@functools.lru_cache(maxsize=4096)
+def _outside(count: int) -> int:
+    """Return the number of values that may lie below the interval, and above it: the largest j with
+    2 P(B < j) <= 5 %, less one."""
+    j, probability = 0, 0.0
+    while j < count:
+        probability += math.comb(count, j) / 2**count
+        if 2 * probability > 0.05:
+            break
+        j += 1
+    return max(j - 1, 0)

@@ -22,6 +22,17 @@ def is_time(time_ms: float | None) -> bool:
     return time_ms is not None and SHORTEST_MS <= time_ms <= LONGEST_MS
 
 
+#: Times within this factor of the best are close to it: they are measured again, beside it, before
+#: one is called best. Between two processes, times of day or neighbours in a model a kernel's time
+#: differs by as much.
+CLOSE = 1.3
+
+
+def is_close(time_ms: float, best_ms: float) -> bool:
+    """Return whether a time is close to the best."""
+    return time_ms <= CLOSE * best_ms
+
+
 #: Fields of `ResultSource.results`.
 FIELDS: Mapping[str, str] = {
     "result_id": "number of the result, for `kernels`",
@@ -152,12 +163,12 @@ class ResultSource(Protocol):
         """Whole results by config key, environment key, time, solver's name and params: a total
         order.
 
-        With `n_best` also up to so many trials of each config, solver and environment, the result
-        the first of them.
+        With `n_best` also up to that number of trials of each config, solver and environment, the
+        result the first of them.
         """
 
     def kinds_without_key(self) -> Mapping[str, int]:
-        """How many results have no `problem_key`, by their config's kind."""
+        """Return the number of results without a `problem_key`, by their config's kind."""
 
     def kernels(self, result_ids: Iterable[int]) -> Iterator[KernelOf]:
         """The code objects of these results, in the order of the ids, at least one for each."""

@@ -1,5 +1,5 @@
-"""A base for candidate libraries some of whose solvers are searched in rounds, each of which learns
-from those before it."""
+"""A base for candidate libraries with solvers that are searched in rounds, each of which learns
+from the rounds before it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pydantic import Field
 
 from tuna.files import empty, gunzip
 from tuna.libraries.base import Found, SearchLimits, Step
+from tuna.libraries.candidate_children import ArtifactLost, artifact
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, build_fault
 from tuna.libraries.options import read
-from tuna.libraries.scratch import ArtifactLost, artifact
-from tuna.libraries.search.stop import Effort, Progress, Stop, StopRule
+from tuna.libraries.search.stop import Effort, SearchProgress, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
-#: What of the minutes is left for the start of workers and for finals: this part, and at most so
-#: many seconds.
+#: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
+#: seconds.
 _AROUND, _AROUND_S = 0.1, 30.0
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",
@@ -83,7 +83,7 @@ class SearchingLibrary(CandidateLibrary):
     in_rounds: Collection[str] = ()  #: names of the solvers that are searched
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        """Those of `in_rounds`, if the job options do not say otherwise."""
+        """Return the solvers of `in_rounds`, unless the job options say otherwise."""
         return (
             [name for name in solvers if name in self.in_rounds]
             if read(self.options, options).search == "search"
@@ -91,11 +91,11 @@ class SearchingLibrary(CandidateLibrary):
         )
 
     def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
-        """By the first rule of `search.stop` that holds."""
+        """Return the reason of the first rule of `search.stop` that holds."""
         asked = read(self.options, options)
         rule = _rule(asked)
         planned = asked.batch * found.opened
-        done = Progress(
+        done = SearchProgress(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
             elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             exhausted=found.proposed
@@ -105,36 +105,36 @@ class SearchingLibrary(CandidateLibrary):
         return _WHY[why] if why else None
 
     def most_trials(self, options: Mapping[str, Any]) -> int:
-        """Or those of a round."""
+        """Return the larger one of the candidates and the trials of a round."""
         return max(super().most_trials(options), read(self.options, options).batch)
 
     def warm_starts(self, options: Mapping[str, Any]) -> bool:
-        """Unless the option says otherwise."""
+        """Return the option `warm_start`."""
         return read(self.options, options).warm_start
 
     def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
-        """By the option `minutes`: without what comes before and after, and in full."""
+        """Return the option `minutes`, without the time before and after, and in full."""
         asked = read(self.options, options)
         if asked.minutes is None:
             return None
         return SearchLimits(60 * asked.minutes - _around_s(asked), 60 * asked.minutes)
 
     def gives_up_rest(self, why: str) -> bool:
-        """Where it has what it was for."""
+        """True if the search ended by its target."""
         return why == _WHY[Stop.TARGET]
 
     def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """By its trials, of which an effort has a number."""
+        """Return the limit on trials, which an effort has too, as rounds."""
         asked = read(self.options, options)
         trials = _rule(asked).trials
         return None if trials is None else math.ceil(trials / asked.batch)
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
-        """None after a round that proposed nothing: the space is exhausted."""
+        """Return None after a round that proposed nothing: the space is exhausted."""
         return super().next_step(result, steps) if result.trials else None
 
     def work_of(self, step: Step) -> Work:
-        """What does `step` for one item."""
+        """Return the function that does `step` for one item."""
         return self._search if step is self.search else super().work_of(step)
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:

@@ -1,5 +1,4 @@
-"""Recognises a function of single values in whatever way an exporter wrote it, by computing it on a
-few values."""
+"""Recognises activations, however an exporter wrote them, by computing them on sample values."""
 
 from __future__ import annotations
 
@@ -11,14 +10,13 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs.task import ACTIVATIONS
-from tuna.libraries.task_reference import FUNCTIONS
+from tuna.libraries.reference import FUNCTIONS
 from tuna.models.graph import Graph, Node, constant_of, extents
 
 #: Operators from which exporters make an activation. GELU by tanh has nine.
 _MOST = 12
 _SAMPLES = np.linspace(-10.0, 10.0, 401)
-#: The constants are rounded to fp32, and some exporters write few digits; both forms of GELU differ
-#: by 5e-4.
+#: Tolerance for constants in fp32 or with few digits; both forms of GELU differ by 5e-4.
 _CLOSE = 2e-5
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "add": np.add,
@@ -43,8 +41,7 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
 
 
 def follows(graph: Graph, var: Any) -> tuple[str, list[Node]] | None:
-    """The activation that alone reads `var`, and its operators in order, the last of which gives
-    its value; else None."""
+    """Return the activation that alone reads `var`, with its operators in order; else None."""
     values: dict[Any, Any] = {var: _SAMPLES}
     inside: list[Node] = []
     found = None
@@ -62,7 +59,7 @@ def follows(graph: Graph, var: Any) -> tuple[str, list[Node]] | None:
 
 
 def _next(graph: Graph, values: Mapping[Any, Any], inside: list[Node]) -> Node | None:
-    """The next operator that reads nothing but values which are there, and constants."""
+    """The next operator that reads nothing but known values and constants."""
     shape = extents(next(iter(values)))
     for user in (user for var in values for user in graph.users.get(var, [])):
         known = user.op in _OPERATORS and extents(user.var) == shape and user not in inside

@@ -1,5 +1,4 @@
-"""Arguments of a model as a command line has them: `NAME=SHAPE:TYPE`, and the extents that a shape
-leaves open. Imports no TVM."""
+"""Arguments of a model as `NAME=SHAPE:TYPE`, and values of open extents. Imports no TVM."""
 
 from __future__ import annotations
 
@@ -38,7 +37,8 @@ class Argument:
     label: str = ""  #: its name in a file of inputs, where the model's parameter has another
 
     def __str__(self) -> str:
-        return f"{'.'.join((self.name, *map(str, self.place)))}={','.join(map(str, self.extents))}:{self.type}"
+        name = ".".join((self.name, *map(str, self.place)))
+        return f"{name}={','.join(map(str, self.extents))}:{self.type}"
 
     def shape(self, values: Mapping[str, int]) -> list[int]:
         """The extents with these values of the open ones."""
@@ -46,10 +46,9 @@ class Argument:
 
 
 def parse(text: str) -> Argument:
-    """Of `x=1,3,224,224:float32`, `x=n,128:int64`, `p.0=2,3:float32` (the first of the tuple p) or
-    `s=n,4:shape`.
+    """Parse `x=1,3,224,224:float32`, `x=n,128:int64` or `s=n,4:shape`; raises BadInput.
 
-    Raises BadInput.
+    `p.0=2,3:float32` is the first part of the tuple p.
     """
     left, mark, kind = text.rpartition(":")
     name, equals, extents = left.partition("=")
@@ -83,8 +82,9 @@ def _extents(name: str, text: str) -> Iterator[int | str]:
 
 
 def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str, int]]:
-    """Every combination of the values in texts such as `n=1,4,8`, of which several may be of one
-    extent; one empty one without any.
+    """Return every combination of values in texts such as `n=1,4,8`; without texts an empty one.
+
+    Texts for the same extent add up.
 
     Raises BadInput for an open extent without values, and for values of an extent that no argument
     has.
@@ -119,7 +119,7 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
 
 
 def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, Any]:
-    """By parameter: `[type, shape, bounds, label]`, or a list of such in `{"tuple": [...]}`.
+    """Return `[type, shape, bounds, label]` by parameter, or a list of such in `{"tuple": [...]}`.
 
     Raises BadInput for a gap in a tuple.
     """

@@ -1,5 +1,4 @@
-"""Times built models on a board behind TVM RPC, or in a box on this machine: each step in a child
-that a deadline ends."""
+"""Times built models on a board behind TVM RPC, or in a sandbox on this machine."""
 
 from __future__ import annotations
 
@@ -24,40 +23,40 @@ from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeou
 
 #: Rounds in which each model is timed once: enough for a 95 % interval without the ends.
 ROUNDS = 11
-#: A round runs a model for about this long.
+#: Seconds for which a round runs a model.
 _ROUND_S = 0.1
 #: Beyond the wait for a board: the start of the child, with TVM's import.
 _START_S = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where models run: a board, by its tracker and device key, or this machine."""
+class BenchmarkDevice:
+    """A device that runs models: a board, by its tracker and device key, or this machine."""
 
     tracker: Tracker | None = None
     device_key: str = ""
-    cpus: Sequence[int] = ()  #: of this machine; for a board it is the client's business which
+    cpus: Sequence[int] = ()  #: of this machine; also for the client of a board
     wait_s: float = 60.0  #: for a free board
     limit_s: float = 600.0  #: of one call
-    memory_bytes: int | None = None  #: that arguments may take; None: what the board says is free
+    memory_bytes: int | None = None  #: for arguments; None: the memory that the board reports free
 
     def __str__(self) -> str:
         return f"{self.device_key} at {self.tracker}" if self.tracker else "this machine"
 
 
 @dataclass(frozen=True)
-class Point:
-    """What was measured with one set of open extents, by label of the model."""
+class BenchmarkPoint:
+    """Measurements with one set of open extents, by label of the model."""
 
     extents: Mapping[str, int]
     timings: Mapping[str, Timing]
-    errors: Mapping[str, float]  #: against the first model's answer, of its largest magnitude
+    errors: Mapping[str, float]  #: against the first model, relative to its largest magnitude
     outputs: Sequence[Sequence[int]]  #: their shapes
-    emulator: str = ""  #: of the board: its times are no device's
+    emulator: str = ""  #: of the board; then times are not those of a real device
 
 
 class _Answer(BaseModel):
-    """What the child says, which a model or a board may have made up."""
+    """An answer of the child, which a model or a board may have forged."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -89,9 +88,10 @@ _Found = TypeVar("_Found", bound=_Answer)
 class BenchmarkProcess:
     """A child with one session on the board; ended by `close`, and the board is free again."""
 
-    def __init__(self, place: Place, models: Sequence[Path], recorded: Path | None = None) -> None:
-        """`models` are the libraries that may be loaded, `recorded` a file of inputs in the place
-        of random ones."""
+    def __init__(
+        self, place: BenchmarkDevice, models: Sequence[Path], recorded: Path | None = None
+    ) -> None:
+        """`models` are the libraries that may be loaded, `recorded` a file of inputs."""
         self._recorded = None if recorded is None else recorded.resolve()
         self._place = place
         threads = str(len(place.cpus) or 1)
@@ -103,10 +103,7 @@ class BenchmarkProcess:
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(
             writable=(Path(self._home.name),),
-            readable=(
-                *(path.resolve() for path in models),
-                *([self._recorded] if self._recorded else []),
-            ),
+            readable=[path.resolve() for path in (*models, *([recorded] if recorded else []))],
             network=place.tracker is not None,
         )
         self._child = Child(
@@ -118,7 +115,7 @@ class BenchmarkProcess:
         )
 
     def open(self, function: str, lease_s: float) -> str:
-        """Take the board; its emulator, if it has one."""
+        """Take the board; return its emulator, if it has one."""
         place = self._place
         return self._call(
             _Opened,
@@ -133,21 +130,21 @@ class BenchmarkProcess:
         ).emulator
 
     def load(self, label: str, path: Path) -> list[str]:
-        """Load a library as the model `label`; the names of its function's parameters."""
+        """Load a library as the model `label`; return its function's parameter names."""
         return self._call(_Loaded, "load", path=str(path.resolve()), label=label).parameters
 
     def check(self, tree: Mapping[str, Any], order: Sequence[str]) -> None:
-        """Raise BadInput if inputs as of `arguments.tree` do not fit."""
+        """Raise BadInput if inputs, as `arguments.tree` returns them, do not fit."""
         self._call(_Checked, "check", arguments=tree, order=order)
 
     def run(self, tree: Mapping[str, Any], order: Sequence[str], seed: int) -> _Ran:
-        """Run each model once on inputs as of `arguments.tree`, for parameters with these names."""
+        """Run each model once on the inputs of `tree`; `order` are the parameters' names."""
         return self._call(
             _Ran, "run", arguments=tree, order=order, seed=seed, recorded=str(self._recorded or "")
         )
 
     def time(self, numbers: Mapping[str, int]) -> dict[str, float]:
-        """Milliseconds of a run of each model, in turn, as the mean of so many."""
+        """Return the mean milliseconds of a run of each model, run this number of times."""
         found = self._call(_Timed, "time", numbers=numbers).times_ms
         if found.keys() != numbers.keys():
             raise ServiceError(f"{self._place} answered with garbage.")
@@ -156,8 +153,7 @@ class BenchmarkProcess:
     def _call(
         self, kind: type[_Found], op: str, limit_s: float | None = None, **given: Any
     ) -> _Found:
-        """The child's answer. Raises what it refuses, and ServiceError if there is none in time or
-        it is malformed."""
+        """Return the child's answer; raises its refusal, or ServiceError for no valid answer."""
         limit_s = limit_s or self._place.limit_s
         try:
             return kind.model_validate(accepted(self._child.call({"op": op, **given}, limit_s)))
@@ -166,11 +162,11 @@ class BenchmarkProcess:
         except ChildTimeout as error:
             raise ServiceError(f"{self._place} did not answer within {limit_s:g} s.") from error
         except ChildFailed as error:
-            reason = str(error).splitlines()[0]  # after it TVM writes where it happened
+            reason = str(error).splitlines()[0]  # TVM's traceback follows
             raise BadInput(f"The models cannot be run on {self._place}: {reason}") from error
         except ChildCrashed as error:
             lines = error.tail.strip().splitlines()
-            # here a model itself may crash it
+            # on this machine a model itself may have crashed it
             fault = BadInput if self._place.tracker is None else ServiceError
             raise fault(
                 f"The process that runs models on {self._place} ended: {error}.",
@@ -183,19 +179,25 @@ class BenchmarkProcess:
         self._home.cleanup()
 
 
+@dataclass(frozen=True)
+class BenchmarkInputs:
+    """Arguments of the models, and the source of their values."""
+
+    arguments: Sequence[Argument]
+    seed: int = 0
+    recorded: Path | None = None  #: npz file; None: random values
+
+
 def measure(
-    place: Place,
+    place: BenchmarkDevice,
     models: Mapping[str, Path],
-    given: Sequence[Argument],
+    given: BenchmarkInputs,
     points: Sequence[Mapping[str, int]],
     *,
     function: str = "main",
-    seed: int = 0,
-    recorded: Path | None = None,
     on_point: Callable[[int], None] = lambda number: None,
-) -> Iterator[Point]:
-    """Run and time the models, a library by label, at each point in turn, in one session; on inputs
-    of the npz file `recorded`.
+) -> Iterator[BenchmarkPoint]:
+    """Run and time the models, libraries by label, in turn at each point, in one session.
 
     Raises BadInput for an argument that does not fit, with its name, and ServiceError for a board
     that does not answer.
@@ -203,7 +205,8 @@ def measure(
     if place.tracker is not None:
         place.tracker.check_key(place.device_key, place.wait_s)
     lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
-    with contextlib.closing(BenchmarkProcess(place, list(models.values()), recorded)) as process:
+    process = BenchmarkProcess(place, list(models.values()), given.recorded)
+    with contextlib.closing(process):
         emulator = process.open(function, lease_s)
         order: list[str] = []
         for label, path in models.items():
@@ -211,20 +214,21 @@ def measure(
             order = order or loaded
             if loaded != order:
                 raise BadInput(f"{path.name} takes {_listed(loaded)}, not {_listed(order)}.")
-        _check_names(order, given)
-        trees = [arguments.tree(given, extents) for extents in points]
+        _check_names(order, given.arguments)
+        trees = [arguments.tree(given.arguments, extents) for extents in points]
         for tree in trees:
             process.check(tree, order)
         for number, (extents, tree) in enumerate(zip(points, trees, strict=True)):
             on_point(number)
-            ran = process.run(tree, order, seed)
+            ran = process.run(tree, order, given.seed)
             if ran.errors.keys() != models.keys():
                 raise ServiceError(f"{place} answered with garbage.")
-            yield Point(extents, _timings(process, list(models)), ran.errors, ran.outputs, emulator)
+            timings = _timings(process, list(models))
+            yield BenchmarkPoint(extents, timings, ran.errors, ran.outputs, emulator)
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a library, hex; raises BadInput for a file that cannot be read or is none."""
+    """SHA-256 of a library, hex; raises BadInput for a file that is none or unreadable."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,9 +1,8 @@
-"""The child process that runs models on a board behind TVM RPC, or on this machine, and times them
-in turn. Imports TVM.
+"""Child process that runs and times models on a board behind TVM RPC, or here. Imports TVM.
 
 It has one session, which is the lease: no other client has the board meanwhile. Local models run
-through the same calls, in TVM's session of this process. Of a board it loads no code; what it
-answers is read in a box all the same.
+through the same calls, in TVM's session of this process. It loads no code of a board, but parses
+the board's answers in a sandbox all the same.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from tuna.models.differences import largest_error
 from tuna.models.refusals import refusing
 from tuna.sandbox import address_space, seccomp
 
-#: What a virtual machine says of an argument that its function does not take.
+#: A virtual machine's message for an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
 _FOREIGN = (
     "it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it"
 )
-#: Of the inputs, here: as they are drawn, in order, and what TVM sends.
+#: Copies of the inputs on this machine: as drawn, ordered, and serialised by TVM.
 _COPIES = 3
 
 
 @dataclass
 class _Board:
-    """The session, and what is on the board."""
+    """The session, and the objects on the board."""
 
     session: Any
     device: Any
@@ -67,35 +66,34 @@ def open_session(
     function: str,
     memory_bytes: int | None,
 ) -> dict[str, Any]:
-    """Take a board, or this machine where there is no `tracker`; the board's emulator, if it has
-    one. Raises ServiceError."""
+    """Take a board, or this machine without `tracker`; return the board's emulator, if any.
+
+    Raises ServiceError.
+    """
     global _board
     seccomp.forbid_processes()
     address_space.bound()
-    session = (
-        rpc.LocalSession()
-        if tracker is None
-        else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
-    )
+    session = rpc.LocalSession()
+    if tracker is not None:
+        session = connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
     device = session.cpu(0)
-    _board = _Board(
-        session, device, RemoteValues(session, device, memory_bytes), function, tracker is not None
-    )
-    with _asking("the board does not say what it is"):
+    values = RemoteValues(session, device, memory_bytes)
+    _board = _Board(session, device, values, function, remote=tracker is not None)
+    with _translated_errors("the board does not describe itself"):
         return {"emulator": facts(session)["emulator"] if tracker is not None else ""}
 
 
 @refusing
 def load(path: str, label: str) -> dict[str, Any]:
-    """Send a library and load it; the names of its function's parameters."""
+    """Send a library and load it; return its function's parameter names."""
     board = _open_board()
     file = f"model_{len(board.machines)}.so"
     data = bytearray(Path(path).read_bytes())
     board.values.check(len(data), label)
-    with _asking(f"{label} cannot be loaded there", hint=_FOREIGN):
+    with _translated_errors(f"{label} cannot be loaded there", hint=_FOREIGN):
         board.session.upload(data, file)
         machine = relax.VirtualMachine(board.session.load_module(file), board.device)
-    with _asking(f"{label} has no function {board.function}"):
+    with _translated_errors(f"{label} has no function {board.function}"):
         count = machine._get_function_arity(board.function)
         names = [
             str(machine._get_function_param_name(board.function, number)) for number in range(count)
@@ -106,8 +104,10 @@ def load(path: str, label: str) -> dict[str, Any]:
 
 @refusing
 def check(arguments: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    """Refuse inputs that need more memory than there is, before any is made; `arguments` and
-    `order` as for `run`."""
+    """Refuse inputs that need more memory than there is, before any is made.
+
+    `arguments` and `order` are those of `run`.
+    """
     needed = 0
     for name in order:
         needed += _bytes(arguments[name])
@@ -123,8 +123,7 @@ def check(arguments: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
 def run(
     arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded: str
 ) -> dict[str, Any]:
-    """Run each model once on the same inputs; the error of each against the first, and the outputs'
-    shapes.
+    """Run each model once on the same inputs; return errors against the first, and output shapes.
 
     `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. The inputs are
     random, or those of the npz file `recorded`.
@@ -132,13 +131,12 @@ def run(
     board = _open_board()
     board.values.release()
     if recorded:
-        made = list(
-            inputs.read([_tensor(name, arguments[name]) for name in order], Path(recorded)).values()
-        )
+        tensors = [_tensor(name, arguments[name]) for name in order]
+        made = list(inputs.read(tensors, Path(recorded)).values())
     else:
         generator = np.random.default_rng(seed)
         made = [_drawn(arguments[name], generator) for name in order]
-    with _asking("the inputs cannot be sent"):
+    with _translated_errors("the inputs cannot be sent"):
         sent = board.values.send(*made, names=order)
     answers = {label: _answer(board, label, sent) for label in board.machines}
     first = next(iter(answers.values()))
@@ -150,8 +148,7 @@ def run(
 
 @refusing
 def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Milliseconds of a run of each model, in turn, as the mean of so many runs after one that is
-    not counted."""
+    """Return each model's mean milliseconds over a number of runs, after one uncounted run."""
     board = _open_board()
     found = {}
     for label, number in numbers.items():
@@ -160,7 +157,7 @@ def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _timed(board: _Board, label: str, number: int) -> float:
-    with _asking(f"{label} failed while it was timed"):
+    with _translated_errors(f"{label} failed while it was timed"):
         evaluator = board.machines[label].time_evaluator(
             "invoke_stateful", board.device, number=number, repeat=1
         )
@@ -170,16 +167,18 @@ def _timed(board: _Board, label: str, number: int) -> float:
 
 def _answer(board: _Board, label: str, sent: Sequence[Any]) -> list[Any]:
     machine = board.machines[label]
-    with _asking(f"{label} failed"):
+    with _translated_errors(f"{label} failed"):
         machine.set_input(board.function, *sent)
         machine.invoke_stateful(board.function)
         return [_array(one) for one in _flat(machine.get_outputs(board.function))]
 
 
 @contextlib.contextmanager
-def _asking(failed: str, hint: str = "") -> Iterator[None]:
-    """What TVM raises within becomes a ServiceError if the board is gone, else a BadInput that
-    begins with `failed`."""
+def _translated_errors(failed: str, hint: str = "") -> Iterator[None]:
+    """Turn TVM's errors into a ServiceError if the board is gone, else a BadInput.
+
+    The message of the latter begins with `failed`.
+    """
     try:
         yield
     except TunaError:
@@ -204,7 +203,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _array(value: Any) -> Any:
-    """An output; objects other than tensors and numbers stay on the board and are not compared."""
+    """An output as an array; objects other than tensors and numbers are not compared."""
     if hasattr(value, "numpy"):
         return value.numpy()
     return np.array(value if isinstance(value, bool | int | float) else 0.0)
@@ -217,7 +216,7 @@ def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def _bytes(node: Any) -> int:
-    """What an argument takes, known before it is made."""
+    """Return the size of an argument before it is made."""
     if isinstance(node, Mapping):
         return sum(map(_bytes, node["tuple"]))
     kind, shape, *_ = node
@@ -239,7 +238,7 @@ def _tensor(name: str, node: Any) -> dict[str, Any]:
 
 
 def _available_bytes() -> int:
-    """Of this machine, without swapping: MemAvailable of proc(5)."""
+    """Return this machine's free memory without swapping: MemAvailable of proc(5)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) << 10
 

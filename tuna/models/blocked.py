@@ -1,7 +1,6 @@
-"""Functions on tensors in blocks of channels, N, C/b, H, W, b: to and from NCHW, and pooling.
-Imports TVM.
+"""Functions on tensors in blocks of channels, N, C/b, H, W, b. Imports TVM.
 
-They are scheduled here: a vector of channels at a time.
+They convert to and from NCHW, and pool. All are scheduled here, vectorised over channels.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _OUT, _SUMS = "out", "sums"
 
 
 @dataclass(frozen=True)
-class Pool:
-    """A two-dimensional pooling, as Relax has it."""
+class Pooling:
+    """Parameters of a two-dimensional pooling in Relax."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -34,7 +33,7 @@ def blocked_extents(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
 
 
 def to_blocks(shape: tuple[int, ...], block: int) -> Any:
-    """From N, C, H, W to blocks; zeros fill the last one up."""
+    """Convert N, C, H, W to blocks, the last one filled with zeros."""
     x = te.placeholder(shape, name="X", dtype="float32")
     channels = shape[1]
 
@@ -49,7 +48,7 @@ def to_blocks(shape: tuple[int, ...], block: int) -> Any:
 
 
 def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
-    """From blocks back to N, C, H, W, its `shape`, of values of type `kind`."""
+    """Convert blocks to `shape`, N, C, H, W, with values of type `kind`."""
     x = te.placeholder(blocked_extents(shape, block), name="X", dtype=kind)
     y = te.compute(
         shape,
@@ -59,8 +58,8 @@ def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> An
     return _function([x, y], "")
 
 
-def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pool) -> Any:
-    """Largest values; what lies in the padding counts for nothing."""
+def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pooling) -> Any:
+    """Maximum without the padding."""
     batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype="float32")
     ry, rx = te.reduce_axis((0, pool.size[0]), "ry"), te.reduce_axis((0, pool.size[1]), "rx")
@@ -83,7 +82,7 @@ def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pool) -> Any:
         sch.unroll(loop)
     sch.vectorize(i)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_OUT), ry))[-1])
-    return _opaque(sch.mod["main"])
+    return opaque(sch.mod["main"])
 
 
 def global_average(extents: tuple[int, ...], channels: int) -> Any:
@@ -105,20 +104,16 @@ def global_average(extents: tuple[int, ...], channels: int) -> Any:
     sch.reorder(n, c, h, w, i)
     sch.vectorize(i)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_SUMS), h))[-1])
-    return _opaque(sch.mod["main"])
+    return opaque(sch.mod["main"])
 
 
 def _function(arguments: list[Any], vectorised: str) -> Any:
     sch = Schedule(stages.module_of(arguments))
     if vectorised:
         sch.vectorize(sch.get_loops(sch.get_sblock(vectorised))[-1])
-    return _opaque(sch.mod["main"])
+    return opaque(sch.mod["main"])
 
 
-def _opaque(function: Any) -> Any:
-    """The function with a mark that keeps Relax from fusing others into it: it is scheduled
-    already."""
+def opaque(function: Any) -> Any:
+    """Mark the function, which is scheduled already, so that Relax fuses nothing into it."""
     return function.with_attr("op_pattern", 8).without_attr("global_symbol")
-
-
-opaque = _opaque

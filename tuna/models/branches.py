@@ -1,5 +1,4 @@
-"""Writes out the branches and loops of an ONNX graph that are decided before it runs: by shapes and
-constants. Imports onnx."""
+"""Unrolls branches and loops of an ONNX graph that shapes and constants decide. Imports onnx."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-#: A loop is written out with at most so many operators.
+#: Most operators of an unrolled loop.
 _LARGEST = 1 << 14
 
 
@@ -22,8 +21,7 @@ def subgraphs(node: Any) -> Iterator[Any]:
 
 
 def names_read(node: Any) -> Iterator[str]:
-    """The names that an operator reads, also in its graphs; those that are defined there are among
-    them."""
+    """Yield the names that an operator and its graphs read, including those defined there."""
     yield from node.input
     for graph in subgraphs(node):
         yield from (value.name for value in graph.output)
@@ -32,8 +30,7 @@ def names_read(node: Any) -> Iterator[str]:
 
 
 def write_out(graph: Any, known: Mapping[str, Any]) -> bool:
-    """Replace each branch and loop of `graph` that is decided by `known` values; whether there was
-    any."""
+    """Replace each branch and loop that `known` values decide; return whether there was any."""
     nodes: list[Any] = []
     for node in graph.node:
         writer = _WRITERS.get(node.op_type)
@@ -59,14 +56,13 @@ def _branch(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None
 
 
 def _loop(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
-    """None too for a loop that may end at any turn, or has no turn and keeps what each makes."""
+    """Unroll a loop; None if it may end early, or has no iteration and so no values to stack."""
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
     trips, going, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
     if trips not in known or (going and going not in known) or not _goes_on(body):
         return None
-    count = (
-        int(np.asarray(known[trips]).item()) if not going or np.asarray(known[going]).item() else 0
-    )
+    runs = not going or np.asarray(known[going]).item()
+    count = int(np.asarray(known[trips]).item()) if runs else 0
     states = len(body.input) - 2
     kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
     if count * len(body.node) > _LARGEST or (count < 1 and kept):
@@ -94,8 +90,6 @@ _WRITERS: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], list[Any] | None]
     "If": _branch,
     "Loop": _loop,
 }
-
-
 OPERATORS = frozenset(_WRITERS)
 
 
@@ -103,8 +97,7 @@ class _Inside:
     """A copy of the operators of a body, for the graph around it."""
 
     def __init__(self, graph: Any, body: Any, prefix: str, given: Mapping[str, str]) -> None:
-        """`given` are names outside by those of the body's inputs; what the body defines gets the
-        prefix."""
+        """`given` maps the body's inputs to outer names; names of the body get the prefix."""
         defined = {name for node in body.node for name in node.output if name}
         defined |= {tensor.name for tensor in body.initializer}
         names = {**{name: prefix + name for name in defined}, **given}
@@ -129,7 +122,7 @@ def _renamed(node: Any, names: Mapping[str, str], prefix: str = "") -> Any:
 
 
 def _rename_free(graph: Any, names: Mapping[str, str]) -> None:
-    """Rename what a graph reads from around it."""
+    """Rename the outer values that a graph reads."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     own |= {name for node in graph.node for name in node.output}
     outer = {name: other for name, other in names.items() if name not in own}
@@ -141,7 +134,7 @@ def _rename_free(graph: Any, names: Mapping[str, str]) -> None:
 
 
 def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:
-    """Values by the names that the graph has for them."""
+    """Give values the names that the graph has for them."""
     return [
         helper.make_node("Identity", [value], [name])
         for value, name in zip(values, names, strict=False)
@@ -150,7 +143,7 @@ def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:
 
 
 def _stacked(graph: Any, values: Sequence[str], name: str) -> list[Any]:
-    """What each turn made, along a new first axis."""
+    """Stack the values of all iterations along a new first axis."""
     if not name:
         return []
     shape = f"{name}/one"
@@ -164,7 +157,7 @@ def _stacked(graph: Any, values: Sequence[str], name: str) -> list[Any]:
 
 
 def _goes_on(body: Any) -> bool:
-    """Whether no turn of the loop ends it."""
+    """Whether no iteration ends the loop."""
     makers = {name: node for node in body.node for name in node.output}
     name = body.output[0].name
     while name in makers and makers[name].op_type in ("Identity", "Cast"):

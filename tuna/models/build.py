@@ -14,11 +14,11 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline
 
 from tuna.configs import TaskConfig
-from tuna.libraries.tvm import tasks
+from tuna.libraries.tvm.functions import to_text
 from tuna.libraries.tvm.kernels import machine
 from tuna.models import graph, groups
 from tuna.models.emit import Emitter
-from tuna.models.kernels import Kernels
+from tuna.models.kernels import TaskKernels
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Planned:
     """A model whose functions are final, before it is compiled."""
 
     module: tvm.IRModule
-    functions: dict[str, TaskConfig]  #: those that the model calls, by name
-    calls: Counter[str]  #: how often
+    functions: dict[str, TaskConfig]  #: called functions by name
+    calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
@@ -45,9 +45,11 @@ class Planned:
         return str(self.module.script(show_meta=False))
 
 
-def plan(module: tvm.IRModule, kernels: Kernels | None, target: Any) -> Planned:
-    """Recognise the groups of an imported module, give them kernels, and fuse what is left; without
-    `kernels` as TVM does it."""
+def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Planned:
+    """Recognise the groups of an imported module, give them kernels, and fuse the rest.
+
+    Without `kernels` everything is done as TVM does it.
+    """
     found = graph.read(module)
     emitter = Emitter(
         found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats
@@ -95,20 +97,20 @@ def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
             functions[name] = cores[name]
             continue
         function = module[name]
-        text = tasks.to_text(function)
+        text = to_text(function)
         digest = hashlib.sha256(text.encode()).hexdigest()
         bodies[digest] = text
-        structure = (
-            f"{tvm_ffi.structural_hash(function.without_attr('global_symbol')) & (2**64 - 1):016x}"
-        )
+        structure = tvm_ffi.structural_hash(function.without_attr("global_symbol"))
         functions[name] = TaskConfig(
-            name=name.rstrip("0123456789"), body=digest, structure=structure
+            name=name.rstrip("0123456789"),
+            body=digest,
+            structure=f"{structure & (2**64 - 1):016x}",
         )
     return Planned(module, functions, calls, bodies)
 
 
 def _calls(function: Any) -> Counter[str]:
-    """How often each TIR function is called, in the order of the first call."""
+    """Count the calls of each TIR function, in the order of the first call."""
     found: Counter[str] = Counter()
     for block in function.body.blocks:
         for binding in block.bindings:

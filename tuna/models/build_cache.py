@@ -1,4 +1,4 @@
-"""Built models by what they were made of, so that the same build is not done twice."""
+"""Cache of built models by their inputs, so that the same build is not done twice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from tuna.files import atomic_file
 
-#: Builds that are kept, the latest ones.
+#: Number of the latest builds that are kept.
 _KEPT = 8
 _PACKAGE = Path(__file__).parents[1]
-#: Where the code is on which a build depends.
+#: Packages with code on which a build depends.
 _CODE = ("models", "libraries/tvm", "configs")
 
 
@@ -27,8 +27,7 @@ class BuildCache:
         self._folder = folder
 
     def find(self, key: str, output: Path) -> dict[str, Any] | None:
-        """The facts of the build, whose library is copied to `output`; None if it is not there as
-        it was kept."""
+        """Copy a cached library to `output`, return its facts; None if missing or damaged."""
         library, facts = self._paths(key)
         try:
             found: dict[str, Any] = json.loads(facts.read_bytes())
@@ -61,7 +60,7 @@ class BuildCache:
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """The key of a build from what goes into it, and from Tuna's own code that makes it."""
+    """The key of a build: its inputs, and Tuna's own code that makes it."""
     text = json.dumps({**parts, "code": _code()}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,7 +1,6 @@
 """The child process that reads, builds and checks models. Imports TVM; the command line never does.
 
-What a user did wrong is not an exception here but an answer, which `process` raises again
-(`refusals`).
+A user's mistake is not an exception here but an answer, which `process` raises again (`refusals`).
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import tvm
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import targets
 from tuna.models import build, choosing, importer, inputs, timing
-from tuna.models.kernels import Kernels, Record
+from tuna.models.kernels import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.refusals import refusing
 
 
 @refusing
 def locations(path: str) -> dict[str, Any]:
-    """Where the model file says that its weights lie: places in its folder, unchecked."""
+    """The places of its weights that the model file names, unchecked."""
     return {"locations": importer.locations(Path(path))}
 
 
@@ -32,11 +31,13 @@ def locations(path: str) -> dict[str, Any]:
 def inspect(
     path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str
 ) -> dict[str, Any]:
-    """The tasks of the model file, with the text of those that have no core; writes the module's
-    text to `text`."""
+    """Return the model's tasks, and the texts of those without a core.
+
+    The module's text is written to the file `text`.
+    """
     model = importer.read(Path(path), shapes, batch)
     module = importer.to_relax(model, Path(path).name)
-    planned = build.plan(module, Kernels(_target(target), {}, winograd=False), _target(target))
+    planned = build.plan(module, TaskKernels(_target(target), {}, winograd=False), _target(target))
     Path(text).write_text(planned.text)
     return {
         "opset": importer.opset(model),
@@ -56,8 +57,10 @@ def inspect(
 
 @refusing
 def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]) -> dict[str, Any]:
-    """Estimated cycles of the best point of each solver, by task key; `bodies` of tasks without a
-    core by their SHA-256."""
+    """Estimate the cycles of the best point of each solver, by task key.
+
+    `bodies` are the texts of tasks without a core, by their SHA-256.
+    """
     found = [task for task in map(_task, tasks) if task]
     return {
         "cycles": {
@@ -74,26 +77,25 @@ def make(
     shapes: Mapping[str, Any],
     records: Mapping[str, Any],
     winograd: bool,
-    compare: bool,
-    given: Mapping[str, Any],
+    compare_on: Mapping[str, Any] | None,
     output: str,
 ) -> dict[str, Any]:
     """Build the model into the shared library `output`.
 
-    `records` are lists of [solver, params, whether of a similar task] by task key, the best first;
-    with `compare` they are timed in the model, together with the predicted kernel, on inputs as
-    `given` (`inputs.values`).
+    `records` are lists of [solver, params, whether of a similar task] by task key, the best first.
+    With `compare_on`, arguments of `inputs.values`, they are timed in the model on these inputs,
+    together with the predicted kernel.
     """
     model = importer.read(Path(path), shapes)
     module = importer.to_relax(model, Path(path).name)
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
-    values = list(inputs.values(**given).values()) if compare else []
+    values = None if compare_on is None else list(inputs.values(**compare_on).values())
     kernels, compared = choosing.choose(
-        module, known, _target(target), winograd=winograd, compare=compare, given=values
+        module, known, _target(target), winograd=winograd, compare=values is not None, given=values
     )
     planned = build.plan(module, kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))
-    # inside the model, also where the predicted kernel was the fastest
+    # compared tasks were measured, even where the predicted kernel was the fastest
     measured = dict.fromkeys(compared, Class.EXACT)
     return {
         "classes": {key: str(found) for key, found in {**kernels.classes, **measured}.items()},
@@ -123,8 +125,7 @@ def check(
     threads: int,
     untuned: str,
 ) -> dict[str, Any]:
-    """Errors against ONNX's reference, times in turn with others, and the time of each function;
-    see `timing.compare`.
+    """Return errors against the reference, times, and times of functions; see `timing.compare`.
 
     `given` are arguments of `inputs.values`.
     """

@@ -13,18 +13,16 @@ import sqlalchemy as sa
 
 from tuna.configs import Config as AnyConfig
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
-from tuna.configs.likeness import likeness
-from tuna.db.baselines import is_measured
+from tuna.configs.similarity import size_distance
 from tuna.db.batches import parts
-from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
-from tuna.db.types import timed
+from tuna.libraries.results import is_close
 from tuna.libraries.tvm.environment import toolchain_of
 from tuna.libraries.tvm.params import readable
 from tuna.models.manifest import Manifest
+from tuna.results.selectable import RELEASES, SESSIONS, TRIALS, Results
 
-#: Of a task's candidates those up to so many times as slow as the fastest are worth a comparison,
-#: and so many of them.
-_CLOSE, _MOST = 1.4, 3
+#: Candidates of a task that are compared in the model, at most: those close to the fastest.
+_MOST = 3
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def finalists(
     chosen = {}
     for key, each in found.items():
         best_ms = each[0].time_ms
-        close = [winner for winner in each if winner.time_ms <= _CLOSE * best_ms]
+        close = [winner for winner in each if is_close(winner.time_ms, best_ms)]
         others = [
             trial
             for winner in close
@@ -74,9 +72,8 @@ def finalists(
             if trial.params != winner.params
         ]
         others.sort(key=lambda trial: (trial.time_ms, trial.params))
-        chosen[key] = [*close, *(trial for trial in others if trial.time_ms <= _CLOSE * best_ms)][
-            :_MOST
-        ]
+        near = [trial for trial in others if is_close(trial.time_ms, best_ms)]
+        chosen[key] = [*close, *near][:_MOST]
     return chosen
 
 
@@ -87,7 +84,7 @@ def nearest(
     alike.
 
     The most alike is the same layer with another epilogue or none, then one that differs in sizes
-    alone (`likeness`).
+    alone (`size_distance`).
     """
     there_already = set(known)
     missing = [task for task in _with_cores(manifest) if task.key not in there_already]
@@ -148,7 +145,7 @@ def _alike(
 def _distance(task: TaskConfig, other: TaskConfig) -> tuple[int, float] | None:
     if task.core == other.core:
         return int(task.layouts != other.layouts), 0.0
-    found = likeness(task, other)
+    found = size_distance(task, other)
     return None if found is None else (2, found)
 
 
@@ -164,14 +161,16 @@ def _others(
 ) -> list[tuple[str, TaskConfig]]:
     """All tasks that have a result, and the bare layers among `cores` that have one, as tasks; with
     their keys."""
-    wanted = sa.or_(Config.kind == TaskConfig.kind, Config.key.in_({core.key for core in cores}))
-    columns = (Config.key, Config.json, Environment.target, Environment.conditions)
+    results = _comparable(manifest, source)
+    core_keys = {core.key for core in cores}
+    wanted = sa.or_(results["kind"] == TaskConfig.kind, results["config_key"].in_(core_keys))
+    query = results.select("config_key", "json", "target", "conditions").where(wanted)
     found = {}
-    for row in connection.execute(_select(manifest, source, columns).where(wanted).distinct()):
+    for row in connection.execute(query.distinct()):
         if json.loads(row.target) == json.loads(manifest.target):
             task = _as_task(from_json_text(row.json), row.conditions or {})
             if task is not None:
-                found[row.key] = task
+                found[row.config_key] = task
     return sorted(found.items())
 
 
@@ -191,31 +190,20 @@ def _results(
     Results with emptied caches count alone where there are any: such is a model, and other times
     cannot be compared with them.
     """
-    table = FindDb if source.golden_id is None else GoldenEntry
-    job_id = FindDb.job_id if source.golden_id is None else sa.null().label("job_id")
-    columns: list[Any] = [
-        Config.key,
-        Solver.name,
-        table.params,
-        table.time_ms,
-        table.session_id,
-        job_id,
-    ]
-    columns += [Environment.target, Environment.conditions]
+    results = _comparable(manifest, source)
+    columns = ["config_key", "solver", "params", "time_ms", "session_id", "target", "conditions"]
+    query = results.select(*columns, *([] if results.released else ["job_id"]))
     same = json.loads(manifest.target)
     found: dict[str, dict[tuple[bool, str], Winner]] = defaultdict(dict)
     for part in parts(sorted(keys)):
-        for row in connection.execute(
-            _select(manifest, source, columns).where(Config.key.in_(part))
-        ):
+        for row in connection.execute(query.where(results["config_key"].in_(part))):
             if json.loads(row.target) == same:
-                place = (row.conditions or {}).get("caches") == "cold", row.name
-                winner = Winner(
-                    row.name, row.params, float(row.time_ms), row.session_id, row.job_id
-                )
-                there = found[row.key].get(place)
+                place = (row.conditions or {}).get("caches") == "cold", row.solver
+                job_id = None if results.released else row.job_id
+                winner = Winner(row.solver, row.params, float(row.time_ms), row.session_id, job_id)
+                there = found[row.config_key].get(place)
                 if there is None or (winner.time_ms, winner.params) < (there.time_ms, there.params):
-                    found[row.key][place] = winner
+                    found[row.config_key][place] = winner
     return {key: _fastest_first(each) for key, each in found.items()}
 
 
@@ -225,35 +213,22 @@ def _fastest_first(found: Mapping[tuple[bool, str], Winner]) -> list[Winner]:
     return sorted(alike, key=lambda winner: (winner.time_ms, winner.solver))
 
 
-def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Select[Any]:
-    """Measured results of TVM's version and the kernels as they are now, by config.
-
-    By the index uq_find_db, or that of golden_entry, then primary keys.
-    """
-    table = FindDb if source.golden_id is None else GoldenEntry
-    statement = (
-        sa.select(*columns)
-        .select_from(table)
-        .join(Config, Config.id == table.config_id)
-        .join(Solver, Solver.id == table.solver_id)
-    )
-    if source.golden_id is None:
-        statement = statement.join(Session, Session.id == FindDb.session_id)
-        statement = statement.join(Environment, Environment.id == Session.environment_id).where(
-            *is_measured()
-        )
-        if source.session_id is not None:
-            statement = statement.where(FindDb.session_id == source.session_id)
-    else:
-        statement = statement.join(Environment, Environment.id == GoldenEntry.environment_id)
-        statement = statement.where(GoldenEntry.golden_id == source.golden_id)
+def _comparable(manifest: Manifest, source: Source) -> Results:
+    """Measured results of TVM's version and the kernels as they are now."""
+    results = SESSIONS if source.golden_id is None else RELEASES
+    where = [
+        *results.measured,
+        results["library"] == "tvm",
+        results["library_version"] == manifest.tvm,
+        results["toolchain"] == toolchain_of(manifest.tvm),
+    ]
+    if source.golden_id is not None:
+        where.append(results["golden_id"] == source.golden_id)
+    elif source.session_id is not None:
+        where.append(results["session_id"] == source.session_id)
     if not source.winograd:
-        statement = statement.where(Solver.algorithm != "Winograd")
-    same = (
-        Environment.library_version == manifest.tvm,
-        Environment.toolchain == toolchain_of(manifest.tvm),
-    )
-    return statement.where(Environment.library == "tvm", *same)
+        where.append(results["family"] != "Winograd")
+    return results.only(*where, by=["library", "family"])
 
 
 def _close_trials(
@@ -262,14 +237,10 @@ def _close_trials(
     """Good trials of the winners' jobs, by job."""
     by_job = {winner.job_id: winner for winner in found if winner.job_id is not None}
     trials: dict[int | None, list[Winner]] = defaultdict(list)
+    query = TRIALS.select("job_id", "params", "time_ms").where(*TRIALS.measured)
     for part in parts(sorted(by_job)):
-        statement = sa.select(Trial.job_id, Trial.params, Trial.time_ms).where(
-            Trial.job_id.in_(part),
-            Trial.cause.is_(None),
-            timed(Trial.time_ms),
-            Trial.params.is_not(None),
-        )
-        for row in connection.execute(statement):
+        of_jobs = query.where(TRIALS["job_id"].in_(part), TRIALS["params"].is_not(None))
+        for row in connection.execute(of_jobs):
             job = by_job[row.job_id]
             trial = Winner(
                 job.solver, row.params or "", float(row.time_ms or 0.0), job.session_id, row.job_id

@@ -1,9 +1,8 @@
-"""Operators of ONNX that TVM's importer does not have, or has slow or wrong: quantised and
-recurrent ones. Imports TVM.
+"""Operators of ONNX that TVM's importer lacks or gets wrong: quantised, recurrent. Imports TVM.
 
-Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them, which has them
-exactly: then its convolutions and products are those of any other model, with the same kernels.
-Sums of products of eight bits are exact up to 2^24, and to a relative 6e-8 beyond.
+Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them, which
+represents them exactly: then its convolutions and products are those of any other model, with the
+same kernels. Sums of products of eight bits are exact up to 2^24, and to a relative 6e-8 beyond.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self._floats: dict[Any, Any] = {}
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
-        """Nothing: `importer.unsupported` has named all with their nodes before."""
+        """Check nothing: `importer.unsupported` has named all with their nodes before."""
 
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
@@ -56,21 +55,21 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Node:
-    """One operator of the model: its arguments, and what writes Relax for it."""
+    """One operator of the model: its arguments, and the writer of Relax."""
 
     operator: str
     inputs: Any  #: None beyond the last
     attributes: dict[str, Any]
     opset: int
     builder: Any
-    floats: dict[Any, Any]  #: variables of whole numbers, and those of the same values as fp32
+    floats: dict[Any, Any]  #: fp32 variables by the variables of the same whole numbers
 
     def emit(self, value: Any) -> Any:
         """A variable for the value."""
         return self.builder.emit(value)
 
     def of_tvm(self, inputs: list[Any]) -> Any:
-        """What TVM's importer makes of the operator with other inputs."""
+        """Convert the operator with other inputs by TVM's importer."""
         operator = {"ConvInteger": "Conv", "QLinearConv": "Conv"}.get(self.operator, self.operator)
         converter = onnx_frontend._get_convert_map()[operator].get_converter(self.opset)
         return self.emit(
@@ -78,7 +77,7 @@ class _Node:
         )
 
     def whole(self, value: Any, kind: str) -> Any:
-        """A variable of whole numbers of type `kind` for values in fp32 that are such."""
+        """A variable of type `kind` for whole numbers in fp32."""
         found = self.emit(relax.op.astype(value, kind))
         self.floats[found] = value
         return found
@@ -115,7 +114,7 @@ class _Node:
         )
 
     def centered(self, value: Any, zero: Any, axis: int) -> Any:
-        """Whole numbers as fp32, less what stands for zero."""
+        """Whole numbers as fp32, less the zero point."""
         if zero is None:
             return self.float(value)
         return self.apply(
@@ -123,7 +122,7 @@ class _Node:
         )
 
     def dequantized(self, value: Any, scale: Any, zero: Any, axis: int) -> Any:
-        """Whole numbers as what they stand for."""
+        """The real values of whole numbers."""
         return self.apply(
             "multiply",
             self.centered(value, zero, axis),
@@ -167,13 +166,10 @@ def _quantize_dynamically(node: _Node) -> Any:
     scale = node.emit(
         relax.op.divide(node.emit(relax.op.subtract(high, low)), relax.const(255.0, "float32"))
     )
-    # of zeros
-    some = node.emit(
-        relax.op.maximum(scale, relax.const(float(np.finfo(np.float32).tiny), "float32"))
-    )
-    at = node.emit(
-        relax.op.round(node.emit(relax.op.negative(node.emit(relax.op.divide(low, some)))))
-    )
+    tiny = relax.const(float(np.finfo(np.float32).tiny), "float32")
+    some = node.emit(relax.op.maximum(scale, tiny))  # for inputs of nothing but zeros
+    negated = node.emit(relax.op.negative(node.emit(relax.op.divide(low, some))))
+    at = node.emit(relax.op.round(negated))
     offset = node.whole(node.emit(relax.op.clip(at, 0.0, 255.0)), "uint8")
     return relax.Tuple([node.quantized(x, some, offset, 0, "uint8"), scale, offset])
 
@@ -188,7 +184,7 @@ def _matmul_integer(node: _Node) -> Any:
 def _conv_integer(node: _Node) -> Any:
     x, w, x_zero, w_zero = (node.inputs[number] for number in range(4))
     found = node.of_tvm([node.centered(x, x_zero, 1), node.centered(w, w_zero, 0), None])
-    # by Winograd's sums they are not quite whole
+    # Winograd's sums are not quite whole
     return node.whole(node.emit(relax.op.round(found)), "int32")
 
 
@@ -197,13 +193,10 @@ def _qlinear_conv(node: _Node) -> Any:
         node.inputs[number] for number in range(9)
     )
     if bias is not None:
-        bias = node.apply(
-            "multiply", node.float(bias), node.apply("multiply", _single(x_scale), w_scale)
-        )
-    given, weights = (
-        node.dequantized(x, x_scale, x_zero, 1),
-        node.dequantized(w, w_scale, w_zero, 0),
-    )
+        scale = node.apply("multiply", _single(x_scale), w_scale)
+        bias = node.apply("multiply", node.float(bias), scale)
+    given = node.dequantized(x, x_scale, x_zero, 1)
+    weights = node.dequantized(w, w_scale, w_zero, 0)
     return node.quantized(node.of_tvm([given, weights, bias]), y_scale, y_zero, 1, _kind(y_zero))
 
 
@@ -219,7 +212,7 @@ def _qlinear_matmul(node: _Node) -> Any:
 
 
 def _conv(node: _Node) -> Any:
-    """Along one axis as that of images of one row, for which there are kernels."""
+    """Convert a convolution along one axis into one of images with one row, which has kernels."""
     x, w, bias = (node.inputs[number] for number in range(3))
     if len(_shape(x)) != 3 or constant_of(w) is None:
         return node.of_tvm(list(node.inputs))
@@ -237,15 +230,14 @@ def _conv(node: _Node) -> Any:
 
 
 def _slice(node: _Node) -> Any:
-    """With limits as attributes, as before opset 10, they are the inputs that TVM's importer
-    expects."""
+    """Turn limits that are attributes, as before opset 10, into inputs for TVM's importer."""
     names = [name for name in ("starts", "ends", "axes") if name in node.attributes]
     limits = [relax.const(np.array(node.attributes[name], np.int64)) for name in names]
     return node.of_tvm([node.inputs[0], *limits] if limits else list(node.inputs))
 
 
 def _cast(node: _Node) -> Any:
-    """Whole numbers that are there as fp32 are not made anew."""
+    """Reuse the fp32 variable of whole numbers, if there is one."""
     if node.attributes["to"] == onnx.TensorProto.FLOAT and node.inputs[0] in node.floats:
         return node.floats[node.inputs[0]]
     return node.of_tvm([node.inputs[0]])
@@ -255,7 +247,7 @@ def _recurrent(node: _Node) -> Any:
     return recurrent.convert(node.operator, node.builder, list(node.inputs), node.attributes)
 
 
-#: What writes Relax for an operator.
+#: Converters by operator.
 OWN: Mapping[str, Callable[[_Node], Any]] = {
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,

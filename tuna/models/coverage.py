@@ -12,13 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
-from tuna.configs.likeness import family, likeness
-from tuna.db import models, networks
-from tuna.db.baselines import is_measured
+from tuna.configs.similarity import family, size_distance
+from tuna.db import networks
 from tuna.db.batches import parts
-from tuna.db.models import ConfigTag, Environment, FindDb, GoldenEntry, Session, Solver
-from tuna.db.types import timed
 from tuna.errors import NotFound
+from tuna.results.selectable import BOTH, Results
+from tuna.results.tables import config, config_tag, environment
 
 
 class Cover(str, enum.Enum):
@@ -125,7 +124,7 @@ def _covered(layer: Config, weight: int, best: Any, near: str | None) -> Covered
     if best is not None:
         facts = {
             "cover": Cover.EXACT,
-            "solver": best.name,
+            "solver": best.solver,
             "time_ms": best.time_ms,
             "noisy": bool(best.noisy),
         }
@@ -136,7 +135,7 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
     try:
         model_id, model = networks.find(connection, name)
     except NotFound as error:
-        query = sa.select(ConfigTag.config_id).where(ConfigTag.tag == name)
+        query = sa.select(config_tag.c.config_id).where(config_tag.c.tag == name)
         tagged = dict.fromkeys(connection.execute(query).scalars(), 1)
         if not tagged:
             raise NotFound(
@@ -149,14 +148,14 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
 def _environments(
     connection: sa.Connection, arch: str, device: str | None, library: str | None
 ) -> list[int]:
-    query = sa.select(Environment.id).where(Environment.arch == arch)
+    query = sa.select(environment.c.id).where(environment.c.arch == arch)
     if device is not None:
-        query = query.where(sa.func.instr(sa.func.lower(Environment.device), device.lower()) > 0)
+        query = query.where(sa.func.instr(sa.func.lower(environment.c.device), device.lower()) > 0)
     if library is not None:
-        query = query.where(Environment.library == library)
+        query = query.where(environment.c.library == library)
     found = list(connection.execute(query).scalars())
     if not found:
-        there = sorted(connection.execute(sa.select(Environment.arch).distinct()).scalars())
+        there = sorted(connection.execute(sa.select(environment.c.arch).distinct()).scalars())
         what = " ".join(filter(None, (arch, device, library)))
         raise NotFound(
             f"No session was tuned for {what}.",
@@ -168,18 +167,15 @@ def _environments(
 def _read(connection: sa.Connection, ids: Sequence[int]) -> Iterator[tuple[int, Config]]:
     """Configs by id; those of a kind that is not installed are left out."""
     for part in parts(ids):
-        query = sa.select(models.Config.id, models.Config.json).where(models.Config.id.in_(part))
-        for number, text in connection.execute(query.order_by(models.Config.id)):
+        query = sa.select(config.c.id, config.c.json).where(config.c.id.in_(part))
+        for number, text in connection.execute(query.order_by(config.c.id)):
             yield number, from_json_text(text)
 
 
-def _timed(
-    table: type[FindDb] | type[GoldenEntry], environments: Sequence[int]
-) -> list[sa.ColumnElement[bool]]:
-    if table is GoldenEntry:
-        return [GoldenEntry.environment_id.in_(environments), timed(GoldenEntry.time_ms)]
-    sessions = sa.select(Session.id).where(Session.environment_id.in_(environments))
-    return [FindDb.session_id.in_(sessions), *is_measured()]
+def _measured(environments: Sequence[int]) -> Iterator[Results]:
+    for results in BOTH:
+        here = results["environment_id"].in_(environments)
+        yield results.only(here, *results.measured, by=["environment_id"])
 
 
 def _fastest(
@@ -188,15 +184,11 @@ def _fastest(
     """The fastest result of each config."""
     found: dict[int, Any] = {}
     for part in parts(ids):
-        for table in (FindDb, GoldenEntry):
-            query = (
-                sa.select(table.config_id, table.time_ms, Solver.name, table.noisy)
-                .join(Solver, Solver.id == table.solver_id)
-                .where(table.config_id.in_(part), *_timed(table, environments))
-            )
-            for row in connection.execute(query):
+        for results in _measured(environments):
+            query = results.select("config_id", "time_ms", "solver", "noisy")
+            for row in connection.execute(query.where(results["config_id"].in_(part))):
                 before = found.get(row.config_id)
-                if before is None or (row.time_ms, row.name) < (before.time_ms, before.name):
+                if before is None or (row.time_ms, row.solver) < (before.time_ms, before.solver):
                     found[row.config_id] = row
     return found
 
@@ -213,20 +205,13 @@ def _nearest(
         return {}
     kinds = {layer.kind for layer in missing.values()}
     ids: set[int] = set()
-    for table in (FindDb, GoldenEntry):
-        query = (
-            sa.select(table.config_id)
-            .join(models.Config, models.Config.id == table.config_id)
-            .distinct()
-        )
-        rows = connection.execute(
-            query.where(models.Config.kind.in_(kinds), *_timed(table, environments))
-        )
-        ids |= set(rows.scalars())
+    for results in _measured(environments):
+        query = results.select("config_id", by=["kind"]).where(results["kind"].in_(kinds))
+        ids |= set(connection.execute(query.distinct()).scalars())
     best: dict[int, tuple[float, str]] = {}
     for _, known in _read(connection, sorted(ids)):
         for number in wanted.get(family(known) or (), ()):
-            distance = likeness(missing[number], known)
+            distance = size_distance(missing[number], known)
             if distance is not None:
                 best[number] = min(
                     best.get(number, (distance, known.label)), (distance, known.label)

@@ -1,4 +1,4 @@
-"""How far answers of models are apart."""
+"""Error of one model's outputs against another's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _SMALL = 1e-3
 
 
 def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference over the largest magnitude of its output; the largest float where a
-    shape or value is none."""
+    """Return the largest difference relative to its output's largest magnitude.
+
+    It is the largest float if shapes differ or a value is not finite.
+    """
     worst = 0.0
     for ours, right in zip(found, expected, strict=True):
         if (

@@ -1,8 +1,6 @@
-"""Writes the model anew with our kernels: tensors stay in blocks of channels from one to the next.
-Imports TVM.
+"""Rewrites a model with our kernels, keeping tensors in blocks of channels. Imports TVM.
 
-A value of the model has up to two forms, plain and in blocks, each made when an operator first asks
-for it.
+A value of the model has up to two forms, plain and in blocks, each made for its first reader.
 """
 
 from __future__ import annotations
@@ -22,24 +20,13 @@ from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.models import blocked
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
-from tuna.models.groups import Group
+from tuna.models.groups import FusionGroup
 
-#: Operators on single values whose answer is finite for finite values. Those that fill the last
-#: block up are no zeros after them, which does not matter: kernels multiply them by zero.
+#: Elementwise operators with finite answers for finite values. The padding of the last block is not
+#: zero after them, which does not matter, because kernels multiply it by zero.
 _ELEMENTWISE = {
-    *(
-        "add",
-        "subtract",
-        "multiply",
-        "maximum",
-        "minimum",
-        "clip",
-        "negative",
-        "abs",
-        "exp",
-        "sigmoid",
-        "tanh",
-    ),
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
+    *("negative", "abs", "exp", "sigmoid", "tanh"),
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
 
@@ -52,7 +39,7 @@ class Chosen:
     """The kernel of a task."""
 
     function: Any  #: scheduled PrimFunc
-    #: makes of weights what it takes; None for a product of two variables
+    #: packs weights for it; None for a product of two variables
     pack: Callable[[Any], Any] | None
     shape: ConvShape | None  #: of a convolution
 
@@ -63,7 +50,7 @@ class Emitter:
     def __init__(
         self,
         graph: Graph,
-        groups: list[Group],
+        groups: list[FusionGroup],
         kernel: Callable[[TaskConfig], Chosen | None],
         block: int,
     ):
@@ -72,7 +59,7 @@ class Emitter:
         self._plain: dict[Any, Any] = {}
         self._blocks: dict[Any, Any] = {}
         self._functions: dict[Any, Any] = {}
-        self._reshaped: dict[Any, Any] = {}  #: what a variable was before it got another shape
+        self._reshaped: dict[Any, Any] = {}  #: the source of each reshaped variable
         self._last = {group.answer: group for group in groups}
         self._inside = {node.var for group in groups for node in group.nodes}
         self._builder = relax.BlockBuilder()
@@ -80,7 +67,7 @@ class Emitter:
         self.calls: list[tuple[str, TaskConfig | None]] = []
 
     def run(self) -> tvm.IRModule:
-        """The module, whose function `main` takes and returns what the model does."""
+        """The module, whose function `main` has the model's parameters and results."""
         builder = self._builder
         for param in self._graph.params:
             self._plain[param] = param
@@ -119,19 +106,17 @@ class Emitter:
         return self._blocks[var]
 
     def _leaf(self, leaf: Any) -> Any:
-        """A variable in the model's own layout, a constant as it is; one without values is made
-        when the model runs.
+        """Return a variable in the model's layout, or a constant.
 
-        TVM writes it into a library that it then refuses to load, unless the first extent is zero.
+        A constant without values is made when the model runs, because TVM would write a library
+        that it refuses to load, unless the first extent is zero.
         """
         values = constant_of(leaf)
         if values is None:
             return self.plain(leaf)
-        return (
-            leaf
-            if values.size
-            else self._builder.emit(relax.op.zeros(values.shape, str(values.dtype)))
-        )
+        if values.size:
+            return leaf
+        return self._builder.emit(relax.op.zeros(values.shape, str(values.dtype)))
 
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
@@ -145,7 +130,7 @@ class Emitter:
         elif node.var not in self._inside:
             self._operator(node)
 
-    def _kernel_call(self, group: Group, chosen: Chosen) -> None:
+    def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
         function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
         kind = Epilogue(tuple(group.epilogue)).answer_type
         if isinstance(group.core, GemmConfig):
@@ -162,9 +147,9 @@ class Emitter:
         self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
 
     def _product_call(
-        self, group: Group, core: GemmConfig, chosen: Chosen, function: Any, kind: str
+        self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str
     ) -> None:
-        """A product on matrices: what leads the rows is one axis."""
+        """Emit a product of matrices, with all leading axes as rows."""
         batch, found = ((core.batch_count,) if core.batch_count > 1 else ()), extents(group.answer)
         assert found is not None
         a, b, c = ((*batch, *sizes) for sizes in core.stored_shapes.values())
@@ -183,7 +168,7 @@ class Emitter:
         self._plain[group.answer] = self._shaped(self._call(function, given, c, kind), found)
 
     def _operator(self, node: Node) -> None:
-        """In blocks if an input is there already and it can be done, else as TVM does it."""
+        """Emit an operator in blocks if an input is in blocks and the operator supports it."""
         if any(
             isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args
         ) and self._in_blocks(node):
@@ -195,7 +180,7 @@ class Emitter:
             )
             return
         value = substitute(node.value, _Lookup(self._leaf))
-        if node.op == "call_tir":  # what TVM's importer, or `recurrent`, wrote out as a function
+        if node.op == "call_tir":  # a function that TVM's importer, or `recurrent`, wrote
             called, *given = value.args
             function = self._builder.add_func(self._graph.functions[called], called.name_hint)
             value = tvm.ir.Call(value.op, [function, *given], value.attrs, value.ty_args)
@@ -253,8 +238,7 @@ class Emitter:
         return True
 
     def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
-        """Whether an argument of an elementwise operator can be had in blocks: one value, or all
-        channels of the answer."""
+        """Whether an elementwise operator's argument fits blocks: one value, or all channels."""
         values = constant_of(arg)
         if values is not None and values.size == 1:
             return True
@@ -287,8 +271,7 @@ class Emitter:
         return function
 
     def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The value with another shape and the same order of its values; what was reshaped before
-        is so only once."""
+        """Reshape the value, once for a chain of reshapes."""
         value = self._reshaped.get(value, value)
         if extents(value) == shape:
             return value
@@ -304,7 +287,7 @@ class Emitter:
 
 
 class _Lookup:
-    """A mapping of variables and constants to what a function makes of them."""
+    """A function on variables and constants, as a mapping for `substitute`."""
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         self._find = find
@@ -318,11 +301,11 @@ def _name(task: TaskConfig) -> str:
     return "_".join([kind, *task.epilogue])
 
 
-def _pool(node: Node) -> blocked.Pool:
+def _pool(node: Node) -> blocked.Pooling:
     attrs = node.attrs
     pad = [int(value) for value in attrs.padding]
     (sh, sw), (dh, dw), (rows, columns) = (
         (int(first), int(second))
         for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
     )
-    return blocked.Pool((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))
+    return blocked.Pooling((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))

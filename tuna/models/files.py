@@ -1,5 +1,4 @@
-"""The files of a model: the one that a user names, and those beside it that hold its weights
-(ONNX's external data)."""
+"""Files of a model: the one that a user names, and its weights beside it (external data)."""
 
 from __future__ import annotations
 
@@ -24,8 +23,9 @@ def read(path: Path) -> bytes:
 
 
 def read_beside(model: Path, location: str) -> bytes:
-    """The file of weights that `model` names by its place in the model's folder; raises BadInput
-    for any other place.
+    """Read the file of weights at `location` in the model's folder; raises BadInput for others.
+
+    No link is followed, below the folder either, because someone else may have written the model.
 
     No link is followed, below the folder either: what the model names was written by someone else.
     """
@@ -42,11 +42,8 @@ def read_beside(model: Path, location: str) -> bytes:
             folder = inner
         file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
-        why = (
-            "no plain file"
-            if isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
-            else error.strerror
-        )
+        is_link = isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
+        why = "no plain file" if is_link else error.strerror
         raise BadInput(
             f"{model.name} wants weights from {location!r}, which cannot be read: {why}.",
             hint=_HINT,

@@ -1,8 +1,8 @@
-"""Computes the parts of an ONNX graph that depend on shapes and constants alone, once the inputs'
-shapes are fixed.
+"""Folds the parts of an ONNX graph that depend on shapes and constants alone.
 
-Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`. TVM's
-importer wants the result. Branches and loops that they decide are written out (`branches`).
+Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`, of which
+TVM's importer needs the result. Branches and loops that they decide are unrolled (`branches`). The
+shapes of the inputs are fixed before.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from onnx.reference import ReferenceEvaluator
 
 from tuna.models import branches
 
-#: A constant that is computed has at most this many values, or as many as it is computed from:
-#: weights in another order.
+#: Most values of a computed constant, unless its inputs have as many, as reordered weights do.
 _LARGEST = 1 << 12
-#: Each round finds shapes that depend on those of the one before, or a branch inside of another
-#: one.
+#: Most rounds; each finds shapes that depend on those of the round before, or an inner branch.
 _ROUNDS = 32
 _RANDOM = {
     "RandomNormal",
@@ -33,8 +31,7 @@ _RANDOM = {
 
 
 def fold(model: Any) -> Any:
-    """The model with those operators replaced by constants; the same model where nothing can be
-    computed."""
+    """Replace those operators by constants; the model itself where nothing can be computed."""
     constants: dict[str, Any] = {}
     for _ in range(_ROUNDS):
         known, found = _computed(model, constants)
@@ -52,8 +49,10 @@ def _has_branches(model: Any) -> bool:
 
 
 def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values by name: all that are known, and of these the outputs of operators. Those in `read`
-    were read before."""
+    """Return all known values by name, and of them the outputs of operators.
+
+    `read` caches the values of initializers.
+    """
     shapes = _shapes(model)
     given = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
@@ -79,7 +78,7 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes that are known in full."""
+    """Fully known shapes."""
     inferred = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
     found = {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
@@ -96,7 +95,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _without_weights(model: Any) -> Any:
-    """The model with large constants as inputs, for their values take time to be copied."""
+    """The model with large constants as inputs, because copying their values takes time."""
     light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
     graph, given = model.graph, {value.name for value in model.graph.input}
     light.graph.name = graph.name
@@ -140,8 +139,7 @@ def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
 
 
 def _replaced(model: Any, found: dict[str, Any]) -> Any:
-    """A copy with constants for the operators all of whose outputs were computed; inferred shapes
-    are dropped."""
+    """Copy the model with constants for fully computed operators, and without inferred shapes."""
     copy = type(model)()
     copy.CopyFrom(model)
     left = [node for node in copy.graph.node if not all(name in found for name in node.output)]

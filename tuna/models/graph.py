@@ -1,5 +1,4 @@
-"""A Relax function as a list of operators, its constants folded with NumPy. Runs where TVM is
-imported.
+"""A Relax function as a list of operators, with constants folded by NumPy. Imports TVM.
 
 TVM's own folding compiles a function for each constant, which takes most of a minute for a ResNet.
 """
@@ -26,7 +25,7 @@ class Node:
 
     @property
     def op(self) -> str:
-        """Name of the operator without `relax.`; empty for what is no call of one."""
+        """Name of the called operator without `relax.`; empty for other values."""
         is_call = isinstance(self.value, Call) and isinstance(self.value.op, Op)
         return str(self.value.op.name).removeprefix("relax.") if is_call else ""
 
@@ -48,13 +47,12 @@ class Graph:
     params: list[Any]
     nodes: list[Node]
     result: Any
-    #: those of TIR that are called, by their global variables
+    #: called TIR functions by their global variables
     functions: dict[Any, Any] = field(default_factory=dict)
     users: dict[Any, list[Node]] = field(default_factory=dict)  #: of a variable
 
     def sole_user(self, var: Any) -> Node | None:
-        """The only operator that reads `var`, None where there are more or it is the model's
-        answer."""
+        """The only operator that reads `var`; None if there are more or it is an answer."""
         users = self.users.get(var, [])
         return users[0] if len(users) == 1 and not self.is_result(var) else None
 
@@ -112,7 +110,7 @@ def variables(expression: Any) -> list[Any]:
 
 
 def substitute(expression: Any, replaced: Any) -> Any:
-    """The expression with variables and constants replaced: `replaced` is a mapping of them."""
+    """Replace variables and constants of an expression by the mapping `replaced`."""
     if isinstance(expression, relax.Var | GenericConst):
         return replaced.get(expression, expression)
     if isinstance(expression, Call):
@@ -123,11 +121,9 @@ def substitute(expression: Any, replaced: Any) -> Any:
     if isinstance(expression, relax.TupleGetItem):
         whole = substitute(expression.tuple_value, replaced)
         index = int(expression.index)
-        return (
-            whole.fields[index]
-            if isinstance(whole, relax.Tuple)
-            else relax.TupleGetItem(whole, index)
-        )
+        if isinstance(whole, relax.Tuple):
+            return whole.fields[index]
+        return relax.TupleGetItem(whole, index)
     return expression
 
 
@@ -160,8 +156,7 @@ def _mentions(expression: Any, var: Any) -> bool:
 
 
 def _named(value: Any) -> Any:
-    """The operator that TVM's importer of ONNX wrote out as a function: ONNX's Clip becomes two of
-    these."""
+    """Restore an operator that TVM's importer wrote as a function: ONNX's Clip becomes two."""
     if isinstance(value, Call) and isinstance(value.op, Op) and value.op.name == "relax.call_tir":
         name = value.args[0].name_hint.rstrip("0123456789")
         if name in ("maximum", "minimum") and len(value.args[1].fields) == 2:
@@ -170,8 +165,7 @@ def _named(value: Any) -> Any:
 
 
 def _folded(node: Node) -> Any:
-    """The value of a cheap operator on constants; None where it reads variables, or is none of
-    those."""
+    """Compute a cheap operator on constants; None for any other."""
     constants = [constant_of(arg) for arg in node.args]
     if not constants or constants[0] is None:
         return None

@@ -1,5 +1,4 @@
-"""Finds the convolutions and matrix products of a model, each with what can be done before its
-answer is written."""
+"""Finds the convolutions and products of a model with the operators of their epilogues."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from tuna.configs.values import Direction
 from tuna.models import activations
 from tuna.models.graph import Graph, Node, constant_of, extents
 
-#: Layout of the weights by operator: of both it is K, C/groups, R, S of the forward convolution.
+#: Layout of the weights by operator; both are K, C/groups, R, S of the forward convolution.
 _WEIGHTS = {"nn.conv2d": "OIHW", "nn.conv2d_transpose": "IOHW"}
 
 
 @dataclass
-class Group:
+class FusionGroup:
     """A core with its weights, and the operators that became its epilogue."""
 
     core: ConvConfig | GemmConfig
@@ -47,18 +46,16 @@ class Group:
         return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
 
 
-def find(graph: Graph) -> list[Group]:
+def find(graph: Graph) -> list[FusionGroup]:
     """Every group of the model; no operator is in two of them."""
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
-        group = (
-            _product(node, graph)
-            if node.op == "matmul"
-            else _convolution(node)
-            if node.op in _WEIGHTS
-            else None
-        )
+        group = None
+        if node.op == "matmul":
+            group = _product(node, graph)
+        elif node.op in _WEIGHTS:
+            group = _convolution(node)
         if group is None:
             continue
         _extend(group, graph, taken)
@@ -67,9 +64,11 @@ def find(graph: Graph) -> list[Group]:
     return found
 
 
-def _convolution(node: Node) -> Group | None:
-    """A transposed convolution is the backward data of the convolution that makes its input from
-    its answer."""
+def _convolution(node: Node) -> FusionGroup | None:
+    """Return the group of a convolution.
+
+    A transposed one is the backward data of the convolution that makes its input from its answer.
+    """
     attrs, shape, found = node.attrs, extents(node.args[0]), extents(node.var)
     weights = constant_of(node.args[1])
     pads = [int(pad) for pad in attrs.padding]
@@ -85,8 +84,8 @@ def _convolution(node: Node) -> Group | None:
     if layouts != ("NCHW", _WEIGHTS[node.op], "NCHW") or pads[:2] != pads[2:]:
         return None
     (sh, sw), (dh, dw) = ((int(a), int(b)) for a, b in (attrs.strides, attrs.dilation))
-    turned = node.op == "nn.conv2d_transpose"
-    given, answered = (found, shape) if turned else (shape, found)
+    transposed = node.op == "nn.conv2d_transpose"
+    given, answered = (found, shape) if transposed else (shape, found)
     core = ConvConfig(
         batchsize=shape[0],
         in_channels=given[1],
@@ -102,21 +101,21 @@ def _convolution(node: Node) -> Group | None:
         dilation_h=dh,
         dilation_w=dw,
         group_count=int(attrs.groups),
-        direction=Direction.BACKWARD_DATA if turned else Direction.FORWARD,
+        direction=Direction.BACKWARD_DATA if transposed else Direction.FORWARD,
     )
     if core.output_size != answered[2:]:  # an output padding of a stride or more
         return None
-    return Group(core, node.args[0], weights, nodes=[node])
+    return FusionGroup(core, node.args[0], weights, nodes=[node])
 
 
-def _product(node: Node, graph: Graph) -> Group | None:
+def _product(node: Node, graph: Graph) -> FusionGroup | None:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
     if weights is None:
         return _product_of_variables(node, graph)
     if shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
         return None
     rows = math.prod(shape[:-1])
-    return Group(
+    return FusionGroup(
         GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]),
         node.args[0],
         weights,
@@ -124,9 +123,11 @@ def _product(node: Node, graph: Graph) -> Group | None:
     )
 
 
-def _product_of_variables(node: Node, graph: Graph) -> Group | None:
-    """A product of two variables with the same batch; a transposed second one is read as it was
-    before."""
+def _product_of_variables(node: Node, graph: Graph) -> FusionGroup | None:
+    """Return the group of a batched product of two variables.
+
+    If the second one is a transposition, the product reads its source.
+    """
     first, second = node.args
     shape, other = extents(first), extents(second)
     if (
@@ -142,8 +143,8 @@ def _product_of_variables(node: Node, graph: Graph) -> Group | None:
     maker = graph.maker(second)
     if maker is not None and maker.op == "permute_dims" and maker.attrs.axes is not None:
         *lead, rows, columns = (int(axis) for axis in maker.attrs.axes)
-        if rows == len(lead) + 1:  # what lies side by side would be torn apart
-            return Group(
+        if rows == len(lead) + 1:  # else contiguous values would be scattered
+            return FusionGroup(
                 replace(core, trans_b=True),
                 first,
                 None,
@@ -151,11 +152,11 @@ def _product_of_variables(node: Node, graph: Graph) -> Group | None:
                 [*lead, columns, rows],
                 nodes=[node],
             )
-    return Group(core, first, None, second, nodes=[node])
+    return FusionGroup(core, first, None, second, nodes=[node])
 
 
-def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
-    """Take up operators as long as nothing else reads what lies between."""
+def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
+    """Add operators to the epilogue as long as nothing else reads the values between."""
     while not group.epilogue or group.epilogue[-1] not in CASTS:
         user = graph.sole_user(group.answer)
         if user is not None and user.op == "nn.batch_norm" and set(group.epilogue) <= {BIAS}:
@@ -164,11 +165,9 @@ def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
                 return
             group.nodes += [user, first]
             continue
-        found = (
-            None
-            if set(ACTIVATIONS) & set(group.epilogue)
-            else activations.follows(graph, group.answer)
-        )
+        found = None
+        if not set(ACTIVATIONS) & set(group.epilogue):
+            found = activations.follows(graph, group.answer)
         if found is not None and not any(node.var in taken for node in found[1]):
             group.epilogue.append(found[0])
             group.nodes += found[1]
@@ -178,7 +177,7 @@ def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
             return
 
 
-def _normalise(group: Group, node: Node) -> bool:
+def _normalise(group: FusionGroup, node: Node) -> bool:
     """Fold a batch normalisation into weights and bias, in double precision."""
     attrs = node.attrs
     parts = [constant_of(arg) for arg in node.args[1:]]
@@ -197,8 +196,8 @@ def _normalise(group: Group, node: Node) -> bool:
     return True
 
 
-def _scale(group: Group, node: Node) -> bool:
-    """A product or quotient with a value for each channel becomes part of weights and bias."""
+def _scale(group: FusionGroup, node: Node) -> bool:
+    """Fold a product or quotient with a value for each channel into weights and bias."""
     values = constant_of(node.args[1]) if node.op in ("multiply", "divide") else None
     if node.op == "multiply" and values is None:
         values = constant_of(node.args[0])
@@ -210,9 +209,8 @@ def _scale(group: Group, node: Node) -> bool:
     return _multiply(group, 1.0 / found if node.op == "divide" else found)
 
 
-def _multiply(group: Group, scale: Any) -> bool:
-    """Multiply the answer before its epilogue, in double precision; False where the weights do not
-    have its channels as an axis."""
+def _multiply(group: FusionGroup, scale: Any) -> bool:
+    """Multiply the answer before its epilogue; False where the weights lack its channel axis."""
     channels: tuple[int, ...] = (1, -1)
     if isinstance(group.core, ConvConfig):
         transposed = group.core.direction is Direction.BACKWARD_DATA
@@ -225,8 +223,8 @@ def _multiply(group: Group, scale: Any) -> bool:
     return True
 
 
-def _by_channel(group: Group, node: Node, values: Any) -> Any | None:
-    """The values of an operand as one for each channel; None where they are something else."""
+def _by_channel(group: FusionGroup, node: Node, values: Any) -> Any | None:
+    """An operand with one value for each channel; None for any other."""
     shape = extents(group.answer)
     if shape is None or extents(node.var) != shape:
         return None
@@ -237,18 +235,18 @@ def _by_channel(group: Group, node: Node, values: Any) -> Any | None:
     return np.array(np.broadcast_to(values.reshape(-1), (shape[axis],)))
 
 
-def _taken_up(group: Group, node: Node) -> bool:
+def _taken_up(group: FusionGroup, node: Node) -> bool:
     return _add(group, node) or _scale(group, node) or _cast(group, node)
 
 
-def _set_bias(group: Group, values: Any) -> None:
+def _set_bias(group: FusionGroup, values: Any) -> None:
     group.bias = values
     if BIAS not in group.epilogue:
         group.epilogue.insert(0, BIAS)
 
 
-def _add(group: Group, node: Node) -> bool:
-    """A value for each channel becomes bias, a tensor of the answer's shape the residual."""
+def _add(group: FusionGroup, node: Node) -> bool:
+    """Make a value for each channel the bias, a tensor of the answer's shape the residual."""
     if node.op != "add":
         return False
     other = node.args[1] if node.args[0].same_as(group.answer) else node.args[0]
@@ -267,8 +265,8 @@ def _add(group: Group, node: Node) -> bool:
     return True
 
 
-def _cast(group: Group, node: Node) -> bool:
-    """A change of the answer's type."""
+def _cast(group: FusionGroup, node: Node) -> bool:
+    """Add a change of the answer's type to the epilogue."""
     found = [
         name
         for name, kind in CASTS.items()

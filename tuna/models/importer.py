@@ -1,5 +1,4 @@
-"""Reads a model file into Relax. Imports TVM, for ONNX the package `onnx`, for programs of
-`torch.export` PyTorch."""
+"""Reads model files into Relax. Imports TVM, and the package `onnx` or PyTorch."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _OWN_DOMAINS = ("", "ai.onnx")
 
 
 def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
-    """The model in a file, ONNX or a program of `torch.export`, with fixed shapes; see
-    `read_onnx`."""
+    """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
     if _is_torch(path):
         return torch_importer.read(path, path.name, shapes, batch)
     return read_onnx(path, shapes, batch)
@@ -52,17 +50,16 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
 
 
 def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
-    """The ONNX model with inputs of these shapes, `batch` as the first extent of those that are not
-    named.
+    """Read an ONNX model with inputs of these shapes; `batch` is the first extent of the others.
 
-    A shape may also be one value for the name of an open extent; what one input says of it holds
-    for all. Raises BadInput for a file that is no valid model, an input that it does not have, and
-    in one message for all extents that nothing says and all operators that cannot be imported.
+    A shape may also be one value for the name of an open extent, which then holds for all inputs.
+    Raises BadInput for a file that is no valid model, an unknown input, and in one message for all
+    extents that stay open and all operators that cannot be imported.
     """
     model = _graph(path)
     _load_weights(model, path)
     _check_types(path.name, real_inputs(model))
-    # Branches are decided when all shapes are known.
+    # branches are decided when all shapes are known
     nodes = (
         node
         for node in _without_functions(model).graph.node
@@ -75,8 +72,7 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None
 
 
 def locations(path: Path) -> list[str]:
-    """Where the model says that its weights lie, relative to its folder: unchecked text of the
-    file's."""
+    """Return the places of the model's weights, relative to its folder: unchecked text."""
     from onnx.external_data_helper import ExternalDataInfo
 
     if _is_torch(path):
@@ -111,8 +107,7 @@ def _outside(model: Any) -> list[Any]:
 
 
 def _load_weights(model: Any, path: Path) -> None:
-    """Read the weights that lie in other files; raises BadInput, also for a place beyond the end of
-    the file."""
+    """Read the weights in other files; raises BadInput, also for a place past a file's end."""
     from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
     for tensor in _outside(model):
@@ -121,11 +116,11 @@ def _load_weights(model: Any, path: Path) -> None:
             offset, size = wanted.offset or 0, (path.parent / wanted.location).stat().st_size
             if offset + (wanted.length or 0) > size:
                 raise ValueError(
-                    f"{wanted.location} has {size} bytes, of which it is to be from {offset} on"
+                    f"{wanted.location} has {size} bytes, and it should start at byte {offset}"
                 )
             load_external_data_for_tensor(tensor, str(path.parent))
         except Exception as error:  # onnx and the file system each have their own
-            why = f"{str(error).splitlines()[0][:300]}"
+            why = str(error).splitlines()[0][:300]
             raise BadInput(
                 f"{path.name} has a weight {tensor.name!r} that cannot be read: {why}."
             ) from None
@@ -138,8 +133,7 @@ def real_inputs(model: Any) -> list[Any]:
 
 
 def to_relax(model: Any, name: str) -> tvm.IRModule:
-    """The model as a Relax module; raises BadInput that names every operator which cannot be
-    imported."""
+    """Convert a model to Relax; raises BadInput with every operator that cannot be imported."""
     if isinstance(model, TorchModel):
         return model.to_relax(name)
     from tuna.models.fold import fold
@@ -151,8 +145,7 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         found = obstacles(name, unsupported(_nodes(ready.graph)), {})
         if found is not None:
             raise found
-        # to which TVM's importer writes what it cannot import
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
             return Importer().from_onnx(ready.graph, int(opset(ready)))
     except BadInput:
         raise
@@ -186,8 +179,7 @@ def opset(model: Any) -> str:
 
 
 def _without_functions(model: Any) -> Any:
-    """The model without functions: those that it defines, and operators of ONNX that are functions
-    of known ones."""
+    """Inline the model's functions, and ONNX's operators that are functions of known ones."""
     from onnx import defs, inliner
 
     if model.functions:
@@ -200,9 +192,7 @@ def _without_functions(model: Any) -> Any:
             written = inliner.inline_selected_functions(
                 model, [("", schema.name)], inline_schema_functions=True
             )
-        except (
-            RuntimeError
-        ):  # beside an operator that is not ONNX's, of whose answer the type is not known
+        except RuntimeError:  # beside a foreign operator, whose type is not known
             continue
         if {*unsupported(_nodes(written.graph))} < missing:
             model, missing = written, {*unsupported(_nodes(written.graph))}
@@ -217,14 +207,13 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _title(node: Any) -> str:
-    """A name by which the node can be found, and why it is not imported where the operator itself
-    could be."""
+    """Return the node's name; for a branch or a loop also why it is not imported."""
     name = str(node.name or (node.output[0] if node.output else node.op_type))
     return f"{name}, which depends on the input" if node.op_type in branches.OPERATORS else name
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of an error that was written for people; what fails inside of TVM is not."""
+    """The last line of an error, or one sentence for TVM's internal errors."""
     text = str(error).strip()
     if not text or "Check failed" in text or "InternalError" in text:
         return "TVM's importer cannot deal with it"
@@ -251,8 +240,10 @@ def _check_types(name: str, inputs: list[Any]) -> None:
 def _fix_shapes(
     name: str, model: Any, shapes: Mapping[str, Sequence[int]], batch: int | None
 ) -> dict[str, list[int | str]]:
-    """Give the open extents of all inputs their values; the shapes of those that stay open, with a
-    name or ? for such an extent."""
+    """Give the open extents of all inputs their values; return the shapes that stay open.
+
+    These have a name or ? for each open extent.
+    """
     inputs = real_inputs(model)
     dims = {value.name: value.type.tensor_type.shape.dim for value in inputs}
     named = {

@@ -1,9 +1,8 @@
-"""Times kernels of tasks where they will run: inside the model, in turn. Imports TVM.
+"""Times the kernels of tasks inside the model, interleaved. Imports TVM.
 
-A kernel that is called again and again finds its weights in the cache; in a model the other layers'
-weights have taken their place. So the last choice between the few best kernels of a task is made
-here: the model is run with them in turn, each call with its own weights, and the time of each call
-is taken.
+A kernel that is called repeatedly finds its weights in the cache; in a model the other layers'
+weights have replaced them. So the few best kernels of a task are compared here: the model runs with
+each of them in turn, each call with its own weights, and each call is timed.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from tuna.models.emit import Chosen
 from tuna.models.timing import clock
 
 _PREFIX = "tuna.in_model."
-#: Times that the model is run with each kernel of a task, and seconds after which there are no more
-#: than the fewest.
+#: Most and fewest runs of the model with each kernel, and seconds after which the fewest suffice.
 _MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
 
 
 def times_ms(
     planned: Planned, kernels: Mapping[str, Sequence[Chosen]], target: Any, inputs: Sequence[Any]
 ) -> dict[str, list[float]]:
-    """Milliseconds of a call of each kernel, by the key of its task: the lower quartile of the
-    calls (`timing.clock`).
+    """Time each kernel inside the model: the lower quartile of its calls, by task key.
+
+    The unit is milliseconds.
 
     The model is computed on these `inputs`. `kernels` have two or more for each task; other tasks
     stay as they were planned.
@@ -70,7 +69,7 @@ def times_ms(
 
 
 class _Calls:
-    """A function of the model that is computed by one kernel of several, in turn."""
+    """A function of the model that several kernels compute in turn."""
 
     def __init__(self, task: TaskConfig, kernels: Sequence[Chosen], target: Any) -> None:
         self._functions = [_compiled(kernel.function, target) for kernel in kernels]
@@ -85,11 +84,11 @@ class _Calls:
         self.spent_ms: list[list[float]] = [[] for _ in kernels]
 
     def shuffle(self, order: np.random.Generator, most: int) -> None:
-        """Another order, in which each has its turn within `most`."""
+        """Draw an order in which each kernel has its turn within `most`."""
         self._turns = [int(index) for index in order.permutation(most) % len(self._functions)]
 
     def take_turn(self, turn: int) -> None:
-        """The next run of the model is with this one."""
+        """Use this kernel in the next run of the model."""
         self._now, self._measured = self._turns[turn], True
 
     def __call__(self, x: Any, weights: Any, *others: Any) -> None:
@@ -100,8 +99,7 @@ class _Calls:
             self.spent_ms[self._now].append(1e3 * (self._clock() - started))
 
     def _own(self, weights: Any) -> Any:
-        """Weights of this call and kernel alone, as the model would have them; any other second
-        argument as it is."""
+        """Return own weights for this call and kernel; any other second argument as it is."""
         if self._packed[self._now] is None:
             return weights
         place = self._now, int(np.from_dlpack(weights).ctypes.data)
@@ -124,7 +122,7 @@ def _compiled(function: Any, target: Any) -> Any:
 
 
 def _with_calls(module: tvm.IRModule, names: set[str]) -> tvm.IRModule:
-    """The module with calls of global functions in the place of these functions."""
+    """Replace calls of these functions by calls of global ones."""
     main = module["main"]
     blocks = [_replaced(block, names) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)
@@ -156,7 +154,7 @@ def _called(value: Any) -> str:
 
 
 def _random_weights(task: TaskConfig) -> np.ndarray:
-    """Of the task's core, so small that values keep their magnitude through the model."""
+    """Draw weights for the task's core, so small that magnitudes are kept through the model."""
     core, shape = task.core, tuple[int, ...]()
     if isinstance(core, GemmConfig):
         shape, terms = (core.k, core.n), core.k
@@ -168,5 +166,5 @@ def _random_weights(task: TaskConfig) -> np.ndarray:
 
 
 def _lower(times_ms: Sequence[float]) -> float:
-    """The lower quartile: neighbours only ever make a call slower."""
+    """The lower quartile, because other programs only ever make a call slower."""
     return sorted(times_ms)[len(times_ms) // 4]

@@ -1,9 +1,8 @@
-"""Values for the inputs of a model: those of a file, else drawn at random from what the model can
-take. Imports TVM.
+"""Inputs of a model, from a file or drawn at random within their bounds. Imports TVM.
 
-A token id is drawn below the size of the embedding that it indexes, a length up to what it is
-compared with, other integers and truth values are masks. An input is a mapping as in a manifest
-(`manifest.Tensor`).
+A token id is drawn below the size of the embedding that it indexes, a length up to the number that
+it is compared with; other integers and truth values are masks. An input is a mapping as in a
+manifest (`manifest.ModelTensor`).
 """
 
 from __future__ import annotations
@@ -19,30 +18,12 @@ from tvm import relax
 from tuna.errors import BadInput
 from tuna.models.graph import Node, constant_of, extents
 
-#: Operators of Relax whose value has the values of their first argument, or of all in a tuple, in
-#: other places or another type.
+#: Operators of Relax that only move or cast the values of their first argument (or tuple).
 _KEEPING = {
-    *(
-        "astype",
-        "reshape",
-        "expand_dims",
-        "squeeze",
-        "permute_dims",
-        "flatten",
-        "broadcast_to",
-        "strided_slice",
-    ),
-    *(
-        "dynamic_strided_slice",
-        "concat",
-        "stack",
-        "split",
-        "tile",
-        "repeat",
-        "flip",
-        "take",
-        "ewise_fma_identity",
-    ),
+    *("astype", "reshape", "expand_dims", "squeeze"),
+    *("permute_dims", "flatten", "broadcast_to", "strided_slice"),
+    *("dynamic_strided_slice", "concat", "stack", "split", "tile"),
+    *("repeat", "flip", "take", "ewise_fma_identity"),
 }
 #: The place of the indices among the arguments of an operator.
 _INDEXING = {
@@ -57,14 +38,15 @@ _ORDERING = {"less", "less_equal", "greater", "greater_equal"}
 
 #: Smallest and largest value of an input.
 Bounds = tuple[int, int]
-#: What an input is moved by on its way to a place: the smallest and largest number that was added,
-#: by index of the input.
+#: Offsets of a value from inputs: the smallest and largest number added, by index of the input.
 _Moved = dict[int, Bounds]
 
 
 def values(inputs: Sequence[Mapping[str, Any]], seed: int, recorded: str = "") -> dict[str, Any]:
-    """An array for each input by name, in order: those of the npz file `recorded`, else drawn.
-    Raises BadInput."""
+    """Return an array for each input by name, from the npz file `recorded` or drawn.
+
+    Raises BadInput.
+    """
     if recorded:
         return read(inputs, Path(recorded))
     generator = np.random.default_rng(seed)
@@ -77,10 +59,9 @@ def values(inputs: Sequence[Mapping[str, Any]], seed: int, recorded: str = "") -
 def draw(
     dtype: str, shape: Sequence[int], bounds: Sequence[int] | None, generator: np.random.Generator
 ) -> Any:
-    """Random values: normal ones, integers within the bounds; without bounds masks, each row of
-    which begins with a one.
+    """Draw values: normal ones, or integers within bounds; without bounds masks that begin with 1.
 
-    Integers of eight bits are quantised values, and take all that their type has.
+    Integers of eight bits are quantised values, drawn from their whole type.
     """
     kind = np.dtype(dtype)
     if bounds is None and kind.kind == "f":
@@ -93,14 +74,13 @@ def draw(
             kind, copy=False
         )
     mask = generator.integers(0, 2, shape, dtype=np.uint8)
-    # a row of nothing but zeros makes many models divide by zero
+    # a row of zeros alone makes many models divide by zero
     mask[(..., slice(0, 1)) if shape else ()] = 1
     return mask.astype(kind, copy=False)
 
 
 def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """The arrays of a file of `numpy.savez`, one for each input by name; nothing in it is executed.
-    Raises BadInput."""
+    """Read the inputs by name from a file of `numpy.savez`, unpickling nothing; raises BadInput."""
     found = {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -119,8 +99,7 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def of(module: Any) -> list[dict[str, Any]]:
-    """The inputs of an imported module, with the bounds of those that indices or lengths are made
-    of."""
+    """Return the inputs of an imported module, with bounds of indices and lengths."""
     found = _Followed(module["main"])
     return [
         {
@@ -134,8 +113,7 @@ def of(module: Any) -> list[dict[str, Any]]:
 
 
 class _Followed:
-    """The ways of a function's parameters through operators that keep their values, to where they
-    are indices or lengths."""
+    """Traces a function's parameters through operators that keep values to indices and lengths."""
 
     def __init__(self, function: Any) -> None:
         self._moved: dict[Any, _Moved] = {
@@ -149,8 +127,7 @@ class _Followed:
                 self._follow(Node(binding.var, binding.value))
 
     def bounds(self, number: int) -> Bounds | None:
-        """The values that are right in all places; of indices before lengths, which nothing
-        breaks."""
+        """Return values that are valid in all uses; indices count before lengths."""
         for places in (self._indices[number], self._lengths[number]):
             if places:
                 low = max(low for low, _ in places)
@@ -179,8 +156,10 @@ class _Followed:
             self._known[node.var] = 0, shape[0] - 1
 
     def _keep(self, var: Any, sources: Sequence[Any]) -> None:
-        """Of two ways of one input the shorter counts: an index that may be negative is `where(i <
-        0, i + size, i)`."""
+        """Follow an input, by the shorter of two ways.
+
+        An index that may be negative is `where(i < 0, i + size, i)`.
+        """
         for source in sources:
             for number, moved in self._of(source).items():
                 there = self._moved.setdefault(var, {})
@@ -199,7 +178,7 @@ class _Followed:
                 }
 
     def _of(self, expression: Any) -> _Moved:
-        """The inputs whose values an expression has."""
+        """The inputs from which an expression has its values."""
         found: _Moved = {}
         for var in _parts(expression):
             for number, moved in self._moved.get(var, {}).items():
@@ -207,8 +186,7 @@ class _Followed:
         return found
 
     def _numbers(self, expression: Any) -> Bounds | None:
-        """The smallest and largest of known whole numbers; None for what is not known, and for
-        others."""
+        """Return the smallest and largest of known whole numbers, else None."""
         if isinstance(expression, relax.Var):
             return self._known.get(expression)
         constant = constant_of(expression)
@@ -231,7 +209,7 @@ def _parts(expression: Any) -> Iterator[Any]:
 
 
 def _size(node: Node) -> int:
-    """How many values an index may take."""
+    """Return the number of values that an index may take."""
     if node.op == "one_hot":
         return int(node.attrs.depth)
     shape = extents(node.args[0]) or (1,)

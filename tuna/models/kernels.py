@@ -16,8 +16,9 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels import machine, shape
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.gemm import Product
+from tuna.libraries.tvm.kernels.points import layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import BY_NAME
@@ -29,21 +30,20 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Record:
-    """A measured winner: of the task itself, or of another one that is like it."""
+    """A measured winner of the task itself, or of a similar one."""
 
     solver: str
     params: str  #: TVM's TuningRecord as JSON
-    similar: bool = False  #: of another one
+    similar: bool = False  #: of a similar task
 
 
-class Kernels:
-    """Gives each task the best kernel that is known, and remembers of what class it was."""
+class TaskKernels:
+    """The best known kernel of each task, and its class."""
 
     def __init__(
         self, target: Any, records: Mapping[str, Record], *, winograd: bool = True
     ) -> None:
-        """`records` are the winners by the keys of their tasks; without `winograd` only direct sums
-        are predicted."""
+        """`records` are winners by task key; without `winograd` only direct sums are predicted."""
         self._target, self._records, self._winograd = target, records, winograd
         self._found: dict[str, Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: by task key
@@ -58,8 +58,7 @@ class Kernels:
         return self._found[task.key]
 
     def function(self, task: TaskConfig, function: Any) -> Any:
-        """The function of a task without a core, with the schedule of its record, else by rule
-        where there is one."""
+        """Schedule the function of a task without a core by its record, else by rule, if any."""
         self.plain[task.key] = function
         record, found = self._records.get(task.key), None
         if record is not None:
@@ -84,15 +83,12 @@ class Kernels:
         return found, Class.DEFAULT if found is None else Class.PREDICTED
 
     def _tried(self, task: TaskConfig, apply: Callable[[], Found]) -> Found | None:
-        """What `apply` makes of a record, None where it cannot be applied."""
+        """Apply a record; None where that fails."""
         try:
             return apply()
-        except (
-            Exception
-        ) as error:  # a record of another version of TVM or of the kernels fails in many ways
-            self.refused[task.key] = (
-                f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
-            )
+        except Exception as error:  # records of another version of TVM fail in many ways
+            reason = str(error).strip().splitlines()[-1]
+            self.refused[task.key] = f"{type(error).__name__}: {reason}"[:300]
             return None
 
 
@@ -104,7 +100,7 @@ def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
     layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
     if layer is None:
         return None
-    families = [family for family in FAMILIES.values() if winograd or "winograd" not in family.name]
+    families = [family for family in FAMILIES.values() if winograd or not family.outputs]
     order = ranked(layer, families, cold_weights=True)
     if not order:
         return None
@@ -130,25 +126,25 @@ def _replayed(module: tvm.IRModule, record: Record) -> Schedule:
 
 
 def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None:
-    """The point of another task's record in the space of this one; None where the space does not
-    have it."""
+    """Return the kernel of another task's record, if this task's space has the same point."""
     here = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
     index = None if here is None else here.index_of(readable(record.params))
     return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
 
 
-def _chosen(problem: problems.Problem, module: Any) -> Chosen:
+def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
         packed = problem.layer.mode is Mode.NATIVE
-        return Chosen(
-            module["main"],
-            partial(problem.family.pack_weights, problem.layer) if packed else None,
-            None,
+        pack_product = (
+            partial(problem.family.kernel.pack_weights, problem.layer) if packed else None
         )
+        return Chosen(module["main"], pack_product, None)
     sizes = problem.layer.shape
 
     def pack(weights: Any) -> Any:
         assert isinstance(problem.config, ConvConfig)
-        return problem.family.pack_weights(sizes, shape.forward_weights(problem.config, weights))
+        return problem.family.kernel.pack_weights(
+            sizes, shape.forward_weights(problem.config, weights)
+        )
 
     return Chosen(module["main"], pack, sizes)

@@ -1,5 +1,4 @@
-"""An imported model as data: its file, its inputs, and its tasks with their counts. Imports no
-TVM."""
+"""An imported model as data: its file, inputs and tasks with their counts. Imports no TVM."""
 
 from __future__ import annotations
 
@@ -15,23 +14,22 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from tuna.configs import TaskConfig, from_json
 from tuna.errors import BadInput
 
-#: Of the JSON form.
+#: Version of the JSON form.
 VERSION = 1
 
 
 class Class(str, enum.Enum):
-    """Where the kernel of a task comes from."""
+    """Source of a task's kernel."""
 
     EXACT = "exact"  #: measured for this task on such a machine
     NEAREST = "nearest"  #: the params of the same core and epilogue with another shape
     PREDICTED = "predicted"  #: the best by estimate, or by a rule, not measured
-    DEFAULT = "default"  #: what TVM does without tuning, and pooling and changes of layout
+    DEFAULT = "default"  #: TVM's without tuning; also pooling and changes of layout
 
     __str__ = str.__str__
 
 
-#: Fields that came later: left out where they are empty, so that an import keeps the version that
-#: it had.
+#: Later fields, left out where they are empty, so that imports keep their versions.
 _LATER = {"bounds", "parameter", "data"}
 
 
@@ -43,7 +41,7 @@ class _Data(BaseModel):
         return {name: value for name, value in dump(self).items() if value or name not in _LATER}
 
 
-class Tensor(_Data):
+class ModelTensor(_Data):
     """An input or output of a model."""
 
     name: str
@@ -53,11 +51,11 @@ class Tensor(_Data):
     parameter: str = ""  #: its name in the built library, where TVM's importer gave it another
 
 
-class Task(_Data):
+class ManifestTask(_Data):
     """A function of the model."""
 
     config: dict[str, Any]  #: `TaskConfig.to_json()`
-    count: int  #: how often the model calls it
+    count: int  #: of its calls in the model
 
     @cached_property
     def task(self) -> TaskConfig:
@@ -68,7 +66,7 @@ class Task(_Data):
 
 
 class Manifest(_Data):
-    """What `tuna model import` found out. Equal imports have equal manifests."""
+    """Outcome of `tuna model import`; equal imports have equal manifests."""
 
     version: int = VERSION
     file: str  #: SHA-256 of the model file, which is in the artifact store
@@ -78,8 +76,8 @@ class Manifest(_Data):
     shapes: dict[str, tuple[int, ...]]  #: of the inputs, as they were chosen
     target: str  #: JSON of the target that it was planned for
     tvm: str  #: its version
-    inputs: tuple[Tensor, ...]
-    tasks: tuple[Task, ...]
+    inputs: tuple[ModelTensor, ...]
+    tasks: tuple[ManifestTask, ...]
     text: str  #: SHA-256 of the module's text, in the artifact store
 
     def to_bytes(self) -> bytes:
@@ -95,7 +93,7 @@ class Manifest(_Data):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """What `to_bytes` wrote; raises BadInput."""
+        """Parse the JSON form; raises BadInput."""
         try:
             found = cls.model_validate_json(data)
         except ValueError as error:
@@ -114,10 +112,10 @@ class Manifest(_Data):
         return int(json.loads(self.target).get("num-cores", 1))
 
     def for_cores(self, number: int) -> Manifest:
-        """The same import for a target with so many cores."""
+        """The same import for a target with another number of cores."""
         target = {**json.loads(self.target), "num-cores": number}
         return self.model_copy(update={"target": json.dumps(target, sort_keys=True)})
 
     def weights(self) -> Mapping[str, int]:
-        """How often each task is called, by its key."""
+        """The number of calls of each task, by its key."""
         return {entry.task.key: entry.count for entry in self.tasks}

@@ -1,7 +1,7 @@
-"""The right answer of an ONNX model: ONNX's reference evaluator, with operators of our own where it
-is wrong or slow. Imports onnx.
+"""Reference answers of ONNX models. Imports onnx.
 
-Each is written down from the operator's definition, in NumPy alone, and knows nothing of TVM.
+Operators that are wrong or slow in ONNX's reference evaluator are written here, from their
+definitions, in NumPy alone and independently of TVM.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_max_pool
 
-#: The first opset whose quantisation ONNX's reference has.
+#: The first opset with quantisation in ONNX's reference.
 _QUANTISED_SINCE = 19
 
 
@@ -28,8 +28,7 @@ def run(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
 
 
 class BatchNormalization(OpRun):
-    """As in inference: that of ONNX's reference takes the statistics of the batch for models below
-    opset 14."""
+    """Inference; below opset 14 ONNX's reference takes the statistics of the batch."""
 
     op_domain = ""
 
@@ -49,7 +48,7 @@ class BatchNormalization(OpRun):
 
 
 class DequantizeLinear(OpRun):
-    """Before opset 19, of which ONNX's reference has none."""
+    """The operator before opset 19, which ONNX's reference lacks."""
 
     op_domain = ""
 
@@ -63,7 +62,7 @@ class DequantizeLinear(OpRun):
 
 
 class QuantizeLinear(OpRun):
-    """Before opset 19, of which ONNX's reference has none."""
+    """The operator before opset 19, which ONNX's reference lacks."""
 
     op_domain = ""
 
@@ -85,7 +84,7 @@ def _along(values: Any, x: Any, axis: int | None) -> Any:
 
 
 class GlobalMaxPool(OpRun):
-    """For any number of axes: ONNX's reference has it for images alone."""
+    """Pooling of any number of axes; ONNX's reference has it for images alone."""
 
     op_domain = ""
 
@@ -98,29 +97,18 @@ class ConvTranspose(OpRun):
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: Any,
-        w: Any,
-        b: Any = None,
-        auto_pad: str | None = None,
-        dilations: Sequence[int] | None = None,
-        group: int | None = None,
-        kernel_shape: Sequence[int] | None = None,
-        output_padding: Sequence[int] | None = None,
-        output_shape: Sequence[int] | None = None,
-        pads: Sequence[int] | None = None,
-        strides: Sequence[int] | None = None,
-    ) -> Any:
-        axes, groups = x.ndim - 2, group or 1
-        strides, dilations = strides or [1] * axes, dilations or [1] * axes
-        more, taps, sizes = output_padding or [0] * axes, w.shape[2:], x.shape[2:]
+    def _run(self, x: Any, w: Any, b: Any = None, **attributes: Any) -> Any:
+        axes, groups = x.ndim - 2, attributes.get("group") or 1
+        strides = attributes.get("strides") or [1] * axes
+        dilations = attributes.get("dilations") or [1] * axes
+        more = attributes.get("output_padding") or [0] * axes
+        taps, sizes = w.shape[2:], x.shape[2:]
         spans = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides, strict=True)]
         whole = [
             span + (tap - 1) * dilation + extra
             for span, tap, dilation, extra in zip(spans, taps, dilations, more, strict=True)
         ]
-        begins, extents = _cut(whole, sizes, strides, auto_pad, pads, output_shape)
+        begins, extents = _cut(whole, sizes, strides, attributes)
         batch, per_in, per_out = x.shape[0], x.shape[1] // groups, w.shape[1]
         given = x.astype(np.float64).reshape(batch, groups, per_in, -1)
         weights = w.astype(np.float64).reshape(groups, per_in, per_out, *taps)
@@ -143,26 +131,21 @@ def _cut(
     whole: Sequence[int],
     sizes: Sequence[int],
     strides: Sequence[int],
-    auto_pad: str | None,
-    pads: Sequence[int] | None,
-    output_shape: Sequence[int] | None,
+    attributes: Mapping[str, Any],
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Where the answer of a transposed convolution begins in all that it computes, and its
-    extents."""
-    same = (auto_pad or "").startswith("SAME")
-    if output_shape is None and not same:
-        ahead, behind = np.array(pads or [0] * 2 * len(whole)).reshape(2, -1)
+    """Return begin and extents of a transposed convolution's answer within its full output."""
+    auto_pad, output_shape = attributes.get("auto_pad") or "", attributes.get("output_shape")
+    if output_shape is None and not auto_pad.startswith("SAME"):
+        ahead, behind = np.array(attributes.get("pads") or [0] * 2 * len(whole)).reshape(2, -1)
         return list(ahead), list(np.array(whole) - ahead - behind)
     wanted = output_shape or [size * stride for size, stride in zip(sizes, strides, strict=True)]
     cut = [extent - answer for extent, answer in zip(whole, wanted, strict=True)]
-    return [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in cut], list(
-        wanted
-    )
+    upper = auto_pad == "SAME_UPPER"
+    return [total // 2 if upper else total - total // 2 for total in cut], list(wanted)
 
 
 class MaxPool(op_max_pool.MaxPool):
-    """With explicit padding: ONNX's reference goes over the values in Python, which takes most of
-    the check of a ResNet."""
+    """Vectorised, because ONNX's reference loops in Python, for most of the check of a ResNet."""
 
     op_domain = ""
 
@@ -181,7 +164,7 @@ class MaxPool(op_max_pool.MaxPool):
 
 
 def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """For each tap of a pool what it reads for all values of the answer; padding is -inf."""
+    """Yield the inputs of each tap of a pool for all values of the answer; padding is -inf."""
     taps = attributes["kernel_shape"]
     ones = [1] * len(taps)
     strides, dilations = attributes.get("strides") or ones, attributes.get("dilations") or ones
@@ -192,14 +175,8 @@ def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:
         for size, tap, dilation in zip(x.shape[2:], taps, dilations, strict=True)
     ]
     for tap in itertools.product(*map(range, taps)):
-        yield x[
-            (
-                ...,
-                *(
-                    slice(at * dilation, at * dilation + length, stride)
-                    for at, dilation, length, stride in zip(
-                        tap, dilations, reach, strides, strict=True
-                    )
-                ),
-            )
-        ]
+        window = (
+            slice(at * dilation, at * dilation + length, stride)
+            for at, dilation, length, stride in zip(tap, dilations, reach, strides, strict=True)
+        )
+        yield x[(..., *window)]

@@ -1,5 +1,4 @@
-"""Calls the child process that has TVM: `child` says what it answers. Nothing of TVM or ONNX is
-imported here."""
+"""Calls the child process with TVM (`child`). Imports neither TVM nor ONNX."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tuna.models.refusals import accepted
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 
-#: Reading and planning a model, and compiling it, of a few hundred functions on a loaded machine.
+#: Enough to read, plan and compile a model of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
 _HINT = "run it as tuna --debug to see where"
 
@@ -34,11 +33,10 @@ class ModelProcess:
         readable: Sequence[Path] = (),
         cpus: Sequence[int] | None = None,
     ) -> None:
-        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores,
-        or as there are `cpus`.
+        """`target` is the JSON of a TVM target; threads are its cores, or as many as `cpus`.
 
-        `model` is the name by which the user knows what is read. `writable` are the folders in
-        which it works, `readable` the files of others that it needs.
+        `model` names the model in messages. `writable` are the folders in which the child works,
+        `readable` foreign files that it needs.
         """
         if importlib.util.find_spec("onnx") is None:
             raise LibraryMissing(
@@ -57,8 +55,7 @@ class ModelProcess:
         try:
             answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
         except ChildFailed as error:
-            # after it TVM writes where it happened
-            reason = str(error).splitlines()[0][:300].rstrip(".")
+            reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
             cause = RuntimeError(error.traceback)
             raise BadInput(
                 f"The model {self._model} cannot be processed: {reason}.", hint=_HINT

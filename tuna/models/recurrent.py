@@ -26,8 +26,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 from tuna.models.graph import constant_of, extents
 
 _LANES = 16
-#: Operators with the number of their gates, and the functions of gates and state that they have by
-#: default.
+#: Numbers of gates by operator, and the default functions of gates and state.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -57,18 +56,18 @@ class _Steps:
 
     @property
     def columns(self) -> int:
-        """So many sums are in registers at a time."""
+        """Number of sums that are in registers together."""
         return next(count for count in (64, 32, _LANES) if self.wide % count == 0)
 
     def filled(self, values: Any) -> Any:
-        """Zeros for the units that are added, for gates side by side along the last axis."""
+        """Fill units up with zeros, for gates side by side along the last axis."""
         parts = values.reshape(*values.shape[:-1], -1, self.units)
         more = [(0, 0)] * (parts.ndim - 1) + [(0, self.wide - self.units)]
         return np.pad(parts, more).reshape(*values.shape[:-1], -1).astype(np.float32)
 
 
 def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """The outputs of the operator `kind`; raises ValueError for what cannot be imported of it."""
+    """The outputs of the operator `kind`; raises ValueError if it cannot be imported."""
     x, *others = [*inputs, *[None] * 8][:8]
     weights, recurrent, bias, ends = (
         _constant(value, what)
@@ -105,7 +104,7 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
         parts = [
             None if part is None else part[number] for part in (weights, recurrent, bias, peepholes)
         ]
-        answers.append(_direction(builder, steps, x, own, *parts))
+        answers.append(_direction(builder, steps, x, own, _Parameters(*parts)))
     whole = [_together(builder, parts) for parts in zip(*answers, strict=True)]
     if by_batch:
         orders = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
@@ -115,38 +114,41 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     return relax.Tuple(whole)
 
 
+@dataclass(frozen=True)
+class _Parameters:
+    """Trained values of one direction, gates side by side."""
+
+    weights: Any
+    recurrent: Any
+    bias: Any
+    peepholes: Any
+
+
 def _direction(
-    builder: Any,
-    steps: _Steps,
-    x: Any,
-    states: list[Any],
-    weights: Any,
-    recurrent: Any,
-    bias: Any,
-    peepholes: Any,
+    builder: Any, steps: _Steps, x: Any, states: list[Any], trained: _Parameters
 ) -> list[Any]:
     """All answers of one direction and its last states, with an axis for the directions."""
-    gates = _GATES[steps.kind]
-    of_input, of_state = (
-        np.zeros((2, gates * steps.units), np.float32) if bias is None else np.split(bias, 2)
-    )
+    of_input = of_state = np.zeros(_GATES[steps.kind] * steps.units, np.float32)
+    if trained.bias is not None:
+        of_input, of_state = np.split(trained.bias, 2)
     added, kept = of_input + of_state, np.zeros_like(of_state)
-    if steps.reset_after:  # what belongs to the product with the state is reset as well
+    if steps.reset_after:  # the bias of the product with the state is reset as well
         kept[-steps.units :] = of_state[-steps.units :]
         added = added - kept
-    found = relax.op.matmul(x, relax.const(np.ascontiguousarray(steps.filled(weights.T))))
+    found = relax.op.matmul(x, relax.const(np.ascontiguousarray(steps.filled(trained.weights.T))))
     found = builder.normalize(
         relax.op.add(builder.normalize(found), relax.const(steps.filled(added)))
     )
-    packed = steps.filled(recurrent.T).reshape(steps.units, -1, steps.columns).swapaxes(0, 1)
+    packed = steps.filled(trained.recurrent.T)
+    packed = packed.reshape(steps.units, -1, steps.columns).swapaxes(0, 1)
     given = [found, relax.const(np.ascontiguousarray(packed)), *states]
     if steps.reset_after:
         given.append(relax.const(steps.filled(kept)))
     if steps.ends is not None:
         given.append(relax.const(np.array(steps.ends, np.int32)))
-    if peepholes is not None:
-        given.append(relax.const(steps.filled(peepholes.reshape(3, -1))))
-    program = partial(_program, steps, peepholes is not None)
+    if trained.peepholes is not None:
+        given.append(relax.const(steps.filled(trained.peepholes.reshape(3, -1))))
+    program = partial(_program, steps, trained.peepholes is not None)
     ran = builder.emit_te(program, *given, primfunc_name_hint=steps.kind.lower())
     answers = []
     for number in range(1 + len(states)):
@@ -197,7 +199,7 @@ class _Body:
         self._peepholes = others.pop(0) if peepholes else None
 
     def write(self) -> None:
-        """All steps of all rows."""
+        """Write all steps of all rows."""
         steps = self._steps
         with T.serial(0, steps.batch) as row:
             self._gates = T.alloc_buffer([_GATES[steps.kind] * steps.wide], "float32")
@@ -209,7 +211,7 @@ class _Body:
                 self._write_one(row, number)
 
     def _write_one(self, row: Any, number: Any) -> None:
-        """A step, or zeros where the row has ended."""
+        """Write a step, or zeros where the row has ended."""
         if self._ends is None:
             self._step(row, self._steps.length - 1 - number if self._steps.reverse else number)
             return
@@ -291,7 +293,7 @@ class _Body:
     def _product(
         self, gates: Sequence[int], first: Callable[[Any], Any], state: Callable[[Any], Any]
     ) -> None:
-        """Of gates side by side: what there is `first` and the state times the weights."""
+        """Add the state times the weights to `first`, for gates side by side."""
         columns, blocks = self._steps.columns, self._steps.wide // self._steps.columns
         with T.serial(gates[0] * blocks, (gates[-1] + 1) * blocks) as block:
             self._columns(lambda at: T.buffer_store(self._sums, first(block * columns + at), [at]))

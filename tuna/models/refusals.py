@@ -1,5 +1,4 @@
-"""What is refused of a model: in one message, and across from a child process as an answer with
-`refused`, `hint`, `kind`."""
+"""Refusals of models: one message for all obstacles, and errors that cross from a child."""
 
 from __future__ import annotations
 
@@ -9,9 +8,9 @@ from typing import Any
 
 from tuna.errors import BadInput, NotFound, ServiceError, TunaError
 
-#: Largest error, relative to the largest magnitude of the answer, that a built model may have.
+#: Largest error of a built model, relative to the largest magnitude of the answer.
 TOLERANCE = 1e-3
-#: Nodes of an operator that are named, of those that are more.
+#: Most nodes of an operator that a message names.
 _NAMED = 6
 
 _KINDS: Mapping[str, type[TunaError]] = {
@@ -20,8 +19,7 @@ _KINDS: Mapping[str, type[TunaError]] = {
 
 
 def refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Of a child: a TunaError that the handler raises becomes an answer, for it is no fault of the
-    child's."""
+    """Decorate a child's handler: a TunaError becomes an answer with `refused`, `hint`, `kind`."""
 
     @functools.wraps(handler)
     def answer(**arguments: Any) -> dict[str, Any]:
@@ -38,10 +36,10 @@ def obstacles(
     operators: Mapping[str, Sequence[str]],
     open_shapes: Mapping[str, Sequence[int | str]],
 ) -> BadInput | None:
-    """All that keeps a model from being imported, in one message; None where nothing does.
+    """One message for all obstacles to the import of a model; None if there are none.
 
-    `operators` that nothing here computes, with the names of their nodes; `open_shapes` of inputs,
-    with the names of the extents that are still open, or ? for one without a name.
+    `operators` are unsupported ones with the names of their nodes; `open_shapes` are shapes of
+    inputs with the names of the extents that are still open, or ? for one without a name.
     """
     parts, hints = [], []
     if operators:
@@ -85,7 +83,7 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def accepted(answer: dict[str, Any]) -> dict[str, Any]:
-    """Of the caller: the answer, or what it refuses as an error of the same kind."""
+    """Return a child's answer, or raise the error that it holds."""
     if "refused" in answer:
         raise _KINDS.get(answer["kind"], BadInput)(answer["refused"], hint=answer["hint"])
     return answer

@@ -1,5 +1,4 @@
-"""Imported models in SQL: a row of `model` for each import, whose version is the digest of its
-manifest."""
+"""Imported models in SQL: rows of `model`, whose version is the digest of the manifest."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
 from tuna.models.manifest import Manifest
 
-#: Of a manifest whose version of the framework has no name before it.
+#: Framework of a manifest whose version has no name before it.
 _FRAMEWORK = "onnx"
-#: Digits of a version that people see.
+#: Shown digits of a version.
 SHOWN = 12
 
 
@@ -56,18 +55,15 @@ def tag_of(name: str, version: str) -> str:
 def save(
     connection: sa.Connection, name: str, manifest: Manifest, bodies: Mapping[str, bytes]
 ) -> configs.Stored:
-    """Store an import under a name, the tasks as configs with their counts; the same import again
-    changes nothing."""
+    """Store an import with its tasks as configs and their counts; repeating it changes nothing."""
     if not name.strip() or len(name) > 128 - SHOWN - 1 or "@" in name:
         raise BadInput(f"A model has a name of 1 to {128 - SHOWN - 1} characters without @.")
     data = manifest.to_bytes()
     row = {"digest": manifest.digest, "blob": data, "size_bytes": len(data)}
     upsert(connection, Kernel, [row], key=("digest",))
     kind, _, version = manifest.opset.rpartition(" ")
-    model, framework = (
-        networks.Named(name, manifest.digest),
-        networks.Named(kind or _FRAMEWORK, version),
-    )
+    model = networks.Named(name, manifest.digest)
+    framework = networks.Named(kind or _FRAMEWORK, version)
     networks.add_model(connection, model)
     networks.add_framework(connection, framework)
     tasks = [entry.task for entry in manifest.tasks]
@@ -82,8 +78,7 @@ def save(
 
 
 def find(connection: sa.Connection, name: str) -> StoredModel:
-    """The latest import under a name, or that of `name@version`; raises NotFound with the names
-    there are."""
+    """Return the latest import under a name, or `name@version`; raises NotFound with all names."""
     wanted, _, version = name.partition("@")
     for model in _all(connection):
         if model.name == wanted and model.version.startswith(version):
@@ -112,7 +107,7 @@ def _all(connection: sa.Connection) -> list[StoredModel]:
 
 
 def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
-    """In how many other imports each of the model's tasks occurs, by its key."""
+    """The number of other imports with each of the model's tasks, by its key."""
     others = (sa.func.count(sa.distinct(ModelConfig.model_id)) - 1).label("others")
     statement = (
         sa.select(Config.key, others)
@@ -126,8 +121,7 @@ def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
 def tunable(
     connection: sa.Connection, model: StoredModel, session_id: int, *, winograd: bool
 ) -> dict[str, tuple[int, set[str], set[str]]]:
-    """The id of each task that solvers can run, those that apply in the session, and those that
-    have a job, by its key."""
+    """Return id, applicable solvers and solvers with a job of each tunable task, by its key."""
     pair = SolverApplicability
     statement = (
         sa.select(Config.key, Config.id, Solver.name, Job.id.label("job"))

@@ -1,5 +1,7 @@
-"""Checks a built model against ONNX's reference, or PyTorch, and times it in turn with others.
-Imports TVM's runtime and onnx."""
+"""Checks a built model against a reference, and times it interleaved with other runtimes.
+
+Imports TVM's runtime and onnx.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ import tvm
 from tvm import relax
 
 from tuna.errors import BadInput
-from tuna.models import onnx_reference, others
+from tuna.models import onnx_reference, runtimes
 from tuna.models.differences import largest_error
 from tuna.models.refusals import TOLERANCE
 from tuna.models.torch_importer import TorchModel
 
 _ROUNDS = 5
-#: A round runs each for about this long.
+#: Seconds for which a round runs each contender.
 _ROUND_S = 0.1
 #: Seconds after a run until the threads of TVM's, OpenMP's and onnxruntime's pools have stopped to
 #: spin on the cores of the next contender, which took up to three times as long beside them.
@@ -28,8 +30,7 @@ _SPINNING_S = 0.5
 
 
 def clock(threads: int) -> Callable[[], float]:
-    """The clock, in seconds, that says how long a model takes: of this thread's CPU time, of
-    several threads wall time."""
+    """Return the clock in seconds: this thread's CPU time, or wall time for several threads."""
     return time.perf_counter if threads > 1 else time.thread_time
 
 
@@ -42,14 +43,15 @@ def compare(
     threads: int = 1,
     untuned: str = "",
 ) -> dict[str, Any]:
-    """Errors by what they are against, milliseconds by contender, milliseconds by function.
+    """Return errors against each reference, milliseconds by contender, milliseconds by function.
 
-    Where the reference is wrong or cannot compute the model, which `unanswered` says, `doubts` and
-    errors of others do: onnxruntime is asked then without `rivals` too.
+    `unanswered` is the reason why the reference could not compute the model. Then, or if its answer
+    differs, onnxruntime is run without `rivals` too, and `doubts` are the errors of other runtimes
+    against the reference.
 
-    An error is the largest over the largest magnitude of an output, on these `inputs`. With
-    `rivals`, onnxruntime and PyTorch take part where they are installed; `untuned` is a library
-    built without Tuna's kernels. All have so many `threads`.
+    An error is the largest one relative to the largest magnitude of an output, on these `inputs`.
+    With `rivals`, onnxruntime and PyTorch take part where they are installed; `untuned` is a
+    library built without Tuna's kernels. All use this number of `threads`.
     """
     machine, given = _loaded(library, inputs)
     ours = _answer(machine, given)
@@ -60,7 +62,7 @@ def compare(
     except Exception as error:  # its operators raise whatever they do
         unanswered = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     judged = errors.get("reference", TOLERANCE + 1) <= TOLERANCE
-    asked = others.ALL if rivals else {} if judged else {"onnxruntime": others.onnxruntime}
+    asked = runtimes.ALL if rivals else {} if judged else {"onnxruntime": runtimes.onnxruntime}
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
     absent: dict[str, str] = {}
     for name, prepare in asked.items():
@@ -69,15 +71,11 @@ def compare(
             errors[name] = _error(ours, answer := run())
             if expected is not None:
                 doubts[name] = _error(answer, expected)
-        except others.Absent as error:
+        except runtimes.Absent as error:
             absent[name] = str(error)
-        except (
-            Exception
-        ) as error:  # each has its own; a model that only we can run is no fault of the model's
-            absent[name] = (
-                "it cannot run the model:"
-                f" {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
-            )
+        except Exception as error:  # each runtime has its own errors
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            absent[name] = f"it cannot run the model: {reason}"
         else:
             contenders |= {name: run} if rivals else {}
     if untuned:
@@ -93,11 +91,6 @@ def compare(
         "absent": absent,
         "shares": _shares(machine, given, clock(threads)),
     }
-
-
-def error_of(model: Any, library: Path, inputs: Mapping[str, Any]) -> float:
-    """The error against ONNX's reference alone."""
-    return _error(_answer(*_loaded(library, inputs)), _reference(model, inputs))
 
 
 def _best(
@@ -138,9 +131,9 @@ def _error(ours: list[Any], expected: list[Any]) -> float:
 def _in_turn(
     contenders: dict[str, Callable[[], object]], threads: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return times by `clock` and wall times of rounds in which each runs.
+    """Return times by `clock` and wall times of interleaved rounds.
 
-    The mean of a round's runs is kept: their median would hide what a round shares.
+    The mean of a round's runs counts: their median would hide costs that the runs share.
     """
     numbers, now = {}, clock(threads)
     for name, run in contenders.items():
@@ -162,7 +155,7 @@ def _in_turn(
 def _seconds(
     run: Callable[[], object], number: int, now: Callable[[], float]
 ) -> tuple[float, float]:
-    """Time by this clock and wall time of so many runs."""
+    """Time by this clock and wall time of `number` runs."""
     wall_s, started = time.perf_counter(), now()
     for _ in range(number):
         run()
@@ -170,8 +163,7 @@ def _seconds(
 
 
 def _shares(machine: Any, given: list[Any], now: Callable[[], float]) -> dict[str, float]:
-    """Milliseconds of each function that the model calls in a run, the runtime's own included;
-    medians of a few runs."""
+    """Return median milliseconds of each function in a run, with the runtime's own functions."""
     spent: dict[str, float] = defaultdict(float)
     started = 0.0
 

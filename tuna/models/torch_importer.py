@@ -28,7 +28,7 @@ class TorchModel:
 
     @property
     def version(self) -> str:
-        """Of torch, which imports it."""
+        """The version of torch that imports the program."""
         import torch
 
         return f"torch {torch.__version__}"
@@ -55,8 +55,7 @@ class TorchModel:
         return [part.numpy() for part in ([answer] if isinstance(answer, torch.Tensor) else answer)]
 
     def to_relax(self, name: str) -> tvm.IRModule:
-        """The program as a Relax module; raises BadInput that names every operator which cannot be
-        imported."""
+        """Convert to Relax; raises BadInput with every operator that cannot be imported."""
         from tvm.relax.frontend.torch import from_exported_program
 
         program = _decomposed(self.program, name)
@@ -77,11 +76,10 @@ class TorchModel:
 def read(
     path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int | None = None
 ) -> TorchModel:
-    """The program with inputs of these shapes, `batch` as the first extent of those that are not
-    named.
+    """Load a program with inputs of these shapes; `batch` is the first extent of the others.
 
-    Only extents that were exported as dynamic can be chosen, by their names too. Raises BadInput,
-    in one message for all extents that nothing says and all operators that cannot be imported.
+    Only extents that were exported as dynamic can be chosen, also by their names. Raises BadInput,
+    in one message for all extents that stay open and all operators that cannot be imported.
     """
     try:
         import torch

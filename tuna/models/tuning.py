@@ -1,33 +1,32 @@
-"""In which order the tasks of a model are tuned, and how many jobs still fit into the time. Imports
-no TVM."""
+"""Order in which a model's tasks are tuned, within a budget of time. Imports no TVM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: A kernel may be this much faster than its estimate says, against another one.
+#: Factor by which a kernel may be faster than its estimate, compared with another kernel.
 _DOUBT = 0.7
-#: Tasks that take less of the model's time get one candidate.
+#: Share of the model's time below which a task gets one candidate.
 _SMALL = 0.001
-#: Functions that have a schedule by rule are tuned where they take so much of the model's time,
-#: with so many times as many candidates, which are random.
+#: Share of the model's time from which a function with a schedule by rule is tuned, and the factor
+#: of its candidates, which are random.
 _WORTH, _MORE = 0.01, 4
 
 
 @dataclass(frozen=True)
 class Tunable:
-    """A task of a model that solvers can run, and what is known of it."""
+    """A task of a model that solvers can run, with estimates and earlier winners."""
 
     config_id: int
-    count: int  #: how often the model calls it
+    count: int  #: of its calls in the model
     solvers: frozenset[str]  #: that apply
-    loaded: frozenset[str] = frozenset()  #: of them, those that have a job in this session
-    #: of the best point of a solver, by estimate
+    loaded: frozenset[str] = frozenset()  #: solvers with a job in this session
+    #: estimate for the best point of each solver
     cycles: Mapping[str, float] = field(default_factory=dict)
     #: it has no core, and a schedule by rule, which a search may improve a little
     by_rule: bool = False
-    #: by solver, the fastest first, the points that won for the bare layer or a similar task
+    #: winning points for the bare layer or a similar task, by solver, the fastest first
     won: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -52,13 +51,12 @@ class Wanted:
 
 
 def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
-    """The jobs that are missing, the most useful first.
+    """Return the missing jobs, the most useful first.
 
-    Each task first gets a job of the solver that won for what is the most alike, else of the one
-    that should win. Tasks on which the model spends most of its time come before the others. Then
-    other solvers follow by what the model may gain: its time in the task, times the part of it that
-    they may save. Those that can hardly win are left out, and so are functions with a schedule by
-    rule that take little time.
+    Each task first gets a job of the solver that won for the most similar task, else of the one
+    with the best estimate; tasks come by the model's time in them. Then other solvers follow by the
+    time that the model may save with them. Solvers that can hardly win are left out, and so are
+    functions with a schedule by rule that take little time.
     """
     total = sum(task.count * task.least for task in tasks)
     found: list[tuple[tuple[int, float], Wanted]] = []
@@ -96,9 +94,9 @@ def _gain(task: Tunable, solver: str) -> float:
 
 
 class Budget:
-    """How many jobs may be loaded so that all of them end in time."""
+    """Number of jobs to load so that all of them end in time."""
 
-    #: Jobs that are loaded beyond those that are finished, so that compilers work ahead.
+    #: Unfinished jobs, so that compilers work ahead.
     AHEAD = 4
     #: Seconds that a job is expected to take before the first one has ended.
     _FIRST_S = 6.0
@@ -108,8 +106,7 @@ class Budget:
         self._began: tuple[float, int] | None = None
 
     def more(self, elapsed_s: float, finished: int, unfinished: int) -> int:
-        """How many jobs to load now; `finished` and `unfinished` are numbers of jobs since the
-        start."""
+        """Return the number of jobs to load now, from the numbers of jobs since the start."""
         if finished and self._began is None:
             self._began = elapsed_s, finished
         left_s = self.seconds - elapsed_s
@@ -117,7 +114,7 @@ class Budget:
         return max(0, min(self.AHEAD - unfinished, fitting))
 
     def _pace_s(self, elapsed_s: float, finished: int) -> float:
-        """Seconds of a job, since the first ended: before it the workers started."""
+        """Seconds of a job after the first one, which includes the start of workers."""
         if self._began is None or finished == self._began[1]:
             return self._FIRST_S
         return (elapsed_s - self._began[0]) / (finished - self._began[1])

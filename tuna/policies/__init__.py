@@ -1,4 +1,4 @@
-"""What to publish next: pure functions from a snapshot of the open work to shares of the queues.
+"""Policies say what to publish next: pure functions from a snapshot of the open work to shares of the queues.
 
 The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all
 (docs/scheduling.md).
@@ -15,9 +15,10 @@ from tuna.policies.gradient import gradient
 from tuna.policies.predicted import deadline, shortest
 from tuna.policies.snapshot import (
     PER_PROCESS,
+    Need,
     OpenStep,
     Policy,
-    Progress,
+    SearchProgress,
     Share,
     Snapshot,
     StageKind,
@@ -27,7 +28,7 @@ from tuna.policies.stage_times import Prediction, StageTimes
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        policy.__name__: policy
+        policy.name: policy
         for policy in (
             fair,
             gradient,
@@ -46,10 +47,11 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 __all__ = [
     "PER_PROCESS",
     "POLICIES",
+    "Need",
     "OpenStep",
     "Policy",
     "Prediction",
-    "Progress",
+    "SearchProgress",
     "Share",
     "Snapshot",
     "StageKind",

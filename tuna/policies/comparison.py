@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tuna.policies.snapshot import OpenStep, Share, Snapshot, in_order, in_turn
+from tuna.policies.snapshot import Need, OpenStep, Share, Snapshot, in_order, in_turn, policy
 
 
+@policy(Need.ROUNDS)
 def sequential(snapshot: Snapshot) -> list[Share]:
     """One session after another, as if each had the machines for itself."""
     in_flight = {session_id for (session_id, _), chunks in snapshot.in_flight.items() if chunks}
@@ -21,8 +22,9 @@ def sequential(snapshot: Snapshot) -> list[Share]:
     return in_order(replace(snapshot, open=mine), lambda step: (step.remaining, step.since_s))
 
 
+@policy(Need.ROUNDS)
 def greedy(snapshot: Snapshot) -> list[Share]:
-    """What has just run in a queue goes on there; else sessions in a fixed order, beginning after
+    """Go on with what has just run in a queue; else sessions in a fixed order, beginning after
     the one served last."""
     last = {
         queue: session_id
@@ -41,8 +43,9 @@ def greedy(snapshot: Snapshot) -> list[Share]:
     return in_order(snapshot, rank)
 
 
+@policy(Need.ROUNDS)
 def synchronous(snapshot: Snapshot) -> list[Share]:
-    """The same step of all sessions at once: the next one starts when it has ended everywhere."""
+    """Publish the same step of all sessions at once: the next one starts when it has ended everywhere."""
     running = {step for (_, step), chunks in snapshot.in_flight.items() if chunks}
     if not running and snapshot.open:
         running = {max(snapshot.open, key=lambda step: step.remaining).step}
@@ -50,6 +53,7 @@ def synchronous(snapshot: Snapshot) -> list[Share]:
     return _first_come(replace(snapshot, open=same), lambda step: (step.since_s,))
 
 
+@policy(Need.ROUNDS)
 def unsynchronised(snapshot: Snapshot) -> list[Share]:
     """Everything at once: nothing is decided late, and the queue or the machine sorts it out."""
     ranked = sorted(snapshot.open, key=lambda step: step.since_s)
@@ -59,11 +63,13 @@ def unsynchronised(snapshot: Snapshot) -> list[Share]:
     ]
 
 
+@policy(Need.ROUNDS)
 def fifo(snapshot: Snapshot) -> list[Share]:
     """First come, first served, in each queue: what the thesis calls fair."""
     return _first_come(snapshot, lambda step: (step.since_s,))
 
 
+@policy(Need.ROUNDS)
 def bundled(snapshot: Snapshot) -> list[Share]:
     """First come, first served, where consecutive steps in one queue are one."""
     return _first_come(snapshot, lambda step: (not step.continues, step.since_s))

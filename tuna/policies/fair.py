@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from tuna.policies.snapshot import OpenStep, Share, Snapshot, in_turn
+from tuna.policies.snapshot import Need, OpenStep, Share, Snapshot, in_turn, policy
 
 
+@policy(Need.NOTHING)
 def fair(snapshot: Snapshot) -> list[Share]:
     """In each queue a session's priority first, then what goes on there, then sessions in turn.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from tuna.policies.snapshot import OpenStep, Progress, Share, Snapshot, in_order
+from tuna.policies.snapshot import Need, OpenStep, SearchProgress, Share, Snapshot, in_order, policy
 
 #: Share of the recent slope in the expected gain, and rounds that it is taken over: as in TVM
 #: MetaSchedule's `GradientBased` task scheduler, which has them from Ansor (OSDI 2020, section 6).
 _SLOPE_SHARE, _WINDOW = 0.2, 3
 
 
+@policy(Need.PROGRESS | Need.ROUNDS)
 def gradient(snapshot: Snapshot) -> list[Share]:
     """A session's priority first, then what goes on in its queue, then searches without any result,
     then by expected gain.
@@ -26,7 +27,7 @@ def gradient(snapshot: Snapshot) -> list[Share]:
     return in_order(snapshot, rank)
 
 
-def expected_gain_ms(progress: Progress | None) -> float:
+def expected_gain_ms(progress: SearchProgress | None) -> float:
     """Milliseconds of a run of the model that the next round is expected to gain; infinite while
     there is no result."""
     if progress is None or not progress.rounds or not progress.best_ms:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from enum import IntEnum
 
-from tuna.policies.snapshot import OpenStep, Share, Snapshot, in_order
+from tuna.policies.snapshot import Need, OpenStep, Share, Snapshot, in_order, policy
 
 
+@policy(Need.LEFT)
 def shortest(snapshot: Snapshot) -> list[Share]:
     """A session's priority first, then what goes on in its queue, then the session that would end
     soonest alone.
@@ -33,6 +34,7 @@ class _Chance(IntEnum):
     NONE = 2
 
 
+@policy(Need.LEFT)
 def deadline(snapshot: Snapshot) -> list[Share]:
     """A session's priority first, then what goes on in its queue, then the earliest deadline that
     can still be kept.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from itertools import chain, repeat
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 #: Chunks that may wait for each live process of a queue: it never idles, and what is not published
 #: can be decided later. An autoscaler needs to see more of them than processes.
@@ -24,7 +25,7 @@ class StageKind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """The results of a search so far."""
 
     weight: float  #: how often the model runs what is tuned
@@ -49,19 +50,19 @@ class OpenStep:
     #: first step of a round that has all its steps there, so that a job does not keep a process for
     #: all its rounds.
     continues: bool = False
-    progress: Progress | None = None  #: of all its jobs; None: not known
+    progress: SearchProgress | None = None  #: of all its jobs; None: not known
     #: their ids, where jobs are chosen; empty: any that wait for the step
     jobs: tuple[int, ...] = ()
 
     @property
     def kind(self) -> StageKind:
-        """What its duration is predicted by."""
+        """The key that its duration is predicted by."""
         return StageKind(self.queue, self.solver, self.step)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a policy decides by.
+    """The facts that a policy decides by.
 
     All of it is known to a coordinator from SQL, heartbeats and its own leases; nothing is from the
     future. Times are seconds, `now_s`, `since_s` and `deadline_s` since one moment.
@@ -123,17 +124,37 @@ class Share:
     chunks: int
 
 
-class Policy(Protocol):
+class Need(Flag):
+    """Facts beyond the open steps that a policy decides by; a snapshot has no others."""
+
+    NOTHING = 0
+    LEFT = auto()  #: what is left of each session, with the predicted duration of its stages
+    PROGRESS = auto()  #: results of each search so far, with the same of sessions that search
+    #: Each round that waits as an open step of its own; else the jobs of a session that wait for a
+    #: step are alike.
+    ROUNDS = auto()
+
+
+@dataclass(frozen=True)
+class Policy:
     """Says what is published next: shares that fit into the queues, in the order in which they are
     published.
 
     What had less open work than its share is left out of the next snapshot.
     """
 
-    @property
-    def __name__(self) -> str: ...
+    name: str
+    decide: Callable[[Snapshot], list[Share]] = field(repr=False)
+    needs: Need = Need.NOTHING
 
-    def __call__(self, snapshot: Snapshot, /) -> list[Share]: ...
+    def __call__(self, snapshot: Snapshot) -> list[Share]:
+        """Return the shares."""
+        return self.decide(snapshot)
+
+
+def policy(needs: Need) -> Callable[[Callable[[Snapshot], list[Share]]], Policy]:
+    """Make a policy of a function, under its name."""
+    return lambda decide: Policy(decide.__name__, decide, needs)
 
 
 def in_order(snapshot: Snapshot, rank: Callable[[OpenStep], tuple[float, ...]]) -> list[Share]:

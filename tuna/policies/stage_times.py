@@ -34,7 +34,7 @@ class _Window:
         self.prediction = Prediction(0.0, 0.0, 0)
 
     def note(self, seconds: float) -> bool:
-        """Whether the prediction changed."""
+        """Add a duration; returns whether the prediction changed."""
         self._latest.append(seconds)
         self._seen += 1
         if self._seen < self._due:

@@ -1,4 +1,5 @@
-"""What coordinators tell workers in Redis: namespaces, keys of artifacts, artifact store, orders.
+"""What coordinators tell workers in Redis: namespaces, keys of artifacts, artifact store, open
+queues, orders.
 
 Keys, under `tuna:{<namespace>}:` but for the first:
 
@@ -10,12 +11,15 @@ Keys, under `tuna:{<namespace>}:` but for the first:
                              those that did read the public ones at `public` (see `keys`)
     store            string  the artifact store URL, for the same workers; empty if Redis holds the
     artifacts
+    open:<queue>     string  there are jobs that have still to go through the queue, whether it is
+    empty or not; expires
     m:<worker>:order string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that
     worker
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import cast
 
 import redis
@@ -26,6 +30,8 @@ from tuna.queue import keys
 from tuna.settings import Settings
 
 NAMESPACES_KEY = "tuna:namespaces"
+#: Seconds for which a queue is open after a coordinator said so.
+OPEN_S = 10
 
 
 def signer_key(namespace: str) -> str:
@@ -56,6 +62,29 @@ def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Ke
         raise StoreUnavailable(
             f"The published keys of artifacts cannot be read: {error}.", hint=hint
         ) from None
+
+
+def announce_open(client: redis.Redis, namespace: str, queues: Iterable[str]) -> None:
+    """Say that there are jobs which have still to go through these queues; expires after
+    `OPEN_S`."""
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            pipe.set(_open_key(namespace, queue), "", ex=OPEN_S)
+        pipe.execute()
+
+
+def is_open(client: redis.Redis, settings: Settings, queues: Collection[str]) -> bool:
+    """True if a coordinator has jobs that have still to go through one of the queues."""
+    names = [
+        _open_key(namespace, queue)
+        for namespace in namespaces(client, settings)
+        for queue in queues
+    ]
+    return bool(names and client.exists(*names))
+
+
+def _open_key(namespace: str, queue: str) -> str:
+    return f"tuna:{{{namespace}}}:open:{queue}"
 
 
 def control_key(namespace: str, worker: str) -> str:

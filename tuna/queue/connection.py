@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import redis
+import structlog
 
 from tuna import tls
 from tuna.errors import ServiceError
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
+log = structlog.get_logger(__name__)
+
+#: Pause between two attempts to reach a Redis that is waited for.
+_RETRY_S = 0.5
 #: A message that a dead worker held is delivered again after this long. A copy of a chunk that is
 #: still held, or was returned since, is dropped by its lease, so the value only decides how soon
 #: stale messages are removed.
@@ -31,7 +37,7 @@ _VISIBILITY_S = 300
 
 
 def uses_embedded(settings: Settings) -> bool:
-    """Whether the broker is the embedded Redis."""
+    """True if the broker is the embedded Redis."""
     return settings.broker_url is None
 
 
@@ -123,16 +129,17 @@ def redis_url(settings: Settings) -> str:
 
 
 def connect_admin(settings: Settings) -> redis.Redis:
-    """The same as the Redis user that admits workers."""
+    """Return such a client as the Redis user that admits workers."""
     return connect(settings, _admin_url(settings))
 
 
-def connect(settings: Settings, url: str = "") -> redis.Redis:
-    """A client that answers; raises ServiceError with the address (without its password)."""
+def connect(settings: Settings, url: str = "", *, wait_s: float = 0.0) -> redis.Redis:
+    """Return a client that answers; an outage is waited for up to `wait_s`. Raises ServiceError
+    with the address (without its password)."""
     url = url or redis_url(settings)
+    client = _client(url)
     try:
-        client = _client(url)
-        client.ping()
+        _wait_for(client, wait_s)
     except (redis.RedisError, OSError) as error:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
@@ -140,6 +147,22 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
             f"Redis at {address} cannot be used: {error}", hint="run: `tuna doctor`"
         ) from None
     return client
+
+
+def _wait_for(client: redis.Redis, wait_s: float) -> None:
+    until_s = time.monotonic() + wait_s
+    logged = False
+    while True:
+        try:
+            client.ping()
+            return
+        except (redis.RedisError, OSError) as error:
+            if time.monotonic() >= until_s or not redis_client.is_outage(error):
+                raise
+            if not logged:
+                log.warning("waiting for Redis", reason=str(error), most_s=wait_s)
+                logged = True
+            time.sleep(_RETRY_S)
 
 
 def impatient_clients(settings: Settings, wait_s: float) -> tuple[redis.Redis, redis.Redis]:

@@ -34,7 +34,7 @@ _MEMORY_SHARE = 0.75
 
 
 def is_nearly_full(client: redis.Redis) -> bool:
-    """Whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
+    """Return whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
     memory = client.info("memory")
     return (
         bool(memory.get("maxmemory"))
@@ -43,7 +43,7 @@ def is_nearly_full(client: redis.Redis) -> bool:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StreamEntry:
     """One entry; `report` is None, or without some results, when it cannot be understood. `fault`
     then says why, and `body` has its bytes."""
 
@@ -78,7 +78,7 @@ class ResultStream:
         if not self._is_open:
             self.open()
 
-    def read(self, count: int, block_ms: int | None) -> list[Entry]:
+    def read(self, count: int, block_ms: int | None) -> list[StreamEntry]:
         """New entries, waiting up to `block_ms` for the first (None: not at all)."""
         self._open_once()
         try:
@@ -96,7 +96,7 @@ class ResultStream:
             return []
         return _entries(cast(list[Any], answer)[0][1]) if answer else []
 
-    def take_over(self, count: int) -> list[Entry]:
+    def take_over(self, count: int) -> list[StreamEntry]:
         """Entries that are pending in a drain that died."""
         self._open_once()
         try:
@@ -113,7 +113,7 @@ class ResultStream:
             return []
         return _entries([pair for pair in answer[1] if pair[1] is not None])
 
-    def acknowledge(self, entries: list[Entry]) -> None:
+    def acknowledge(self, entries: list[StreamEntry]) -> None:
         """Delete entries whose content is in SQL."""
         if entries:
             ids = [entry.id for entry in entries]
@@ -135,7 +135,7 @@ class ResultStream:
             return "0-0"
 
     def drained_up_to(self, entry_id: str) -> bool:
-        """Whether every entry up to and including `entry_id` is in SQL."""
+        """Return whether every entry up to and including `entry_id` is in SQL."""
         return not self._client.xrange(self._key, max=entry_id, count=1)
 
     def backlog(self) -> int:
@@ -143,20 +143,20 @@ class ResultStream:
         return int(self._client.xlen(self._key))
 
 
-def _entries(pairs: list[Any]) -> list[Entry]:
+def _entries(pairs: list[Any]) -> list[StreamEntry]:
     return [_entry(redis_client.text(entry_id), fields) for entry_id, fields in pairs]
 
 
-def _entry(entry_id: str, fields: Any) -> Entry:
+def _entry(entry_id: str, fields: Any) -> StreamEntry:
     text = fields.get(b"r")
     if text is None:
-        return Entry(entry_id, None, "it has no field r", repr(fields).encode())
+        return StreamEntry(entry_id, None, "it has no field r", repr(fields).encode())
     if len(text) > MAX_REPORT_BYTES:
-        return Entry(entry_id, None, f"it is longer than {MAX_REPORT_BYTES} bytes", text)
+        return StreamEntry(entry_id, None, f"it is longer than {MAX_REPORT_BYTES} bytes", text)
     try:
-        return Entry(entry_id, Report.model_validate_json(text))
+        return StreamEntry(entry_id, Report.model_validate_json(text))
     except ValidationError as error:
-        return Entry(entry_id, _mended(text), _words(error), text)
+        return StreamEntry(entry_id, _mended(text), validation_words(error), text)
 
 
 def _mended(text: Any) -> Report | None:
@@ -174,7 +174,7 @@ def _result(found: Any) -> StepResult | None:
     try:
         return StepResult.model_validate(found)
     except ValidationError as error:
-        fault = f"the worker's result cannot be read: {_words(error)}"
+        fault = f"the worker's result cannot be read: {validation_words(error)}"
     log.error(fault)
     try:
         names = {name: found[name] for name in ("job_id", "attempt", "step")}
@@ -183,7 +183,7 @@ def _result(found: Any) -> StepResult | None:
         return None
 
 
-def _words(error: ValidationError) -> str:
-    """Location and message of the first error, without the faulty input."""
+def validation_words(error: ValidationError) -> str:
+    """Return location and message of the first error, without the faulty input."""
     first = error.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]

@@ -14,12 +14,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import configs, networks, sessions
-from tuna.db.baselines import is_no_baseline
-from tuna.db.models import Config, ConfigTag, FindDb, Job, Solver, Trial
+from tuna.db.models import Config, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.messages import counted
 from tuna.reports.ratios import Ratio, ratio_of_medians
+from tuna.results.selectable import SESSIONS, Results
 
 #: The name of the total over all layers, each counted once.
 ALL_LAYERS = "all layers, each once"
@@ -147,7 +147,7 @@ def compare(
             num_cu=info.environment.num_cu,
             conditions=dict(info.environment.conditions),
             layers=sum(layer.bests[place] is not None for layer in layers),
-            simulated=_simulated(connection, info.id),
+            simulated=of_sessions(info.id).count(connection, "simulated"),
         )
         for place, info in enumerate(infos)
     )
@@ -169,42 +169,27 @@ def compare(
     )
 
 
+def of_sessions(*ids: int) -> Results:
+    """Return the results of sessions."""
+    return SESSIONS.only(SESSIONS["session_id"].in_(ids))
+
+
 def _bests(
     connection: sa.Connection, ids: Sequence[int], tag: str | None
 ) -> dict[int, dict[int, Best]]:
     """config -> session -> its fastest solver; ties are broken by the solver's name."""
+    wanted = of_sessions(*ids).only(SESSIONS["time_ms"] > 0, SESSIONS.no_baseline, tag=tag)
     rank = sa.func.row_number().over(
-        partition_by=(FindDb.session_id, FindDb.config_id), order_by=(FindDb.time_ms, Solver.name)
+        partition_by=(wanted["session_id"], wanted["config_id"]),
+        order_by=(wanted["time_ms"], wanted["solver"]),
     )
-    wanted = [FindDb.session_id.in_(ids), FindDb.time_ms > 0, is_no_baseline()]
-    if tag is not None:
-        wanted.append(
-            FindDb.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
-        )
-    ranked = (
-        sa.select(FindDb.id, Solver.name.label("solver"), rank.label("place"))
-        .join(Solver, Solver.id == FindDb.solver_id)
-        .where(*wanted)
-        .subquery()
-    )
-    query = (
-        sa.select(
-            FindDb.config_id,
-            FindDb.session_id,
-            ranked.c.solver,
-            FindDb.params,
-            FindDb.time_ms,
-            FindDb.noisy,
-            Trial.times_ms.label("all"),
-        )
-        .join(ranked, sa.and_(ranked.c.id == FindDb.id, ranked.c.place == 1))
-        .outerjoin(
-            Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
-        )
-    )
+    ranked = wanted.over([wanted["id"], rank.label("place")], ["solver"]).subquery()
+    best = sa.select(ranked.c.id).where(ranked.c.place == 1)
+    names = ("config_id", "session_id", "solver", "params", "time_ms", "noisy", "times_ms")
+    query = SESSIONS.select(*names).where(SESSIONS["id"].in_(best))
     found: dict[int, dict[int, Best]] = defaultdict(dict)
     for row in connection.execute(query):
-        repeats = tuple(float(time_ms) for time_ms in json.loads(row.all or "[]"))
+        repeats = tuple(float(time_ms) for time_ms in json.loads(row.times_ms or "[]"))
         found[row.config_id][row.session_id] = Best(
             row.solver, row.params, row.time_ms, repeats, bool(row.noisy)
         )
@@ -216,7 +201,7 @@ def _layers(
 ) -> list[ComparedLayer]:
     texts = connection.execute(
         sa.select(Config.id, Config.label, Config.driver)
-        .where(Config.id.in_(sa.select(FindDb.config_id).where(FindDb.session_id.in_(ids))))
+        .where(Config.id.in_(of_sessions(*ids).select("config_id")))
         .order_by(Config.id)
     )
     with_jobs = {
@@ -302,13 +287,6 @@ def _geometric_means(common: Sequence[ComparedLayer]) -> tuple[float, ...]:
         statistics.geometric_mean(ratio.value if ratio else 1.0 for ratio in column)
         for column in columns
     )
-
-
-def _simulated(connection: sa.Connection, session_id: int) -> int:
-    marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
-    return connection.execute(
-        sa.select(sa.func.count()).select_from(FindDb).where(marked)
-    ).scalar_one()
 
 
 def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tuple[str, ...]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 
 from tuna.configs import DataType, from_json_text
-from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
+from tuna.db.models import Config, Job, Solver, Trial
 from tuna.db.searches import MET
-from tuna.db.solvers import LayerWithoutSolver, without_solver
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import FINALS
 from tuna.libraries.registry import get_library
@@ -21,6 +20,8 @@ from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps
+from tuna.results.selectable import SESSIONS, last_good_attempts
+from tuna.results.untried import LayerWithoutSolver, without_solver
 from tuna.vocabulary import BASELINE, SEARCH, State
 
 #: Layers whose trials come with their params, for the curves: those that take the longest in the
@@ -29,6 +30,11 @@ MAX_CURVES = 60
 #: Characters of params in one line.
 _SHORT = 160
 _FETCH_ROWS = 5000
+#: Fields of `_JobRow` that a job without a result lacks.
+_OF_WINNER = (
+    *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
+    *("low_ms", "high_ms"),
+)
 #: How a search with several rounds ended: the first of these that one of them has.
 _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
@@ -118,7 +124,7 @@ def read_layers(
     facts = _Facts(
         searches=_searches(connection, session_id),
         commands=_commands(
-            connection, session_id, [row for rows in jobs.values() for row in rows if row.winner_ms]
+            connection, [row for rows in jobs.values() for row in rows if row.winner_ms]
         ),
         params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
         readable=readable,
@@ -183,29 +189,23 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
             Config.json,
             Solver.name.label("solver"),
             Solver.algorithm,
-            FindDb.time_ms,
-            FindDb.workspace_bytes,
-            FindDb.params,
-            FindDb.trial_number,
-            FindDb.noisy,
-            FindDb.clock,
-            Trial.low_ms,
-            Trial.high_ms,
         )
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
-        # A winner belongs to the job that found it; another job of the same solver shows only its
-        # own trials.
-        .outerjoin(FindDb, FindDb.job_id == Job.id)
-        .outerjoin(
-            Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
-        )
         .where(Job.session_id == session_id, Job.steps != FINALS)
         .order_by(Job.config_id, Solver.name, Job.steps, Job.round, Job.id)
     )
+    # A winner belongs to the job that found it; another job of the same solver shows only its own
+    # trials.
+    results = SESSIONS.select("job_id", *_OF_WINNER).where(SESSIONS["session_id"] == session_id)
+    winners = {
+        row.job_id: {name: getattr(row, name) for name in _OF_WINNER}
+        for row in connection.execute(results)
+    }
     jobs: dict[int, list[_JobRow]] = defaultdict(list)
     for row in connection.execute(query):
-        jobs[row.config_id].append(_JobRow(**row._mapping))
+        winner = winners.get(row.id, dict.fromkeys(_OF_WINNER))
+        jobs[row.config_id].append(_JobRow(**row._mapping, **winner))
     return dict(jobs)
 
 
@@ -229,20 +229,14 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     return searches
 
 
-def _commands(
-    connection: sa.Connection, session_id: int, winners: Iterable[_JobRow]
-) -> dict[int, str]:
+def _commands(connection: sa.Connection, winners: Iterable[_JobRow]) -> dict[int, str]:
     """The command that repeats the measurement of each job's winner: its last good step on a
     device."""
-    query = (
-        sa.select(StepResult.job_id, StepResult.step)
-        .join(Job, Job.id == StepResult.job_id)
-        .where(Job.session_id == session_id, StepResult.ok.is_(True), StepResult.device != "")
-        .order_by(StepResult.id)
-    )
-    steps = {row.job_id: row.step for row in connection.execute(query)}
+    rows = {row.id: row for row in winners}
     wanted = [
-        Repeated(row.id, steps[row.id], row.trial_number) for row in winners if row.id in steps
+        Repeated(job_id, attempt.step, rows[job_id].trial_number)
+        for job_id, attempt in last_good_attempts(connection, rows).items()
+        if attempt.device
     ]
     return {one.job_id: command for one, command in commands(connection, wanted).items()}
 

@@ -7,15 +7,23 @@ from collections import Counter, defaultdict
 import sqlalchemy as sa
 
 from tuna.db import benchmarks, networks, searches, sessions
-from tuna.db.models import FindDb, Session
+from tuna.db.models import Config, Job, Session, Solver, StepResult, Trial
 from tuna.db.searches import Searches
+from tuna.errors import BadInput
 from tuna.libraries.base import Environment
-from tuna.reports.against import read_against
-from tuna.reports.failures import read_failures
+from tuna.queue.reproduction import Repeated, commands
+from tuna.reports.comparison import compare
 from tuna.reports.layers import read_layers
 from tuna.reports.network_totals import totals
-from tuna.reports.report_data import Header, ReportFigures
+from tuna.reports.report_data import (
+    Against,
+    FailureFigures,
+    Header,
+    OtherTime,
+    ReportFigures,
+)
 from tuna.reports.steps import read_steps
+from tuna.results.selectable import SESSIONS
 
 _ENVIRONMENT = {
     "library": "Library",
@@ -41,13 +49,17 @@ def read_figures(
     row = connection.execute(
         sa.select(Session.environment_id, Session.created_at).where(Session.id == session_id)
     ).one()
-    other, others = (None, {}) if against is None else read_against(connection, session_id, against)
+    other, others = (
+        (None, {}) if against is None else _read_against(connection, session_id, against)
+    )
     steps = read_steps(connection, session_id, row.environment_id)
     counts: dict[str, dict[int, int]] = defaultdict(dict)
     for config_id, by_model in networks.occurrences(connection).items():
         for name, count in by_model.items():
             counts[name][config_id] = count
     layers = read_layers(connection, session_id, session.environment.library, steps, counts, others)
+    # Served by ix_find_db_simulated_session_id.
+    of_session = SESSIONS.only(SESSIONS["session_id"] == session_id)
     header = Header(
         session_id=session.id,
         reason=session.reason,
@@ -57,7 +69,7 @@ def read_figures(
         created_at=row.created_at,
         first=steps.first,
         last=steps.last,
-        simulated=_simulated(connection, session_id),
+        simulated=of_session.count(connection, "simulated"),
         noisy=sum(solver.noisy for layer in layers for solver in layer.solvers),
         against=other,
     )
@@ -67,19 +79,11 @@ def read_figures(
         layers=layers,
         totals=totals(layers, counts),
         jobs=tuple(sorted(states.items(), key=lambda item: (-item[1], item[0]))),
-        failures=read_failures(connection, session_id),
+        failures=_read_failures(connection, session_id),
         devices=steps.devices,
         searches=searches.read(connection, [session_id]).get(session_id, Searches()),
         models=tuple(benchmarks.of_session(connection, session_id)),
     )
-
-
-def _simulated(connection: sa.Connection, session_id: int) -> int:
-    """Served by ix_find_db_simulated_session_id."""
-    marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
-    return connection.execute(
-        sa.select(sa.func.count()).select_from(FindDb).where(marked)
-    ).scalar_one()
 
 
 def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
@@ -92,3 +96,110 @@ def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
         (f"Condition {name}", value) for name, value in sorted(environment.conditions.items())
     ]
     return tuple((title, value or "not recorded") for title, value in fields)
+
+
+def _read_against(
+    connection: sa.Connection, session_id: int, other_id: int
+) -> tuple[Against, dict[int, OtherTime]]:
+    """Session `other_id` and its best time of each config, by config id.
+
+    Raises NotFound for an unknown session or one without a layer in common, BadInput if both are
+    one.
+    """
+    if session_id == other_id:
+        raise BadInput(f"Session {session_id} cannot be compared with itself.")
+    found = compare(connection, [session_id, other_id])
+    times = {}
+    for layer in found.layers:
+        best, ratio = layer.bests[1], layer.ratios[1]
+        if best is None:
+            continue
+        interval = (
+            (ratio.low, ratio.high)
+            if ratio and ratio.low is not None and ratio.high is not None
+            else None
+        )
+        times[layer.config_id] = OtherTime(best.solver, best.time_ms, interval, best.noisy)
+    other = found.sessions[1]
+    against = Against(
+        other.session_id, other.library, other.library_version, other.reason, found.differences
+    )
+    return against, times
+
+
+def _read_failures(connection: sa.Connection, session_id: int) -> tuple[FailureFigures, ...]:
+    """The failures by cause, the most frequent first."""
+    trials = _by_cause(connection, session_id, Trial)
+    attempts = _by_cause(connection, session_id, StepResult)
+    failures = [
+        _failure(connection, session_id, cause, trials.get(cause, 0), attempts.get(cause, 0))
+        for cause in sorted(trials.keys() | attempts.keys())
+    ]
+    return tuple(
+        sorted(failures, key=lambda failure: (-failure.trials, -failure.attempts, failure.cause))
+    )
+
+
+def _by_cause(
+    connection: sa.Connection, session_id: int, table: type[Trial] | type[StepResult]
+) -> dict[str, int]:
+    query = (
+        sa.select(table.cause, sa.func.count())
+        .join(Job, Job.id == table.job_id)
+        .where(Job.session_id == session_id, table.cause.is_not(None))
+        .group_by(table.cause)
+    )
+    return {cause: count for cause, count in connection.execute(query) if cause is not None}
+
+
+def _failure(
+    connection: sa.Connection, session_id: int, cause: str, trials: int, attempts: int
+) -> FailureFigures:
+    job_id, tail = _example(connection, session_id, cause)
+    job = connection.execute(
+        sa.select(Config.label, Solver.name)
+        .select_from(Job)
+        .join(Config, Config.id == Job.config_id)
+        .join(Solver, Solver.id == Job.solver_id)
+        .where(Job.id == job_id)
+    ).one()
+    on_such_a_step = (
+        StepResult.device == "" if cause.startswith("build_") else StepResult.device != ""
+    )
+    step = connection.execute(
+        sa.select(StepResult.step)
+        .where(StepResult.job_id == job_id)
+        # Prefer the step of an attempt with this very cause, then one on a resource that can fail
+        # so.
+        .order_by(
+            sa.case((StepResult.cause == cause, 0), else_=1),
+            sa.case((on_such_a_step, 0), else_=1),
+            StepResult.id,
+        )
+        .limit(1)
+    ).scalar_one_or_none()
+    found = commands(connection, [Repeated(job_id, step)] if step else ())
+    return FailureFigures(
+        cause, trials, attempts, job_id, job.label, job.name, tail, next(iter(found.values()), "")
+    )
+
+
+def _example(connection: sa.Connection, session_id: int, cause: str) -> tuple[int, str]:
+    """(job, output) of a failure with this cause: a trial before an attempt, and one with output
+    first."""
+    found: tuple[int, str] | None = None
+    for table in (Trial, StepResult):
+        query = (
+            sa.select(table.job_id, table.output_tail)
+            .join(Job, Job.id == table.job_id)
+            .where(Job.session_id == session_id, table.cause == cause)
+            .order_by(sa.case((table.output_tail != "", 0), else_=1), table.id)
+            .limit(1)
+        )
+        row = connection.execute(query).one_or_none()
+        if row is not None and (row.output_tail or found is None):
+            found = (row.job_id, row.output_tail)
+            if row.output_tail:
+                break
+    assert found is not None, "the cause was counted in one of the two tables"
+    return found

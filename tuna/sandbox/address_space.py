@@ -1,8 +1,8 @@
-"""A bound of all memory that measured code can hold. Only the standard library is imported here.
+"""Limit of all memory that measured code can hold. Only the standard library is imported here.
 
-RLIMIT_DATA, the limit of every child, does not count what was written and then made read-only, so
-it stops mistakes, not intent. RLIMIT_AS counts every mapping, also what is only reserved, so it is
-set late: when the packages are loaded, and before the first foreign code is.
+RLIMIT_DATA, the limit of every child, does not count memory that was written and then made
+read-only, so it stops mistakes, not intent. RLIMIT_AS counts every mapping, also mere reservations,
+so it is set late: after the packages are loaded, and before the first foreign code is.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import os
 import resource
 from pathlib import Path
 
-#: What threads reserve beside what they use: an arena and a stack each; and what loading a
-#: candidate maps.
+#: Reservations of each thread (an arena and a stack), and mappings of a loaded candidate.
 _EACH_THREAD_BYTES, _MORE_BYTES = 160 << 20, 256 << 20
 _bounded = False
 
 
 def allow_bound() -> None:
-    """Let `bound` take effect: this process uses no GPU, whose drivers reserve more addresses than
-    there is memory."""
+    """Let `bound` take effect.
+
+    Only for processes without a GPU, whose drivers reserve more addresses than there is memory.
+    """
     global _bounded
     _bounded = True
 
 
 def bound() -> None:
-    """From now on this process maps no more than its limit of private memory beyond what it has
-    mapped."""
+    """Limit what this process maps from now on to its limit of private memory."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if not _bounded or limit == resource.RLIM_INFINITY:
         return

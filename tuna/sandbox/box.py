@@ -1,8 +1,9 @@
-"""The box round foreign code: what a child may touch, in words of this machine; `child` puts it on.
+"""The sandbox round foreign code, as rules for this machine; `child` applies them.
 
-Files are closed by `landlock`, sockets, signals and what else leads out by `seccomp`. Open are the
-system's programs and libraries, Python's, ROCm's and the folders that the settings name, to be
-read; the folders and devices of a `Box`; nothing else, so neither TUNA_HOME nor the user's home.
+Files are closed by `landlock`; sockets, signals and other ways out by `seccomp`. Open are, for
+reading, the programs and libraries of the system, of Python and of ROCm, and the folders that the
+settings name; also the folders and devices of a `Box`. Everything else is closed, TUNA_HOME and the
+user's home included.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ from tuna.settings import Settings, get_settings
 
 log = structlog.get_logger(__name__)
 
-#: To be read: programs, libraries, and what these ask of the system. Of /proc, Landlock closes
-#: memory and environment of others.
+#: Readable: programs, libraries and the system files that they need. Landlock closes other
+#: processes' memory and environment in /proc.
 _SYSTEM = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store", "/proc", "/sys"),
-    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"),
-    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
-)  # fmt: skip
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
+    *("/nix/store", "/gnu/store", "/proc", "/sys"),
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload"),
+    *("/etc/alternatives", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"),
+    *("/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
+)
 _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-#: What looking up the name of another machine reads.
+#: Files of the name resolver.
 _RESOLVER = ("/etc/hosts", "/etc/resolv.conf", "/etc/gai.conf")
 #: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm
-#: and nvidia-caps. Who maps `zero` shared has memory that no limit counts, which GPUs' drivers
-#: need.
+#: and nvidia-caps. GPU drivers map `zero` shared, which is memory that no limit counts.
 _GPUS = ("kfd", "dri", "nvidia*", "zero")
-#: Files that a child may have open at a time.
+#: Limit of a child's open files.
 _OPEN_FILES = 4096
 #: Where Tuna lies: a folder of installed packages, or a checkout.
 _ROOT = Path(__file__).resolve().parents[2]
@@ -54,8 +56,7 @@ _HINT = "set TUNA_SANDBOX=auto to run with what this kernel has, or use one that
 
 @dataclass(frozen=True)
 class Box:
-    """What a child may touch beside the system: the first of the writable folders is its HOME and
-    TMPDIR too."""
+    """Access of a child beyond the system; HOME and TMPDIR are the first writable folder."""
 
     writable: Sequence[Path] = ()
     readable: Sequence[Path] = ()
@@ -64,7 +65,7 @@ class Box:
 
 
 def lacking() -> list[str]:
-    """What stays open on this machine, each in a few words; empty when the box can be closed."""
+    """Return the gaps of a box on this machine as short phrases; empty when it is complete."""
     found = []
     if not landlock.version():
         found.append(
@@ -77,8 +78,7 @@ def lacking() -> list[str]:
 
 
 def check(settings: Settings) -> None:
-    """Log once what stays open here; raises ServiceError when TUNA_SANDBOX is `require` and
-    something does."""
+    """Log once what stays open here; raises ServiceError if TUNA_SANDBOX is `require`."""
     found = lacking()
     if settings.sandbox == "require" and found:
         raise ServiceError(
@@ -90,14 +90,16 @@ def check(settings: Settings) -> None:
 @functools.cache
 def _warn_once(mode: str, found: tuple[str, ...]) -> None:
     if mode == "off":
-        log.warning("sandbox off: what is built and measured has this user's rights")
+        log.warning("sandbox off: built and measured code has this user's rights")
     elif found:
         log.warning("sandbox incomplete", open="; ".join(found))
 
 
 def facts(box: Box | None, env: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `child` needs to put the box on; None for no box. `env` is the child's environment.
-    Raises as `check` does."""
+    """Return the limits that `child` applies, None for no box; raises as `check` does.
+
+    `env` is the child's environment.
+    """
     settings = get_settings()
     if box is None or settings.sandbox == "off":
         return None
@@ -114,33 +116,29 @@ def facts(box: Box | None, env: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
-    """Limits of a child by their names in module `resource`; without a box that of memory alone, if
-    one is given.
+    """Return a child's limits by their names in module `resource`; without a box, memory alone.
 
     Memory is limited by RLIMIT_DATA, which counts private writable memory: heap, anonymous maps,
-    thread stacks. RLIMIT_AS would also count what is only reserved or mapped from files, such as
-    half a gigabyte of compiler libraries and 64 MiB per allocator arena, so that a limit tight
-    enough to help would stop a program that uses little; measured code gets one when all that is
-    loaded (`address_space`).
+    thread stacks. RLIMIT_AS would also count reservations and mapped files, such as half a gigabyte
+    of compiler libraries and 64 MiB per allocator arena, so that a limit tight enough to help would
+    stop a program that uses little; measured code gets one after all that is loaded
+    (`address_space`).
     """
     if box is None:
         return {"RLIMIT_DATA": memory_bytes} if memory_bytes else {}
     settings = get_settings()
-    mebibytes = {
-        "RLIMIT_DATA": settings.sandbox_memory_mib,
-        "RLIMIT_FSIZE": settings.sandbox_file_mib,
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    limits = {
+        "RLIMIT_NOFILE": _OPEN_FILES,
+        "RLIMIT_DATA": settings.sandbox_memory_mib << 20 or memory_bytes or machine_bytes,
+        "RLIMIT_FSIZE": settings.sandbox_file_mib << 20,
+        "RLIMIT_NPROC": settings.sandbox_processes,
     }
-    found = {name: most << 20 for name, most in mebibytes.items()} | {
-        "RLIMIT_NPROC": settings.sandbox_processes
-    }
-    found["RLIMIT_DATA"] = (
-        found["RLIMIT_DATA"] or memory_bytes or os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    )
-    return {"RLIMIT_NOFILE": _OPEN_FILES, **{name: most for name, most in found.items() if most}}
+    return {name: most for name, most in limits.items() if most}
 
 
 def at_home(box: Box | None, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment with a home and a folder for temporary files that exist in the box."""
+    """`env` with HOME and TMPDIR inside the box."""
     if box is None or get_settings().sandbox == "off" or not box.writable:
         return dict(env)
     return {**env, **dict.fromkeys(("HOME", "TMPDIR"), str(box.writable[0]))}
@@ -161,22 +159,17 @@ def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tup
         yield from _without(path, hidden)
     yield from ((path, int(landlock.LIST)) for path in folders)
     yield from ((str(path), int(landlock.READ)) for path in box.readable)
-    yield from (
-        (str(path), int(landlock.WRITE))
-        for path in [*box.writable, *_split(settings.sandbox_write)]
-    )
-    nodes = (
-        [str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern)] if box.gpus else []
-    )
-    yield from ((path, int(landlock.DEVICE)) for path in (*_DEVICES, *nodes))
+    writable = [*box.writable, *_split(settings.sandbox_write)]
+    yield from ((str(path), int(landlock.WRITE)) for path in writable)
+    nodes = (str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern))
+    devices = (*_DEVICES, *nodes) if box.gpus else _DEVICES
+    yield from ((path, int(landlock.DEVICE)) for path in devices)
 
 
 def _hidden(settings: Settings) -> list[str]:
-    """What stays closed where it lies in a folder of libraries: of a checkout of Tuna all but the
-    package."""
-    kind, _, database = (settings.db_url.get_secret_value() if settings.db_url else "").partition(
-        ":///"
-    )
+    """Return paths that stay closed inside readable folders: settings, databases, the checkout."""
+    url = settings.db_url.get_secret_value() if settings.db_url else ""
+    kind, _, database = url.partition(":///")
     ends = ("", "-wal", "-shm", "-journal") if kind.startswith("sqlite") else ()
     files = (
         os.environ.get("TUNA_CONFIG"),
@@ -188,8 +181,7 @@ def _hidden(settings: Settings) -> list[str]:
 
 @functools.cache
 def _beside_tuna() -> tuple[str, ...]:
-    """The checkout's secrets, history and what else is no package: PYTHONPATH names the checkout as
-    a whole."""
+    """Return everything in Tuna's checkout but packages, because PYTHONPATH names all of it."""
     if _INSTALLED & set(_ROOT.parts):
         return ()
     python = os.path.realpath(sys.prefix)
@@ -202,8 +194,7 @@ def _beside_tuna() -> tuple[str, ...]:
 
 
 def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Rules to read a path, in as many parts as it takes to leave out what is hidden in it; of
-    links in it, none."""
+    """Yield rules to read a path without what is hidden in it, and without the links in it."""
     real = os.path.realpath(path)
     inside = [one for one in hidden if os.path.commonpath([one, real]) == real]
     if not inside:
@@ -217,8 +208,7 @@ def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _python() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where this Python, its packages, Tuna and its plug-ins lie, wherever they were installed, and
-    folders of such packages."""
+    """Return the places of Python, its packages, Tuna and plug-ins, and plug-ins' checkouts."""
     # some programs put the working directory into it
     not_ours = {Path.cwd(), Path.home(), *Path.home().parents}
     on_path = [place for place in sys.path if Path(place).absolute() not in not_ours]
@@ -242,8 +232,7 @@ def _python() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _is_importable(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry of a folder in Python's path is a package, a module, or facts about
-    installed ones."""
+    """Whether a folder's entry is a package, a module, or metadata of installed ones."""
     if entry.is_dir():
         return (
             entry.name.endswith((".egg-info", ".dist-info"))
@@ -257,6 +246,6 @@ def _split(paths: str | None) -> list[str]:
 
 
 def found_program(name: str, env: Mapping[str, str]) -> tuple[Path, ...]:
-    """The file of a program, if there is one, for a box that is to run it."""
+    """The file of a program, if there is one, for the box in which it runs."""
     found = shutil.which(name, path=env.get("PATH"))
     return (Path(found).resolve(),) if found else ()

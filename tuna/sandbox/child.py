@@ -1,5 +1,4 @@
-"""The first code of every sandboxed process: puts limits on itself, then runs a program or answers
-requests.
+"""Entry point of every sandboxed process: limits itself, then runs a program or serves requests.
 
 `python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program. `python -m
 tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD IMPORT...` answers one JSON object per line.
@@ -42,8 +41,10 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def limit_self(limits: Mapping[str, Any]) -> None:
-    """Die with the parent, dump no core, keep to what `limits` names; stay above all that it
-    starts. Raises OSError."""
+    """Apply `limits`, die with the parent and dump no core; raises OSError.
+
+    As a subreaper it stays the ancestor of all that it starts.
+    """
     end_with_parent(limits["parent"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
@@ -55,7 +56,7 @@ def limit_self(limits: Mapping[str, Any]) -> None:
         resource.setrlimit(number, (most, most))
     if limits.get("cpus"):
         os.sched_setaffinity(0, limits["cpus"])
-    # where memory runs out, the kernel ends this process before others
+    # when memory runs out, the kernel ends this process before others
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if box := limits.get("box"):
@@ -75,8 +76,10 @@ def _close(box: Mapping[str, Any]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of root: for example CAP_PERFMON shows the environment of any process, whatever Landlock says
-    (Linux 6.16)."""
+    """Give up root's capabilities.
+
+    CAP_PERFMON, for example, shows any process's environment in spite of Landlock (Linux 6.16).
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # or a program would get them back
     if libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
@@ -84,8 +87,7 @@ def _drop_capabilities() -> None:
 
 
 def serve(module: str, read_fd: int, write_fd: int, imports: Sequence[str]) -> None:
-    """Answer requests until the parent closes its end; a handler that raises is answered with its
-    traceback."""
+    """Answer requests until the parent closes its end; an exception's answer is its traceback."""
     for fd in (read_fd, write_fd):  # or a grandchild would keep the pipe open after our exit
         os.set_inheritable(fd, False)
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
@@ -118,9 +120,7 @@ def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> N
     number = request.pop("number")
     try:
         answer = {"number": number, "result": handlers[request.pop("op")](**request)}
-    except (
-        Exception
-    ) as error:  # the boundary of the process: the parent decides what a failure means
+    except Exception as error:  # the boundary of the process: the parent decides what it means
         text = "".join(traceback.format_exception(error))
         answer = {"number": number, "error": f"{type(error).__name__}: {error}", "traceback": text}
     answers.write(json.dumps(answer).encode() + b"\n")
@@ -128,8 +128,7 @@ def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> N
 
 
 class _Fork:
-    """A fork of this process in which foreign code may run: it reaches neither our requests nor our
-    answers."""
+    """A fork for foreign code, which reaches neither this process's requests nor its answers."""
 
     def __init__(self, number: int, handlers: Handlers, ours: Sequence[BinaryIO]) -> None:
         """`ours` are closed in it."""
@@ -169,8 +168,7 @@ class _Fork:
         return bool(select.select([self._answers], [], [], 0)[0])
 
     def pass_on(self, request: dict[str, Any], answers: BinaryIO) -> None:
-        """Pass on a request and the line that answers it; where there is none, this process ends as
-        the fork did."""
+        """Pass on a request and its answer; without an answer, end as the fork ended."""
         with (
             contextlib.suppress(BrokenPipeError),
             os.fdopen(os.dup(self._requests), "wb") as requests,
@@ -187,15 +185,13 @@ class _Fork:
         _, status = os.waitpid(self._pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL) if -code not in (
-                signal.SIGKILL,
-                signal.SIGSTOP,
-            ) else None
+            if -code not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(max(code, 0))
 
     def end(self) -> None:
-        """Kill it, and undo the one thing that it could do to this process."""
+        """Kill it, and restore the affinity of this process, which it could change."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.sched_setaffinity(0, self._cpus)

@@ -1,15 +1,13 @@
-"""Lends measuring cores to builds while nothing is measured on them, and stops builds for
-measurements that need quiet.
+"""Lends idle measuring cores to builds, and pauses builds for measurements that need quiet.
 
-Workers of one user on this machine know of each other by file locks (`ofd_locks`), which the kernel
-releases with their holder:
+Workers of one user on this machine find each other by file locks, which the kernel releases with
+their holder:
 
-    offered-N    shared, for the life of a worker that measures with core N by these rules: a build
-    may borrow N
+    offered-N    shared, for the life of a worker that measures with core N and lends it to builds
     measured-N   shared, for a chunk that is measured with core N, or is about to be
     quiet        shared, for a chunk during which this machine must build nothing
-    waiting      shared: a build waits for the end of such a chunk
-    build-K      exclusive, for a build on the cores that compile; K counts those
+    waiting      shared, while a build waits for the end of such a chunk
+    build-K      exclusive, for a build on the compiling cores; K counts those builds
     build-cpuN   exclusive, for a build on core N
 
 Each side takes its own lock before it looks at the other's, so that at least one of them sees the
@@ -22,15 +20,16 @@ for the builds that run, and for none longer than that build's own time limit.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tuna.files import own_folder
-from tuna.sandbox import ofd_locks
 from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.device_lock import folders
 from tuna.sandbox.process_tree import descendants
@@ -38,12 +37,14 @@ from tuna.sandbox.process_tree import descendants
 _POLL_S = 0.005
 #: Passes over the processes of a build that is moved, since one may start another meanwhile.
 _PASSES = 20
-#: Seconds within which a build that has its lock has written what it is.
+#: Seconds within which a build writes its description after it has taken its lock.
 _WRITTEN_S = 1.0
-#: How long a measurement that needs quiet lets waiting builds go first.
+#: Seconds for which a measurement that needs quiet lets waiting builds go first.
 FAIR_S = 10.0
-#: How long a build waits for quiet measurements to end, should one of them be frozen.
+#: Seconds for which a build waits for quiet measurements to end; one of them may be frozen.
 QUIET_WAIT_S = 600.0
+#: `struct flock` of 64-bit Linux: type, whence, start, length (0: to the end), process, padding.
+_FLOCK = "hhqqi4x"
 
 
 def _never() -> bool:
@@ -52,7 +53,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class _Build:
-    """What the file of a build's lock says, for measurements."""
+    """Content of a build's lock file, for measurements."""
 
     #: the build's time limit, by CLOCK_MONOTONIC, which all processes of a machine share
     until: float
@@ -62,16 +63,15 @@ class _Build:
 
 @dataclass(frozen=True)
 class BuildCores:
-    """Where the builds of a worker run."""
+    """The cores on which a worker's builds run."""
 
-    own: tuple[int, ...]  #: cores that compile
+    own: tuple[int, ...]  #: compiling cores
 
     @contextlib.contextmanager
     def build(
         self, limit_s: float, pid: int | None = None, cancelled: Callable[[], bool] = _never
     ) -> Iterator[int | None]:
-        """For the duration of one build, which takes `limit_s` at most; gives the measuring core
-        that it borrows, if any.
+        """Announce a build of at most `limit_s`; gives the measuring core that it borrows, if any.
 
         `pid`: the process that is about to build, which is moved to a borrowed core while other
         builds use all of `own`; None: it borrows none. Waits while this machine measures with
@@ -105,8 +105,7 @@ class BuildCores:
                     time.sleep(_POLL_S)
 
     def _take(self, turn: contextlib.ExitStack, limit_s: float, pid: int | None) -> int | None:
-        """Take the lock of an own core that no build has, else of one that is lent, else any
-        more."""
+        """Lock an own core without a build, else borrow an offered one, else share an own one."""
         build = _Build(time.monotonic() + limit_s, pid, self.own)
         if any(_begun(turn, f"build-{number}", build) for number in range(len(self.own))):
             return None
@@ -123,7 +122,7 @@ class BuildCores:
         return None
 
     def _borrow(self, borrowed: contextlib.ExitStack, core: int, pid: int | None) -> bool:
-        """Move the process there, and back at the end; False if the core is measured with."""
+        """Move the process to the core, and back at the end; False if the core is measuring."""
         assert pid is not None
         borrowed.callback(move, pid, core, self.own)
         _pin(_threads(pid), [core])
@@ -131,8 +130,10 @@ class BuildCores:
 
 
 def offer(stack: contextlib.ExitStack, cpus: Iterable[int]) -> None:
-    """Let builds borrow these measuring cores until `stack` ends; what measures with them does so
-    within `measuring`."""
+    """Let builds borrow these measuring cores until `stack` ends.
+
+    Measurements on them run within `measuring`.
+    """
     for cpu in cpus:
         stack.enter_context(_shared(f"offered-{cpu}"))
 
@@ -141,10 +142,10 @@ def offer(stack: contextlib.ExitStack, cpus: Iterable[int]) -> None:
 def measuring(
     cpus: Iterable[int], *, quiet: bool = False, cancelled: Callable[[], bool] = _never
 ) -> Iterator[None]:
-    """Have these cores for a measurement; with `quiet` this machine builds nothing meanwhile.
+    """Reserve these cores for a measurement; with `quiet` this machine builds nothing meanwhile.
 
-    With `quiet` it waits for the builds that run, and lets those go first that an earlier
-    measurement kept waiting.
+    With `quiet` it waits for running builds, and first for those that an earlier measurement
+    delayed.
     """
     cores = sorted(set(cpus))
     if quiet:
@@ -163,13 +164,12 @@ def measuring(
 
 
 def builds() -> int:
-    """How many builds run now."""
-    return sum(map(ofd_locks.is_held, _folder().glob("build-*")))
+    """Return the number of running builds."""
+    return sum(map(_is_locked, _folder().glob("build-*")))
 
 
 def move(pid: int, core: int, cpus: Sequence[int]) -> bool:
-    """Move each thread of a process, and of all that it started, from a core to `cpus`; False if
-    one remains there."""
+    """Move all threads below `pid` from `core` to `cpus`; False if one remains there."""
     for _ in range(_PASSES):
         found = [thread for thread in _threads(pid, *descendants(pid)) if core in _affinity(thread)]
         if not found:
@@ -179,7 +179,7 @@ def move(pid: int, core: int, cpus: Sequence[int]) -> bool:
 
 
 def _reclaim(core: int, cancelled: Callable[[], bool]) -> None:
-    """Move the build on a core away, if there is one; one that cannot be moved is waited for."""
+    """Move the build on a core away, if there is one; wait for it if it cannot be moved."""
 
     def moved(build: _Build) -> bool:
         return build.pid is not None and move(build.pid, core, build.cpus)
@@ -194,10 +194,10 @@ def _wait_for_build(
     since = time.monotonic()
 
     def disturbs() -> bool:
-        if not ofd_locks.is_held(path):
+        if not _is_locked(path):
             return False
         build = _read(path)
-        if build is None:  # not written yet, or cut off in the middle of it
+        if build is None:  # not written yet, or only in part
             return time.monotonic() - since < _WRITTEN_S
         return time.monotonic() < build.until and not harmless(build)
 
@@ -211,12 +211,12 @@ def _wait(while_: Callable[[], bool], most_s: float, cancelled: Callable[[], boo
 
 
 def _begun(stack: contextlib.ExitStack, name: str, build: _Build) -> bool:
-    """Take the lock of a build and write what it is; False if another build has it."""
+    """Take the lock of a build and describe the build in it; False if another build has it."""
     with contextlib.ExitStack() as one:
-        descriptor = one.enter_context(ofd_locks.held(_folder() / name))
+        descriptor = one.enter_context(_locked(_folder() / name))
         if descriptor is None:
             return False
-        os.ftruncate(descriptor, 0)  # what it said of an earlier build
+        os.ftruncate(descriptor, 0)  # the description of an earlier build
         os.pwrite(descriptor, json.dumps(asdict(build)).encode(), 0)
         stack.push(one.pop_all())
     return True
@@ -230,28 +230,63 @@ def _read(path: Path) -> _Build | None:
 
 
 def _offered() -> set[int]:
-    """Cores of this process that workers measure with and lend."""
-    numbers = (
-        int(path.name.rpartition("-")[2])
-        for path in _folder().glob("offered-*")
-        if ofd_locks.is_held(path)
-    )
-    return set(numbers) & set(available_cpus())
+    """Return the cores of this process that measuring workers lend."""
+    paths = filter(_is_locked, _folder().glob("offered-*"))
+    return {int(path.name.rpartition("-")[2]) for path in paths} & set(available_cpus())
 
 
 @contextlib.contextmanager
 def _shared(name: str) -> Iterator[None]:
-    with ofd_locks.held(_folder() / name, shared=True):  # never held exclusively
+    with _locked(_folder() / name, shared=True):  # never held exclusively
         yield
 
 
 def _is_held(name: str) -> bool:
-    return ofd_locks.is_held(_folder() / name)
+    return _is_locked(_folder() / name)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, shared: bool = False) -> Iterator[int | None]:
+    """Hold the lock on `path`; gives its descriptor, or None where it is held already.
+
+    It is an open file description lock (fcntl(2), Linux 3.15 and later), which F_OFD_GETLK shows
+    without taking it, unlike one of flock(2).
+    """
+    with _opened(path) as descriptor:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(shared=shared))
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES
+            yield None
+        else:
+            yield descriptor
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether anybody holds the lock, shared or not, another part of this process included."""
+    try:
+        with _opened(path, create=False) as descriptor:
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(shared=False))
+    except FileNotFoundError:
+        return False
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def _request(*, shared: bool) -> bytes:
+    return struct.pack(_FLOCK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, create: bool = True) -> Iterator[int]:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _folder() -> Path:
-    """Of this PID namespace: the process ids in the files mean something to those alone who are in
-    the same."""
+    """Return the folder of this PID namespace, in which the process ids of the files are valid."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return own_folder(folders()[-1] / f"cores-{namespace}")
 

@@ -1,5 +1,4 @@
-"""Which cores of this machine measure and which compile; those that measure are lent to builds
-(`core_lending`)."""
+"""Division of this machine's cores into measuring and compiling ones."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def available_cpus() -> tuple[int, ...]:
 
 
 def eval_cpus(settings: Settings | None = None) -> tuple[int, ...]:
-    """The cores that measure: `TUNA_EVAL_CPUS`, else the last one; raises BadInput for cores that
-    are not there."""
+    """The measuring cores: `TUNA_EVAL_CPUS`, else the last one; raises BadInput for absent ones."""
     present = available_cpus()
     chosen = parse_cpus((settings or get_settings()).eval_cpus)
     missing = sorted(set(chosen) - set(present))
@@ -35,8 +33,7 @@ def eval_cpus(settings: Settings | None = None) -> tuple[int, ...]:
 
 
 def some_cpus(number: int, settings: Settings | None = None) -> tuple[int, ...]:
-    """So many of the cores that measure, where TUNA_EVAL_CPUS names some, else of all that there
-    are; raises BadInput.
+    """Choose `number` cores from TUNA_EVAL_CPUS, or from all if it is not set; raises BadInput.
 
     Threads of one physical core are taken last, and the highest numbers first, because other
     processes prefer the lowest.
@@ -44,13 +41,10 @@ def some_cpus(number: int, settings: Settings | None = None) -> tuple[int, ...]:
     named = bool((settings or get_settings()).eval_cpus)
     usable = eval_cpus(settings) if named else available_cpus()
     if number > len(usable):
-        where = (
-            f"TUNA_EVAL_CPUS names {len(usable)}"
-            if named
-            else f"this process may use {len(usable)}"
-        )
+        source = "TUNA_EVAL_CPUS names" if named else "this process may use"
         raise BadInput(
-            f"{number} cores cannot measure: {where}.", hint="take all of them: --cores all"
+            f"{number} cores cannot measure: {source} {len(usable)}.",
+            hint="take all of them: --cores all",
         )
     places, chosen = placement.read_places(usable), list[int]()
     while len(chosen) < number:
@@ -61,8 +55,7 @@ def some_cpus(number: int, settings: Settings | None = None) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def measuring_with(number: int | None) -> Iterator[None]:
-    """Set TUNA_EVAL_CPUS of this process and its children to so many cores, None for all, until the
-    end of the `with`."""
+    """Set TUNA_EVAL_CPUS of this process and its children to `number` cores, None for all."""
     cpus = some_cpus(number or len(eval_cpus() if get_settings().eval_cpus else available_cpus()))
     before = os.environ.get(_SETTING)
     os.environ[_SETTING] = ",".join(map(str, cpus))
@@ -77,13 +70,12 @@ def measuring_with(number: int | None) -> Iterator[None]:
 
 
 def of_all(number: int | None = None) -> str:
-    """`1 of 16 cores`: so many, or those that measure, of those that this process may use."""
+    """Return `1 of 16 cores`: `number`, or the measuring cores, of those of this process."""
     return f"{number or len(eval_cpus())} of {counted(len(available_cpus()), 'core')}"
 
 
 def build_cpus(settings: Settings | None = None) -> tuple[int, ...]:
-    """Every core that may build while nothing is measured: those that compile, and those that are
-    lent."""
+    """The cores on which builds may run while nothing is measured: compiling and lent ones."""
     return tuple(sorted({*compile_cpus(settings), *eval_cpus(settings)}))
 
 

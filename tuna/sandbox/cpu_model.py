@@ -1,4 +1,4 @@
-"""What Linux says of this machine's CPU."""
+"""Name, instructions and caches of this machine's CPU, from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class CpuModel:
 
     @property
     def digest(self) -> str:
-        """12 hex digits of the flags, whatever their order: equal for CPUs with the same
-        instructions."""
+        """12 hex digits of the flags in any order: equal for CPUs with the same instructions."""
         return hashlib.sha256(" ".join(sorted(self.flags.split())).encode()).hexdigest()[:12]
 
 
@@ -38,15 +37,12 @@ def cpu_model(proc_root: Path = Path("/proc")) -> CpuModel:
 
 
 def data_caches(folder: Path = _SYS_CACHES) -> dict[int, int]:
-    """Bytes of the first core's data caches by level, as Linux lists them in `folder`; empty where
-    it does not."""
+    """Bytes of the first core's data caches by level; empty where Linux does not list them."""
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         try:
-            level, kind, size = (
-                int((index / "level").read_text()),
-                *(_word(index / n) for n in ("type", "size")),
-            )
+            level = int((index / "level").read_text())
+            kind, size = _word(index / "type"), _word(index / "size")
         except (OSError, ValueError):
             continue
         match = re.fullmatch(r"(\d+)([KMG]?)", size)

@@ -1,23 +1,19 @@
-"""CPU time of a process with all that it started, for limits that a busy machine does not make
-shorter."""
+"""CPU time of processes and their descendants, for limits that a busy machine does not shorten."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tuna.sandbox.proc_stat import proc_stats
-from tuna.sandbox.process_tree import descendants
+from tuna.sandbox.process_tree import descendants, proc_stats
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-#: Fields of /proc/PID/stat after the name in parentheses: session, then utime, stime, cutime,
-#: cstime.
+#: Fields of /proc/PID/stat after the name: session; utime, stime, cutime and cstime.
 _SESSION, _TIMES = 3, slice(11, 15)
 
 
 def session_cpu_s(session: int, proc: Path = Path("/proc")) -> float:
-    """Seconds of CPU time of the live processes of a session and of those that they have waited
-    for."""
+    """Return the CPU seconds of a session's live processes and of their reaped children."""
     ticks = (
         sum(map(int, fields[_TIMES]))
         for _, fields in proc_stats(proc)
@@ -27,28 +23,22 @@ def session_cpu_s(session: int, proc: Path = Path("/proc")) -> float:
 
 
 def tree_cpu_s(pid: int, proc: Path = Path("/proc")) -> float:
-    """The same of all live processes below `pid`."""
+    """Return the same of all live processes below `pid`."""
     below = descendants(pid, proc)
-    return (
-        sum(
-            sum(map(int, fields[_TIMES]))
-            for process, fields in proc_stats(proc)
-            if process in below
-        )
-        * _TICK_S
+    ticks = (
+        sum(map(int, fields[_TIMES])) for process, fields in proc_stats(proc) if process in below
     )
+    return sum(ticks) * _TICK_S
 
 
 class CpuLimit:
-    """A limit of CPU seconds for the session that a process leads; a session that uses no CPU for
-    as long is over it too.
+    """Limit of CPU seconds for the session that a process leads, and of seconds without CPU use.
 
-    The wall time is limited too, generously: a machine that is so busy is of no use.
+    Wall time is limited generously, because a machine that is so busy is of no use.
     """
 
     _BACKSTOP = 20.0
-    #: A session with less CPU time than this part of the time that passed waits for something that
-    #: will not come.
+    #: Share of CPU time in wall time below which a session counts as hanging.
     _IDLE = 0.01
 
     def __init__(self, session: int, limit_s: float, now_s: float) -> None:
@@ -57,8 +47,7 @@ class CpuLimit:
         self._window = (now_s, self._used_before_s)
 
     def exceeded(self, now_s: float) -> str:
-        """Why the time is up, empty while it is not; cheap until the limit has passed by the
-        wall."""
+        """Return why the time is up, empty while it is not; cheap before the limit has passed."""
         if now_s - self._started_s < self._limit_s / (os.cpu_count() or 1):
             return ""
         used_s = session_cpu_s(self._session)
@@ -67,7 +56,7 @@ class CpuLimit:
         since_s, before_s = self._window
         if now_s - since_s >= self._limit_s:
             if used_s - before_s < self._IDLE * (now_s - since_s):
-                return f"{self._limit_s:g} s, in which it used no CPU"
+                return f"{self._limit_s:g} s without using the CPU"
             self._window = (now_s, used_s)
         if now_s - self._started_s >= self._BACKSTOP * self._limit_s:
             return f"{self._BACKSTOP * self._limit_s:g} s"

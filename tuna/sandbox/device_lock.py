@@ -1,5 +1,4 @@
-"""One process of a user measures on a device at a time: file locks that the kernel frees when their
-holder dies.
+"""File locks by which one process of a user measures on a device; freed when the holder dies.
 
 The files lie in private folders of the user, below XDG_RUNTIME_DIR and below the folder for
 temporary files. A lock is acquired in each that exists, because processes of one user may differ in
@@ -38,8 +37,7 @@ def device_lock(
     wait_s: float = float("inf"),
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Hold the locks called `names` (such as `DeviceHandle.locks`), waiting for them up to
-    `wait_s`.
+    """Hold the locks called `names` (such as `DeviceHandle.locks`); wait up to `wait_s` for them.
 
     Raises DeviceBusy after that, or when `cancelled` returns True.
     """
@@ -78,8 +76,7 @@ def _opened(folder: Path, name: str) -> Iterator[int]:
 
 
 def folders() -> list[Path]:
-    """The folders for locks, which this user alone can write to; that of TUNA_HOME when the shared
-    ones are unusable."""
+    """The private folders for locks; a folder in TUNA_HOME when the shared ones are unusable."""
     found = []
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
         with contextlib.suppress(OSError):

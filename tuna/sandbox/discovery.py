@@ -1,8 +1,8 @@
-"""Which devices this machine has, and which variables leave a process just one of them.
+"""Devices of this machine, and the environment variables that show a process just one of them.
 
-Sources: the vendor's management library (pynvml, amdsmi) if it can be imported and works, else what
-the vendor's driver shows in /proc or /sys, else the cores that measure. Each takes its module or
-root folder, so that tests bring their own.
+Sources: the vendor's management library (pynvml, amdsmi) if it can be imported and works, else the
+vendor's driver in /proc or /sys, else the measuring cores. Each takes its module or root folder, so
+that tests bring their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VISIBILITY = (
 )
 
 
-class Kind(str, Enum):
+class DeviceKind(str, Enum):
     """Vendor of a device, which decides how it is made visible."""
 
     NVIDIA = "nvidia"  #: CUDA_VISIBLE_DEVICES, by UUID
@@ -47,19 +47,18 @@ class Kind(str, Enum):
 class Device:
     """A device that one eval worker can have for itself."""
 
-    kind: Kind
-    name: str  #: for people
-    index: int = 0  #: where its runtime counts it when nothing hides a device
+    kind: DeviceKind
+    name: str  #: its marketing name
+    index: int = 0  #: its runtime's number while all devices are visible
     uuid: str = ""  #: as its runtime's visibility variable takes it; empty: it has none
     node: int | None = None  #: NUMA node; None: unknown
 
     def variables(self) -> dict[str, str]:
         """Environment variables with which a process sees this device alone."""
-        if self.kind is Kind.NVIDIA:
+        if self.kind is DeviceKind.NVIDIA:
             return {"CUDA_VISIBLE_DEVICES": self.uuid or str(self.index)}
-        if self.kind is Kind.AMD:
-            # HIP counts what ROCR leaves, so its own variable, should one be inherited, must name
-            # the first.
+        if self.kind is DeviceKind.AMD:
+            # HIP numbers the devices that ROCR leaves, so HIP's own variable must name the first.
             return {"ROCR_VISIBLE_DEVICES": str(self.index), "HIP_VISIBLE_DEVICES": "0"}
         return {}
 
@@ -67,20 +66,18 @@ class Device:
 def discover(
     sys_root: Path = SYS, proc_root: Path = PROC, environ: Mapping[str, str] = os.environ
 ) -> list[Device]:
-    """The devices that this process may use, in their runtimes' order; the CPU when there is no
-    other."""
+    """Return the devices that this process may use, in their runtimes' order, else the CPU."""
     nvidia = from_nvml(_module("pynvml"), sys_root) or from_nvidia_driver(proc_root, sys_root)
     amd = from_amdsmi(_module("amdsmi")) or from_kfd(sys_root)
     nvidia = narrow(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     amd = narrow(
         narrow(amd, environ.get("ROCR_VISIBLE_DEVICES")), environ.get("HIP_VISIBLE_DEVICES")
     )
-    return nvidia + amd or [Device(Kind.CPU, "CPU")]
+    return nvidia + amd or [Device(DeviceKind.CPU, "CPU")]
 
 
 def choose(devices: Sequence[Device], text: str) -> list[int]:
-    """Positions of the devices that `text` names: `all`, or numbers such as `0,2`; raises
-    BadInput."""
+    """Parse the positions of devices: `all`, or numbers such as `0,2`; raises BadInput."""
     if text.strip() == "all":
         return list(range(len(devices)))
     try:
@@ -97,16 +94,18 @@ def choose(devices: Sequence[Device], text: str) -> list[int]:
 
 
 def narrow(devices: Sequence[Device], visible: str | None) -> list[Device]:
-    """What a visibility variable leaves, in its order; like the runtimes, it ends at the first word
-    that names none."""
+    """Return the devices that a visibility variable leaves, in its order.
+
+    As in the runtimes, the list ends at the first word that names none.
+    """
     if visible is None:
         return list(devices)
     left: list[Device] = []
     for word in (part.strip() for part in visible.split(",")):
         found = [
-            d
-            for number, d in enumerate(devices)
-            if word == str(number) or (d.uuid and word == d.uuid)
+            device
+            for number, device in enumerate(devices)
+            if word and word in (str(number), device.uuid)
         ]
         if not found:
             break
@@ -115,8 +114,7 @@ def narrow(devices: Sequence[Device], visible: str | None) -> list[Device]:
 
 
 def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
-    """NVIDIA's devices by the module `pynvml` (package nvidia-ml-py); none without it or its
-    driver."""
+    """Return NVIDIA's devices from `pynvml` (nvidia-ml-py); none without it or its driver."""
     if nvml is None:
         return []
     try:
@@ -124,21 +122,15 @@ def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
     except nvml.NVMLError:
         return []
     try:
-        handles = [
-            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
-        return [
-            Device(
-                Kind.NVIDIA,
-                _text(nvml.nvmlDeviceGetName(handle)),
-                index,
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                # NVML's bus ids have an eight-digit domain, the kernel's a four-digit one, in lower
-                # case
-                _pci_node(sys_root, _text(nvml.nvmlDeviceGetPciInfo(handle).busId)[-12:].lower()),
-            )
-            for index, handle in enumerate(handles)
-        ]
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+            # the domain has eight digits in NVML's bus ids, four in the kernel's
+            bus = _text(nvml.nvmlDeviceGetPciInfo(handle).busId)[-12:].lower()
+            node = _pci_node(sys_root, bus)
+            found.append(Device(DeviceKind.NVIDIA, _text(name), index, _text(uuid), node))
+        return found
     except nvml.NVMLError:
         return []
     finally:
@@ -146,30 +138,22 @@ def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
 
 
 def from_nvidia_driver(proc_root: Path = PROC, sys_root: Path = SYS) -> list[Device]:
-    """NVIDIA's devices by the folders of its driver, one for each bus address that this container
-    was given."""
+    """Return NVIDIA's devices from its driver's folders, one per bus address of this container."""
     found: list[Device] = []
     for path in sorted(proc_root.glob("driver/nvidia/gpus/*/information")):
         pairs = (line.partition(":") for line in path.read_text().splitlines())
         facts = {name.strip(): value.strip() for name, _, value in pairs}
         uuid = facts.get("GPU UUID", "?")
         node = _pci_node(sys_root, path.parent.name)
-        # the driver writes question marks until the device was used for the first time
-        found.append(
-            Device(
-                Kind.NVIDIA,
-                facts.get("Model", "NVIDIA GPU"),
-                len(found),
-                "" if "?" in uuid else uuid,
-                node,
-            )
-        )
+        if "?" in uuid:  # the driver writes question marks until the device is first used
+            uuid = ""
+        name = facts.get("Model", "NVIDIA GPU")
+        found.append(Device(DeviceKind.NVIDIA, name, len(found), uuid, node))
     return found
 
 
 def from_amdsmi(smi: Any) -> list[Device]:
-    """AMD's devices by the module `amdsmi`, in HIP's order; none without it, its driver, or that
-    order (ROCm < 6.4)."""
+    """Return AMD's devices from `amdsmi` in HIP's order; none without that order (ROCm < 6.4)."""
     if smi is None or not hasattr(smi, "amdsmi_get_gpu_enumeration_info"):
         return []
     try:
@@ -179,16 +163,11 @@ def from_amdsmi(smi: Any) -> list[Device]:
     try:
         found = []
         for handle in smi.amdsmi_get_processor_handles():
-            asic, order = (
-                smi.amdsmi_get_gpu_asic_info(handle),
-                smi.amdsmi_get_gpu_enumeration_info(handle),
-            )
+            name = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
+            order = smi.amdsmi_get_gpu_enumeration_info(handle)
+            index, uuid = int(order["hip_id"]), str(order.get("hip_uuid", ""))
             node = int(smi.amdsmi_topo_get_numa_node_number(handle))
-            uuid = str(order.get("hip_uuid", ""))
-            name = str(asic["market_name"])
-            found.append(
-                Device(Kind.AMD, name, int(order["hip_id"]), uuid, None if node < 0 else node)
-            )
+            found.append(Device(DeviceKind.AMD, name, index, uuid, None if node < 0 else node))
         return sorted(found, key=lambda device: device.index)
     except (smi.AmdSmiException, KeyError, ValueError):
         return []
@@ -197,8 +176,7 @@ def from_amdsmi(smi: Any) -> list[Device]:
 
 
 def from_kfd(sys_root: Path = SYS) -> list[Device]:
-    """AMD's devices by the kernel's compute topology: its nodes with SIMDs that this process may
-    read, in their order."""
+    """Return AMD's devices from the kernel's compute topology, as far as it is readable."""
     found: list[Device] = []
     nodes = [
         path for path in sys_root.glob("class/kfd/kfd/topology/nodes/*") if path.name.isdigit()
@@ -210,22 +188,15 @@ def from_kfd(sys_root: Path = SYS) -> list[Device]:
         version, unique = int(facts.get("gfx_target_version", 0)), int(facts.get("unique_id", 0))
         arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         units = int(facts["simd_count"]) // max(1, int(facts.get("simd_per_cu", 1)))
-        node = _number(
-            sys_root
-            / "class"
-            / "drm"
-            / f"renderD{facts.get('drm_render_minor')}"
-            / "device"
-            / "numa_node"
-        )
+        render = f"renderD{facts.get('drm_render_minor')}"
+        node = _number(sys_root / "class" / "drm" / render / "device" / "numa_node")
         uuid = f"GPU-{unique:016x}" if unique else ""
-        found.append(Device(Kind.AMD, f"{arch} x {units}", len(found), uuid, node))
+        found.append(Device(DeviceKind.AMD, f"{arch} x {units}", len(found), uuid, node))
     return found
 
 
 def _properties(path: Path) -> dict[str, str]:
-    """Words of a topology file; none where a container is not given the device (the kernel answers
-    EPERM)."""
+    """Return the pairs of a topology file; none where the kernel answers EPERM to a container."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -238,8 +209,7 @@ def _pci_node(sys_root: Path, address: str) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file of the kernel; None where there is none, or -1, which stands for
-    unknown."""
+    """Return the number in a kernel's file; None if it is missing, or -1 for unknown."""
     try:
         number = int(path.read_text())
     except (OSError, ValueError):

@@ -1,9 +1,8 @@
-"""Landlock (Linux 5.13 and newer): a process gives up files for itself and all that it starts, and
-never gets them back.
+"""Landlock (Linux 5.13 and newer): a process gives up files for itself and its descendants.
 
-It needs no rights and no program beside the kernel. What it closes, beside the files that no rule
-names: ptrace and the environment and memory in /proc of processes outside, mounting, and from
-version 6 of its interface (Linux 6.12) on signals to processes outside. Source:
+It needs no rights and no program beside the kernel, and cannot be undone. It closes all files that
+no rule names; for processes outside ptrace, their environment and memory in /proc and, from version
+6 of its interface (Linux 6.12) on, signals; and mounting. Source:
 Documentation/userspace-api/landlock.rst in Linux. Only the standard library is imported here.
 """
 
@@ -21,9 +20,9 @@ _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _SCOPE_ABSTRACT_UNIX_SOCKET, _SCOPE_SIGNAL = 1, 2
-#: Version of the interface from which it closes signals to processes outside.
+#: First version of the interface that closes signals to processes outside.
 SIGNALS = 6
-#: From which it closes truncation.
+#: First version that closes truncation.
 TRUNCATION = 3
 
 
@@ -53,31 +52,23 @@ _ADDED = {2: Right.REFER, 3: Right.TRUNCATE, 5: Right.IOCTL_DEV}
 _FIRST: Right = Right((1 << 13) - 1)
 LIST = Right.READ_DIR
 READ = Right.READ_FILE | Right.READ_DIR | Right.EXECUTE
-#: Files and folders, no links, pipes or devices: the process outside that reads what was written
-#: must not be led elsewhere.
-WRITE = (
-    READ
-    | Right.WRITE_FILE
-    | Right.REMOVE_DIR
-    | Right.REMOVE_FILE
-    | Right.MAKE_DIR
-    | Right.MAKE_REG
-    | Right.REFER
-) | Right.TRUNCATE
+#: Files and folders, but no links, pipes or devices, which would mislead the process outside that
+#: reads the folder.
+WRITE = READ | Right.WRITE_FILE | Right.REMOVE_DIR | Right.REMOVE_FILE
+WRITE |= Right.MAKE_DIR | Right.MAKE_REG | Right.REFER | Right.TRUNCATE
 DEVICE = Right.READ_FILE | Right.READ_DIR | Right.WRITE_FILE | Right.TRUNCATE | Right.IOCTL_DEV
-#: Of a file that is no folder.
+#: Rights that apply to files; the others apply to folders.
 _OF_FILES = Right.EXECUTE | Right.WRITE_FILE | Right.READ_FILE | Right.TRUNCATE | Right.IOCTL_DEV
 
 
 def version() -> int:
     """The version of the kernel's interface; 0: it has none, or this process may not use it."""
-    return max(
-        0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
-    )
+    answer = _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
+    return max(answer, 0)
 
 
 def restrict(rules: Iterable[tuple[str, int]], abi: int) -> None:
-    """Leave this process the files of `rules`: paths, each with rights on it and on what is below.
+    """Leave this process the files of `rules`: paths, each with the rights on all below it.
 
     A path that is not there is skipped. `abi` is the version of the interface to use. Raises
     OSError, and then the process must not go on.
@@ -109,16 +100,8 @@ def _add(ruleset: int, path: str, rights: Right) -> None:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             rights &= _OF_FILES
         rule = struct.pack("=Qi", rights, place)
-        _checked(
-            _syscall(
-                _ADD_RULE,
-                ctypes.c_int(ruleset),
-                ctypes.c_int(_PATH_BENEATH),
-                rule,
-                ctypes.c_uint32(0),
-            ),
-            path,
-        )
+        numbers = (ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH))
+        _checked(_syscall(_ADD_RULE, *numbers, rule, ctypes.c_uint32(0)), path)
     finally:
         os.close(place)
 

@@ -1,4 +1,4 @@
-"""How busy this machine is with other work, and what to do about it before measuring."""
+"""CPU load of other programs, and advice before measuring."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: A machine with more of its cores in use than this is busy: the work of an idle desktop stays
-#: below.
+#: Share of cores in use above which a machine is busy; an idle desktop stays below.
 _BUSY_SHARE = 0.15
 _WAIT_S = 0.2
 
 
 @dataclass(frozen=True)
 class Load:
-    """What others use of the cores."""
+    """Use of the cores by other programs."""
 
     share: float  #: of all cores, 0 to 1
     cores: int
 
     @property
     def advice(self) -> str:
-        """One sentence for people; empty on a quiet machine."""
+        """One sentence for the user; empty on a quiet machine."""
         if self.share < _BUSY_SHARE:
             return ""
         used = f"{self.share * self.cores:.1f} of {self.cores} cores are in use by other programs"
@@ -38,8 +37,7 @@ def load(
     stat: Path = Path("/proc/stat"),
     sleep: Callable[[float], None] = time.sleep,
 ) -> Load:
-    """The load over the next `wait_s`, while this process sleeps; where there is no /proc, that of
-    the last minute.
+    """Return the load of the next `wait_s`; without /proc, that of the last minute.
 
     Time that a hypervisor gave to other guests counts as in use.
     """
@@ -55,8 +53,10 @@ def load(
 
 
 def _times(stat: Path) -> tuple[int, int]:
-    """Ticks of all cores that were in use, and all ticks; proc(5): user, nice, system, idle,
-    iowait, irq, softirq, steal."""
+    """Return busy and total ticks of all cores, from proc(5).
+
+    Its fields: user, nice, system, idle, iowait, irq, softirq, steal.
+    """
     ticks = [int(field) for field in stat.read_text().splitlines()[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return sum(ticks) - idle, sum(ticks)

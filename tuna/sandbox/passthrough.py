@@ -1,8 +1,7 @@
-"""Runs a program in the foreground, as if it had been started directly, and takes the lines of logs
-out of its output.
+"""Runs a program in the foreground and takes the lines of logs out of its output.
 
-Its standard input is ours; what it writes to stdout and stderr is passed on at once, in the order
-of each stream. A stream of ours that is a terminal is one for the program too.
+Its standard input is ours; its stdout and stderr are passed on at once, each in its order. If a
+stream of ours is a terminal, it is one for the program too.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Markers:
-    """What the lines of a log begin with, by the stream that they come in."""
+    """Beginnings of log lines, by the stream that they come in."""
 
     stdout: Sequence[bytes] = ()
     stderr: Sequence[bytes] = ()
@@ -84,7 +83,7 @@ def run(
 
 
 class _Stream:
-    """A stream of the program's, passed on to `descriptor` of ours."""
+    """A stream of the program, passed on to our `descriptor`."""
 
     def __init__(self, descriptor: int, log: LogFilter) -> None:
         self._descriptor, self._log = descriptor, log
@@ -115,10 +114,8 @@ class _Stream:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
-        except (
-            BrokenPipeError
-        ):  # our reader has gone: closing the pipe gives the program the same error
-            self.is_open = False
+        except BrokenPipeError:
+            self.is_open = False  # closing the pipe gives the program the same error
 
     def close(self) -> None:
         """Close both descriptors."""
@@ -133,8 +130,8 @@ class _Fifo:
 
     def __init__(self, path: Path, take: Callable[[bytes], None]) -> None:
         os.mkfifo(path, 0o600)
-        # Open for writing too: opening it never blocks a program, and it has no end while programs
-        # come and go.
+        # Opened for writing too, so that opening it never blocks a program, and so that it does not
+        # end with one.
         self.ours = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._take, self._held = take, b""
 
@@ -147,7 +144,7 @@ class _Fifo:
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:
             self._take(line)
-        if len(self._held) > _READ_BYTES:  # what does not end is taken in pieces
+        if len(self._held) > _READ_BYTES:  # an endless line is taken in pieces
             self._take(self._held)
             self._held = b""
         return True
@@ -160,11 +157,11 @@ class _Fifo:
 
 
 class _Interrupts:
-    """Signals to us while the program runs."""
+    """Signals to this process while the program runs."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
-        self.gives_up = False  #: the program has ended, and we were interrupted since
+        self.gives_up = False  #: a signal came after the program had ended
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Pass a signal on, except for a Ctrl-C that the terminal has sent to the program too."""
@@ -245,7 +242,7 @@ def _pump(
 
 
 def _terminal(like: int) -> tuple[int, int]:
-    """Both ends of a pseudo-terminal of the same size, that changes no byte."""
+    """Return both ends of a raw pseudo-terminal of the same size."""
     ours, theirs = os.openpty()
     tty.setraw(theirs)
     with contextlib.suppress(OSError):

@@ -11,21 +11,21 @@ from tuna.settings import parse_cpus
 
 
 @dataclass(frozen=True)
-class Place:
-    """Topology of a logical CPU."""
+class CpuTopology:
+    """NUMA node and siblings of a logical CPU."""
 
     node: int | None = None  #: NUMA node; None: unknown
     siblings: tuple[int, ...] = ()  #: logical CPUs of the same physical core, it included
 
 
-def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int, Place]:
+def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int, CpuTopology]:
     """Topology of each of `cpus`, from sysfs; missing facts stay unknown."""
     nodes: dict[int, int] = {}
     for path in (sys_root / "devices" / "system" / "node").glob("node[0-9]*"):
         nodes |= dict.fromkeys(_cpus(path / "cpulist"), int(path.name.removeprefix("node")))
     topology = sys_root / "devices" / "system" / "cpu"
     return {
-        cpu: Place(
+        cpu: CpuTopology(
             nodes.get(cpu),
             _cpus(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list") or (cpu,),
         )
@@ -34,10 +34,11 @@ def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int,
 
 
 def deal(
-    nodes: Sequence[int | None], places: Mapping[int, Place], *, each: int | None = 1
+    nodes: Sequence[int | None], places: Mapping[int, CpuTopology], *, each: int | None = 1
 ) -> list[tuple[int, ...]]:
-    """CPUs for a worker on each of `nodes`: `each` of them, or with None an equal share of all;
-    raises BadInput.
+    """Return CPUs for a worker on each of `nodes`: `each` of them, or with None an equal share.
+
+    Raises BadInput if there are too few.
 
     A worker gets CPUs of its NUMA node while there are any, of another node only if there are none,
     and the highest first, because other processes prefer the lowest. No two get threads of one
@@ -65,7 +66,7 @@ def deal(
     return [tuple(sorted(share)) for share in shares]
 
 
-def _is_apart(place: Place, others: set[int]) -> bool:
+def _is_apart(place: CpuTopology, others: set[int]) -> bool:
     return others.isdisjoint(place.siblings)
 
 

@@ -1,9 +1,8 @@
-"""Runs foreign code in child processes with limits: a program once (`run`), or a Python module that
-answers calls (`Child`).
+"""Foreign code in child processes with limits: programs (`run`), modules that answer (`Child`).
 
-Every child has its own process group, which is killed as a whole, dies with the thread that started
-it (so start it in a long-lived one), sees only the variables it is given, touches only what its
-`Box` names, and may print without limit: the tail is kept. There is no shell and no pickle.
+Every child has its own process group, which is killed as a whole; dies with the thread that started
+it (so start it in a long-lived one); sees only the variables it is given and the files its `Box`
+names; and may print without limit, since only the tail is kept. There is no shell and no pickle.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from tuna.sandbox.box import Box
 from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
 from tuna.sandbox.dumpable import forbid_inspection
-from tuna.sandbox.output_tail import OutputTail
 from tuna.sandbox.process_tree import end, ended
 from tuna.sandbox.python import bare_command, module_command
 
@@ -33,23 +31,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 TAIL_BYTES = 64 << 10
 #: Maximum length of an answer; a longer one counts as garbage.
 MAX_ANSWER_BYTES = 64 << 20
-#: Variables of this process that a child may see; everything else, secrets above all, stays here.
+#: Variables of this process that a child may see; no others, because some hold secrets.
 ALLOWED = (
-    *(
-        "PATH",
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "TMPDIR",
-        "TZ",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "CC",
-        "CXX",
-        "USER",
-    ),
-    # without these it would measure on the first device, whichever this process was given
-    *VISIBILITY,
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
+    *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
+    *VISIBILITY,  # without these it would measure on the first device
 )
 _CLOSED = Box()
 #: Timeout of one poll, after which the clock and the child are checked again.
@@ -99,7 +85,7 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True)
 class Completed:
-    """How a program ended."""
+    """Exit of a program."""
 
     returncode: int  #: negative: killed by this signal
     signal: str | None  #: name of the signal that ended it, such as SIGSEGV
@@ -129,8 +115,7 @@ def _object(answer: Any) -> dict[str, Any]:
 
 
 def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over
-    both."""
+    """The allowed variables of this process, Tuna's place in PYTHONPATH, and `extra` over both."""
     env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     if "site-packages" not in _ROOT.parts:
@@ -143,63 +128,82 @@ def run(
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-    memory_bytes: int | None = None,
     cpus: Sequence[int] | None = None,
     cwd: Path | str | None = None,
-    input: str = "",
-    tail_bytes: int = TAIL_BYTES,
     cancelled: Callable[[], bool] = _never,
     box: Box | None = _CLOSED,
 ) -> Completed:
-    """Run a program to its end or to its limit; a program that cannot be started ends with return
-    code 1.
+    """Run a program to its end or limit; return code 1 if it cannot be started.
 
-    `env` is the whole environment of the program, by default `child_env()`; `box` is what it may
-    touch, beside itself; None: as much as this user. Remaining processes of its group are killed.
+    `env` is the whole environment of the program, by default `child_env()`. `box` is its access
+    beyond its own file; None: that of this user. Remaining processes of its group are killed.
     Raises ChildCancelled within half a second after `cancelled` (such as `RunContext.cancelled`)
     returns True.
     """
     given = dict(child_env() if env is None else env)
     if box is not None:
         box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], given)))
-    stdin = subprocess.PIPE if input else subprocess.DEVNULL
-    process = _start(["exec", *argv], given, box, memory_bytes, cpus, cwd, stdin=stdin)
-    output, pending = OutputTail(process, tail_bytes), memoryview(input.encode())
+    process = _start(["exec", *argv], given, box, cpus, cwd)
+    output = _OutputTail(process)
     deadline, timed_out = time.monotonic() + timeout_s, False
     try:
-        if process.stdin:
-            os.set_blocking(process.stdin.fileno(), False)
         while not ended(process):
             if time.monotonic() >= deadline:
                 timed_out = True
                 break
             if cancelled():
                 raise ChildCancelled
-            if not pending and process.stdin and not process.stdin.closed:
-                process.stdin.close()
             wait_s = min(0.05 if output.closed else _TICK_S, max(deadline - time.monotonic(), 0.0))
-            writers = [process.stdin] if pending and process.stdin else []
-            _, writable, _ = select.select([*output.readers], writers, [], wait_s)
+            select.select(output.readers, [], [], wait_s)
             output.read()
-            if writable and process.stdin:
-                try:
-                    pending = pending[os.write(process.stdin.fileno(), pending[: 64 << 10]) :]
-                except BrokenPipeError:
-                    pending = memoryview(b"")
     finally:
         returncode = end(process)
         output.read()
         output.close()
-        if process.stdin and not process.stdin.closed:
-            process.stdin.close()
-    return Completed(
-        returncode, None if timed_out else signal_name(returncode), timed_out, output.text()
-    )
+    name = None if timed_out else signal_name(returncode)
+    return Completed(returncode, name, timed_out, output.text())
+
+
+class _OutputTail:
+    """The tail of a child's output, read without blocking."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._pipe, self._kept = process.stdout, bytearray()
+        self.closed = False
+        os.set_blocking(self._pipe.fileno(), False)
+
+    @property
+    def readers(self) -> list[Any]:
+        """The pipes to `select` on."""
+        return [] if self.closed else [self._pipe]
+
+    def read(self) -> None:
+        """Read what is available, but a few megabytes at most, so that the caller goes on."""
+        for _ in range(64):
+            if self.closed:
+                return
+            try:
+                chunk = os.read(self._pipe.fileno(), 64 << 10)
+            except BlockingIOError:
+                return
+            self.closed = not chunk
+            self._kept += chunk
+            if len(self._kept) > 2 * TAIL_BYTES:
+                del self._kept[:-TAIL_BYTES]
+
+    def close(self) -> None:
+        """Close our end of the pipe."""
+        self.closed = True
+        self._pipe.close()
+
+    def text(self) -> str:
+        """The tail of the output."""
+        return bytes(self._kept[-TAIL_BYTES:]).decode("utf-8", "replace")
 
 
 class Child:
-    """A process that runs `module` and answers calls, one at a time; started by the first call and
-    after a crash."""
+    """A process that runs `module` and answers calls; started when a call finds none."""
 
     def __init__(
         self,
@@ -209,16 +213,17 @@ class Child:
         memory_bytes: int | None = None,
         cpus: Sequence[int] | None = None,
         cwd: Path | str | None = None,
-        tail_bytes: int = TAIL_BYTES,
         box: Box | None = _CLOSED,
         imports: Sequence[str] = (),
     ) -> None:
-        """As for `run`; folders of `box` must exist when a process is started. It imports `imports`
-        before the first call."""
-        self.box = box
-        self.module, self.env, self.memory_bytes, self.cwd = module, env, memory_bytes, cwd
-        self.cpus, self.tail_bytes, self.imports = cpus, tail_bytes, imports
-        self.starts = 0  #: how often a process was started
+        """`imports` are imported before the first call; folders of `box` must exist by then.
+
+        The other options are those of `run`.
+        """
+        self.box, self.env, self.memory_bytes = box, env, memory_bytes
+        self.cpus, self.cwd = cpus, cwd
+        self.module, self.imports = module, imports
+        self.starts = 0  #: number of processes that were started
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
 
@@ -233,8 +238,10 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self, timeout_s: float = _START_S, cancelled: Callable[[], bool] = _never) -> None:
-        """Start the process if there is none, so that it imports what it needs while the caller
-        goes on; raises as `call` does."""
+        """Start the process if there is none; raises as `call` does.
+
+        It imports what it needs while the caller goes on.
+        """
         if not self.alive:
             self.close()
             self._open()
@@ -249,16 +256,15 @@ class Child:
         cpu_limit: bool = False,
         check: Callable[[Any], dict[str, Any]] = _object,
     ) -> dict[str, Any]:
-        """Send a request (`op` and its arguments) and return the answer; the time includes a start
-        if one is needed.
+        """Send a request (`op` and its arguments) and return the answer.
 
-        `check` returns the answer, whatever foreign code made of it, or raises ValueError: then the
-        child has crashed.
+        `timeout_s` includes a start. `check` validates the answer, which foreign code may have
+        forged; if it raises ValueError, the child counts as crashed.
 
         With `cpu_limit` the timeout counts the CPU time of the child and all that it started, so
-        that other work on the machine does not; a child that uses none for as long hangs, and so
-        does one after 20 times as long. A request with a number `fork` is answered by a fork of the
-        child, which has imported what the child has; the one before, if it has another number, is
+        that other work on the machine does not count; the child also times out after that time
+        without CPU use, and after 20 times as long. A request with a number `fork` is answered by a
+        fork of the child, which has the child's imports; an earlier fork with another number is
         killed.
 
         Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled`
@@ -296,7 +302,7 @@ class Child:
             fds = (theirs_read, theirs_write)
             env = child_env() if self.env is None else self.env
             self._process = _start(
-                serve, env, self.box, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds
+                serve, env, self.box, self.cpus, self.cwd, self.memory_bytes, fds
             )
         except BaseException:
             os.close(self._requests)
@@ -307,7 +313,7 @@ class Child:
             os.close(theirs_write)
         os.set_blocking(self._requests, False)
         os.set_blocking(self._answers, False)
-        self._output = OutputTail(self._process, self.tail_bytes)
+        self._output = _OutputTail(self._process)
         self.starts += 1
         self._number = 0
 
@@ -371,9 +377,8 @@ class Child:
     def _crashed(self, reason: str) -> NoReturn:
         process = self._process
         assert process is not None
-        deadline = (
-            time.monotonic() + _GRACE_S
-        )  # let it exit, so that its own exit status is reported and not the SIGKILL
+        # let it exit, so that its own exit status is reported and not the SIGKILL
+        deadline = time.monotonic() + _GRACE_S
         while not (gone := ended(process)) and time.monotonic() < deadline:
             self._output.read()
             time.sleep(0.01)
@@ -389,11 +394,9 @@ def _start(
     command: list[str],
     env: Mapping[str, str],
     box: Box | None,
-    memory_bytes: int | None,
     cpus: Sequence[int] | None,
     cwd: Path | str | None,
-    *,
-    stdin: int = subprocess.DEVNULL,
+    memory_bytes: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     forbid_inspection()
@@ -408,14 +411,13 @@ def _start(
     try:
         return subprocess.Popen(
             argv,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=boxes.at_home(box, env),
             cwd=cwd,
             pass_fds=pass_fds,
-            # also before its own code runs: the group exists as soon as we could want to kill it
-            start_new_session=True,
+            start_new_session=True,  # so that its group can be killed before its code runs
             bufsize=0,
         )
     except OSError as error:

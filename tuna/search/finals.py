@@ -27,12 +27,11 @@ from tuna.db.upsert import upsert
 from tuna.jobs.rows import JobRow
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
+from tuna.libraries.results import is_close
 from tuna.search import rounds
 from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
-#: Rivals have a time within this factor of the config's best, and there are this many at most: the
-#: fastest.
-CLOSE = 1.3
+#: Rivals at most: the fastest of those close to the config's best.
 MOST = 6
 
 
@@ -192,7 +191,7 @@ def _close(
         if not library.takes_part_in_finals(row.options):
             continue
         fastest = found[row.config_id]
-        if not fastest or (row.time_ms <= CLOSE * fastest[0].time_ms and len(fastest) < MOST):
+        if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MOST):
             fastest.append(row)
     return dict(found)
 

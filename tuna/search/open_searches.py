@@ -15,7 +15,7 @@ from tuna.db.types import timed, utc_now
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, is_open
 from tuna.libraries.base import Step
-from tuna.policies import OpenStep, Progress
+from tuna.policies import OpenStep, SearchProgress
 
 #: Rounds of each step that a policy chooses from: the oldest.
 _LIMIT = 1000
@@ -54,7 +54,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
     return sa.and_(Job.round > 0, Job.steps == every)
 
 
-def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progress]:
+def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, SearchProgress]:
     """The progress of each search, by the trials of its rounds that are complete."""
     found = weights(connection, work.session_id) if work.library.search else {}
     good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None), timed(Trial.time_ms))
@@ -82,13 +82,13 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progr
         ]:
             best[search].append(min(known))
     return {
-        search: Progress(found.get(search[0], 0.0), tuple(best[search]), rounds[search])
+        search: SearchProgress(found.get(search[0], 0.0), tuple(best[search]), rounds[search])
         for search in rounds
     }
 
 
 def open_steps(
-    connection: sa.Connection, work: SessionWork, known: Mapping[Search, Progress]
+    connection: sa.Connection, work: SessionWork, known: Mapping[Search, SearchProgress]
 ) -> list[OpenStep]:
     """The rounds that wait for a worker, the oldest ones of each step, of a library that
     searches."""
@@ -96,7 +96,7 @@ def open_steps(
 
 
 def _of_step(
-    connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[Search, Progress]
+    connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[Search, SearchProgress]
 ) -> list[OpenStep]:
     states = [state.value for state in CLAIMABLE[step.resource]]
     values = {
@@ -109,7 +109,7 @@ def _of_step(
 
 
 def _open_step(
-    work: SessionWork, step: Step, row: Any, known: Mapping[Search, Progress]
+    work: SessionWork, step: Step, row: Any, known: Mapping[Search, SearchProgress]
 ) -> OpenStep:
     steps = [work.library.step(name) for name in row.steps.split(",")]
     place = steps.index(step)

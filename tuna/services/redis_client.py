@@ -1,10 +1,10 @@
-"""Redis clients: retry policies, errors, decoding."""
+"""Redis clients: retry policies, errors, decoding, and the versions of safe servers."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import redis
@@ -14,10 +14,16 @@ from redis.retry import Retry
 
 log = structlog.get_logger(__name__)
 
+Version = tuple[int, ...]
+#: For each branch the first version without the holes in scripts that run foreign code, as of May
+#: 2026: CVE-2025-49844, and where later releases fix them, CVE-2026-23631 and CVE-2026-23479. From
+#: the projects' release notes.
+_REDIS = ((6, 2, 20), (7, 2, 11), (7, 4, 9), (8, 0, 4), (8, 2, 6), (8, 4, 3), (8, 6, 3))
+_VALKEY = ((7, 2, 13), (8, 0, 8), (8, 1, 7), (9, 0, 4))
+
 
 def retrying_client(url: str, **options: Any) -> redis.Redis:
-    """A client that retries for a few seconds while the server is unreachable; not connected yet.
-    Raises ValueError for a URL that is not usable."""
+    """Make a client that retries for a few seconds; raises ValueError for an unusable URL."""
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
     client: redis.Redis = redis.Redis.from_url(
         url, socket_connect_timeout=5, retry=retry, **options
@@ -26,8 +32,10 @@ def retrying_client(url: str, **options: Any) -> redis.Redis:
 
 
 def single_attempt_client(url: str, wait_s: float) -> redis.Redis:
-    """A client without retries, with `wait_s` as connect and read timeout. Raises ValueError for an
-    unusable URL."""
+    """Make a client without retries; raises ValueError for an unusable URL.
+
+    `wait_s` limits connecting and reading.
+    """
     client: redis.Redis = redis.Redis.from_url(
         url, socket_connect_timeout=wait_s, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0)
     )
@@ -35,19 +43,20 @@ def single_attempt_client(url: str, wait_s: float) -> redis.Redis:
 
 
 def is_full(error: BaseException) -> bool:
-    """True if Redis refused a command because maxmemory is reached; the class differs between
-    scripts and versions."""
+    """True if Redis refused a command because maxmemory is reached.
+
+    The class of the error differs between scripts and versions.
+    """
     return isinstance(error, redis.ResponseError) and "maxmemory" in str(error)
 
 
-#: What a Redis answers that cannot take writes now: during a failover, without its replicas, while
-#: it cannot save or loads its data, or runs a long script. Within a script the code follows other
-#: words.
+#: Errors of a Redis that cannot take writes now: during a failover, without its replicas, while it
+#: cannot save, loads its data, or runs a long script. Within a script the code follows other words.
 _UNABLE = re.compile(
     r"\b(READONLY|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING|BUSY)\b|read only"
     r" replica"
 )
-#: The same as classes, whose words redis-py takes the code from.
+#: Their classes in redis-py, which removes the code from the message.
 _UNABLE_CLASSES = (
     redis.exceptions.NoScriptError,
     redis.exceptions.ReadOnlyError,
@@ -57,8 +66,7 @@ _UNABLE_CLASSES = (
 
 
 def is_outage(error: BaseException) -> bool:
-    """True if Redis is unreachable or takes no writes for a while, so that the same command may
-    succeed later.
+    """True if Redis is unreachable or read-only for a while: the command may succeed later.
 
     Coordinators, workers and the artifact store decide by this function alone. Not after an
     authentication error: a password that was refused will be refused again. A script may be missing
@@ -78,8 +86,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """True if the same command may succeed later: Redis is unreachable, or full until a coordinator
-    drains it."""
+    """True if the command may succeed later: an outage, or Redis is full until it is drained."""
     return is_outage(error) or is_full(error)
 
 
@@ -100,3 +107,19 @@ def skip_if_full() -> Iterator[None]:
 def text(value: Any) -> str:
     """A reply of Redis as text."""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def version_of(info: Mapping[str, object]) -> tuple[str, Version]:
+    """Name and version of a server, by its answer to INFO; Valkey says that it is a Redis, too."""
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    return name, tuple(int(part) for part in text(info[f"{name.lower()}_version"]).split(".")[:3])
+
+
+def first_safe(name: str, version: Version) -> Version | None:
+    """Return the first version without known holes if this one is older, else None.
+
+    It is one of the same branch, or of the next branch with fixes.
+    """
+    fixes = _VALKEY if name == "Valkey" else _REDIS
+    fix = next((fix for fix in fixes if version[:2] <= fix[:2]), None)
+    return fix if fix is not None and version < fix else None

@@ -12,15 +12,15 @@ from functools import partial
 from tuna.errors import TunaError
 from tuna.policies import Policy, Share, Snapshot
 from tuna.simulation.forecast import Forecast
-from tuna.simulation.jobs import Item, Line, seeded
-from tuna.simulation.machines import Group, Process, SimulatedPool, SimulatedQueue
+from tuna.simulation.jobs import Item, JobLine, seeded
+from tuna.simulation.machines import Process, SimulatedPool, SimulatedQueue, StageGroup
 from tuna.simulation.outcome import QueueOutcome, Simulated, work_bound_s
 from tuna.simulation.scenario import Pool, Scenario
 from tuna.simulation.tally import SessionTally
 
 
 def simulate(scenario: Scenario, policy: Policy, seed: int = 0) -> Simulated:
-    """What happens if the policy decides; equal arguments give equal outcomes.
+    """Simulate what happens if the policy decides; equal arguments give equal outcomes.
 
     Durations depend on the seed and not on the policy; failures and crashes on both. Raises
     TunaError for a policy that publishes nothing of what is open.
@@ -52,7 +52,7 @@ class _Simulation:
             n: one.deadline_s for n, one in enumerate(given, 1) if one.deadline_s is not None
         }
         #: of the last snapshot, by the identity of the open step
-        self._offered: dict[int, Group] = {}
+        self._offered: dict[int, StageGroup] = {}
         self._forecast = Forecast()
         self._served: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], int] = defaultdict(int)
@@ -68,7 +68,7 @@ class _Simulation:
         while self._open_jobs:
             if not self._events:
                 raise TunaError(
-                    f"The policy {self._policy.__name__} publishes nothing of what is open."
+                    f"The policy {self._policy.name} publishes nothing of what is open."
                 )
             self._now_s, moment_s = self._events[0][0], self._events[0][0]
             for counted in self._queues.values():
@@ -119,7 +119,9 @@ class _Simulation:
         key = (id(line), item.stage, rounds, continues)
         group = queue.groups.get(key)
         if group is None:
-            group = queue.groups[key] = Group(key, line, item.stage, rounds, continues=continues)
+            group = queue.groups[key] = StageGroup(
+                key, line, item.stage, rounds, continues=continues
+            )
         group.items.append(item)
         queue.open_items += 1
         self._changed[name] = None
@@ -186,7 +188,7 @@ class _Simulation:
             session.errored += 1
             self._close(session, line)
 
-    def _close(self, session: SessionTally, line: Line) -> None:
+    def _close(self, session: SessionTally, line: JobLine) -> None:
         """A job ended."""
         line.open_jobs -= 1
         self._open_jobs -= 1
@@ -301,7 +303,7 @@ class _Simulation:
         )
 
     def _publish(self, shares: Iterable[Share]) -> bool:
-        """Whether some of it was dropped, since its job has errored."""
+        """Publish; returns whether some of it was dropped, since its job has errored."""
         dropped = False
         for share in shares:
             group, name = self._offered[id(share.step)], share.step.queue
@@ -329,7 +331,7 @@ class _Simulation:
         makespan_s = max(session.ended_s for session in sessions) - first_s
         lower_bound_s = bound_s - first_s
         return Simulated(
-            policy=self._policy.__name__,
+            policy=self._policy.name,
             seed=self._seed,
             makespan_s=makespan_s,
             lower_bound_s=lower_bound_s,

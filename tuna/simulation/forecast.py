@@ -1,4 +1,4 @@
-"""What a simulated coordinator predicts of the work that is left, and how wrong that was."""
+"""Predictions of a simulated coordinator for the work that is left, and their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tuna.policies import StageKind, StageTimes
-from tuna.simulation.jobs import Item, Line
+from tuna.simulation.jobs import Item, JobLine
 from tuna.simulation.outcome import PredictionOutcome, prediction_outcome
 
 
@@ -20,10 +20,12 @@ class Forecast:
         self.left_s: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._times = StageTimes()
         self._made_of = -1  #: version of the times that the two were made of; -1: they are stale
-        self._lines: dict[int, Sequence[Line]] = {}  #: of sessions that arrived and have open jobs
+        self._lines: dict[
+            int, Sequence[JobLine]
+        ] = {}  #: of sessions that arrived and have open jobs
         self._errors: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
 
-    def arrive(self, session_id: int, lines: Sequence[Line]) -> None:
+    def arrive(self, session_id: int, lines: Sequence[JobLine]) -> None:
         """A session came."""
         self._lines[session_id] = lines
         self.expire()
@@ -34,7 +36,7 @@ class Forecast:
         self.expire()
 
     def expire(self) -> None:
-        """What is left changed by more than the ends of stages."""
+        """Note that the work left changed by more than the ends of stages."""
         self._made_of = -1
 
     def start(self, item: Item) -> None:

@@ -8,7 +8,7 @@ import random
 from array import array
 from collections.abc import Iterator
 
-from tuna.policies import Progress, StageKind
+from tuna.policies import SearchProgress, StageKind
 from tuna.simulation.scenario import Jobs, SimulatedSession, Stage
 
 #: Rounds of the best times that a policy is given.
@@ -30,7 +30,9 @@ class Item:
         "started_s",
     )
 
-    def __init__(self, job: Job, round_: int, stage: int, ready_s: float, chain_s: float) -> None:
+    def __init__(
+        self, job: SimulatedJob, round_: int, stage: int, ready_s: float, chain_s: float
+    ) -> None:
         self.job, self.round, self.stage = job, round_, stage
         self.ready_s = ready_s
         self.chain_s = chain_s  #: when it could start if no stage ever waited for a process
@@ -40,17 +42,17 @@ class Item:
 
     @property
     def kind(self) -> StageKind:
-        """What its duration depends on."""
+        """The key that its duration is predicted by."""
         return self.job.line.kinds[self.stage]
 
     @property
     def seconds(self) -> float:
-        """How long it takes on a process that shares nothing."""
+        """Its duration on a process that shares nothing."""
         line, place = self.job.line, (self.job.number, self.round, self.stage)
         return line.seconds[line.place(*place)] / line.parts(*place)
 
 
-class Job:
+class SimulatedJob:
     """A job: rounds overlap by its look-ahead, the stages of a round follow each other."""
 
     __slots__ = (
@@ -58,7 +60,7 @@ class Job:
         *("dead", "line", "number", "prefix_chain_s"),
     )
 
-    def __init__(self, line: Line, number: int) -> None:
+    def __init__(self, line: JobLine, number: int) -> None:
         self.line, self.number = line, number
         self.dead = False  #: errored: what is left of it is dropped
         self._started = 0  #: rounds whose first stage became ready
@@ -127,7 +129,7 @@ class Job:
             self.line.left[stage] -= self.line.items(self.number, stage) - ended
 
 
-class Line:
+class JobLine:
     """Jobs that are alike: their durations, and what is left of them."""
 
     def __init__(self, session_id: int, session: SimulatedSession, jobs: Jobs, seed: str) -> None:
@@ -149,16 +151,16 @@ class Line:
         )
 
     def place(self, number: int, round_: int, stage: int) -> int:
-        """Where in `seconds` a job's stage is."""
+        """Return the index of a job's stage in `seconds`."""
         return (number * self.jobs.rounds + round_) * len(self.stages) + stage
 
     def parts(self, number: int, round_: int, stage: int) -> int:
-        """How many items a job's stage is."""
+        """Return the number of items of a job's stage."""
         parts = self._parts[stage]
         return parts[(number * self.jobs.rounds + round_) % len(parts)] if parts else 1
 
     def items(self, number: int, stage: int) -> int:
-        """How many items the stage is in all rounds of a job."""
+        """Return the number of items of the stage in all rounds of a job."""
         rounds = range(self.jobs.rounds)
         return (
             sum(self.parts(number, round_, stage) for round_ in rounds)
@@ -166,9 +168,9 @@ class Line:
             else len(rounds)
         )
 
-    def start(self) -> Iterator[Job]:
+    def start(self) -> Iterator[SimulatedJob]:
         """Its jobs, when the session arrives."""
-        return (Job(self, number) for number in range(self.jobs.count))
+        return (SimulatedJob(self, number) for number in range(self.jobs.count))
 
     def best_ms(self, rounds: int) -> float | None:
         """The best time of a job after so many rounds; None: it has none, or it is not known."""
@@ -176,12 +178,12 @@ class Line:
             return None
         return self.jobs.best_ms[min(rounds, len(self.jobs.best_ms)) - 1]
 
-    def progress(self, rounds: int) -> Progress | None:
-        """What a policy may know of a job after so many rounds."""
+    def progress(self, rounds: int) -> SearchProgress | None:
+        """Return the results that a policy may know of a job after so many rounds."""
         if not self.jobs.best_ms:
             return None
         latest = map(self.best_ms, range(max(1, rounds - _HISTORY + 1), rounds + 1))
-        return Progress(
+        return SearchProgress(
             self.jobs.weight, tuple(best_ms for best_ms in latest if best_ms is not None), rounds
         )
 
@@ -192,7 +194,8 @@ def seeded(*words: object) -> random.Random:
 
 
 def _parts(stage: Stage, count: int) -> tuple[int, ...]:
-    """Of each execution of a stage, or of as many as repeat; empty: it is never divided."""
+    """Return the parts of each execution of a stage, or of as many as repeat; empty: it is never
+    divided."""
     given = stage.parts if isinstance(stage.parts, tuple) else (stage.parts,)
     return given[:count] if any(number > 1 for number in given) else ()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tuna.policies import OpenStep
-from tuna.simulation.jobs import Item, Line
+from tuna.simulation.jobs import Item, JobLine
 from tuna.simulation.scenario import Pool
 
 #: Identity of the line, stage, finished rounds where they matter, whether it continues.
@@ -60,13 +60,13 @@ def _step(process: Process) -> str:
     return process.item.job.line.stages[process.item.stage].step
 
 
-class Group:
+class StageGroup:
     """Open items that a policy does not tell apart."""
 
     __slots__ = ("_open", "_seen", "continues", "items", "key", "line", "rounds", "stage")
 
     def __init__(
-        self, key: GroupKey, line: Line, stage: int, rounds: int, *, continues: bool
+        self, key: GroupKey, line: JobLine, stage: int, rounds: int, *, continues: bool
     ) -> None:
         self.key = key
         self.line, self.stage, self.rounds, self.continues = line, stage, rounds, continues
@@ -100,7 +100,7 @@ class SimulatedQueue:
     """A queue with its processes, and what is open for it."""
 
     name: str
-    groups: dict[GroupKey, Group] = field(default_factory=dict)
+    groups: dict[GroupKey, StageGroup] = field(default_factory=dict)
     open_items: int = 0
     waiting: deque[Item] = field(default_factory=deque)  #: published, not taken
     free: deque[Process] = field(default_factory=deque)

@@ -43,7 +43,7 @@ class QueueOutcome:
 
 @dataclass(frozen=True)
 class PredictionOutcome:
-    """How wrong the predicted durations of a step were, each made when the stage started."""
+    """Errors of the predicted durations of a step, each made when the stage started."""
 
     queue: str
     step: str

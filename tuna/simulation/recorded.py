@@ -29,7 +29,7 @@ _Round = dict[str, tuple[float, int]]
 
 @dataclass
 class _Recording:
-    """What the attempts at a session's jobs say."""
+    """Facts from the attempts at a session's jobs."""
 
     environment: Environment
     solvers: dict[int, str] = field(default_factory=dict)  #: by job, in the order of their ids
@@ -231,5 +231,5 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
 
 
 def _seconds(started_at: datetime | None, ended_at: datetime | None, busy_s: float) -> float:
-    """How long an attempt held its process."""
+    """Return how long an attempt held its process."""
     return max(0.0, (ended_at - started_at).total_seconds()) if started_at and ended_at else busy_s

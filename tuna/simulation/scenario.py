@@ -69,9 +69,9 @@ class Jobs(_Part):
     steps: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=64)]
     #: how often the model runs each of them
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    best_ms: tuple[
-        _Positive | None, ...
-    ] = ()  #: best time after each round, None before the first one, the last after all that follow; empty: not known
+    #: best time after each round, None before the first one, the last after all that follow; empty:
+    #: not known
+    best_ms: tuple[_Positive | None, ...] = ()
 
 
 class SimulatedSession(_Part):

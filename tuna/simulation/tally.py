@@ -1,21 +1,21 @@
-"""What a simulation counts of each session."""
+"""Counters of a simulation for each session."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from tuna.simulation.jobs import Line
+from tuna.simulation.jobs import JobLine
 from tuna.simulation.outcome import SessionOutcome, near_best_s
 from tuna.simulation.scenario import SimulatedSession
 
 
 class SessionTally:
-    """What is counted of a session, and its jobs."""
+    """Counters of a session, and its jobs."""
 
     def __init__(self, session_id: int, given: SimulatedSession, seed: int) -> None:
         self.session_id, self.given = session_id, given
         self.lines = [
-            Line(session_id, given, jobs, f"{seed} {session_id} {n}")
+            JobLine(session_id, given, jobs, f"{seed} {session_id} {n}")
             for n, jobs in enumerate(given.jobs)
         ]
         self.errored = 0
@@ -26,7 +26,7 @@ class SessionTally:
         self.model_ms = 0.0
         self.model_steps: list[tuple[float, float]] = []
 
-    def measured(self, line: Line, before: int, after: int, now_s: float) -> None:
+    def measured(self, line: JobLine, before: int, after: int, now_s: float) -> None:
         """A job of the line has so many finished rounds now."""
         now_ms, before_ms = line.best_ms(after), line.best_ms(before)
         if now_ms is not None:

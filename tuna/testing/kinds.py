@@ -29,7 +29,7 @@ def registered(kind: ConfigKind) -> AbstractContextManager[None]:
 
 
 class KindContract:
-    """What holds for every kind; a test class inherits from it and gives `kind` and `examples`.
+    """Properties of every kind; a test class inherits from it and gives `kind` and `examples`.
 
     The kind must be installed, or `registered` by a fixture that the class uses.
     """
@@ -40,7 +40,7 @@ class KindContract:
     #: The keys of the first examples, as databases have them already; a change of these loses every
     #: stored result.
     keys: Sequence[str] = ()
-    #: so many examples, from the first, are computed by the reference, where there is one
+    #: number of examples, from the first, that the reference computes, where there is one
     referenced: int = 2
 
     def test_it_is_found_by_its_name(self) -> None:
@@ -52,7 +52,7 @@ class KindContract:
             assert config.kind == self.kind.name
 
     def test_the_json_form_leads_back(self) -> None:
-        """Through a real JSON text, to an equal config with the same key."""
+        """A real JSON text gives an equal config with the same key."""
         for config in self.examples:
             again = from_json(json.loads(json.dumps(config.to_json())))
             assert again == config

@@ -16,7 +16,7 @@ from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.libraries.options import JobOptions
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import Cause, Resource
 
 
@@ -35,7 +35,7 @@ class NoopLibrary(Library):
 
     name = "noop"
     kinds: tuple[str, ...] = ("convolution", "gemm")
-    device_kind = Kind.CPU
+    device_kind = DeviceKind.CPU
     options = NoopOptions
     steps: tuple[Step, ...] = (
         Step("build", Resource.CPU, chunk=50),
@@ -47,13 +47,13 @@ class NoopLibrary(Library):
         return Environment(self.name, "1", "none", 0, f"{self.name}-1")
 
     def solvers(self) -> Sequence[Solver]:
-        """Ten names."""
+        """Return ten solvers."""
         return [Solver(f"Noop{number}", self.kinds, "Direct") for number in range(10)]
 
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
-        """Everything applies."""
+        """Every solver applies to every config."""
         names = [solver.name for solver in self.solvers()]
         return ((config, names) for config in configs)
 

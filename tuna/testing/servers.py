@@ -75,10 +75,15 @@ def running(
     ServiceError with the end of its log if it does not start."""
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd,
+            killed_with_parent(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env,
+            cwd=cwd,
             # a process group from the start, so that it can be killed with its children
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def started() -> bool:
         if process.poll() is not None:
@@ -112,11 +117,15 @@ def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -
     words = ["--no-defaults", "--auth-root-authentication-method=normal", *common]
     subprocess.run([install, *words], check=True, capture_output=True)
     return [
-        server, f"--defaults-file={defaults}" if defaults else "--no-defaults", *common, f"--socket={folder / 's'}",
+        server,
+        f"--defaults-file={defaults}" if defaults else "--no-defaults",
+        *common,
+        f"--socket={folder / 's'}",
         # a starting server removes temporary tables of other servers from a shared tmpdir
         f"--tmpdir={folder}",
-        f"--init-file={folder / 'init.sql'}", *options,
-    ]  # fmt: skip
+        f"--init-file={folder / 'init.sql'}",
+        *options,
+    ]
 
 
 @contextlib.contextmanager

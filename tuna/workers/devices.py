@@ -18,7 +18,7 @@ from tuna.sandbox import discovery
 from tuna.sandbox.core_lending import measuring
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.device_lock import device_lock
-from tuna.sandbox.discovery import VISIBILITY, Device, Kind
+from tuna.sandbox.discovery import VISIBILITY, Device, DeviceKind
 from tuna.settings import Settings, get_settings
 
 
@@ -34,11 +34,13 @@ def device_for(
         return elsewhere
     cpus, kind = eval_cpus(settings), library.device_kind
     cores = DeviceHandle(f"cpu{','.join(map(str, cpus))}", cpus=cpus)
-    if kind is Kind.CPU:
+    if kind is DeviceKind.CPU:
         return cores
     here = discovery.discover(environ=environ) if found is None else found
     usable = [
-        device for device in here if device.kind is not Kind.CPU and kind in (None, device.kind)
+        device
+        for device in here
+        if device.kind is not DeviceKind.CPU and kind in (None, device.kind)
     ]
     chosen = {name: environ[name] for name in VISIBILITY if name in environ}
     if usable:

@@ -42,6 +42,11 @@ class WorkerSpec:
         return self.name or self.queue
 
 
+class RunStopped(Exception):
+    """Raised by a callback of a run to end it: workers may finish what they have begun. Its text
+    says why."""
+
+
 class LocalWorkers:
     """The workers that this process started."""
 
@@ -143,11 +148,12 @@ def local_workers(
     log_dir: Path,
     specs: Sequence[WorkerSpec],
     bound_s: float = 0.0,
-    on_wait: Callable[[float], None] = lambda _: None,
+    on_wait: Callable[[float, str], None] = lambda *_: None,
 ) -> Iterator[LocalWorkers]:
     """Workers for the duration of a `with` block, whose normal end means that they are idle.
 
-    Interrupted, they have `bound_s` to finish the current chunks, and `on_wait` is called with it.
+    Else they have `bound_s` to finish the current chunks, and `on_wait` is called with that and the
+    reason of a `RunStopped`, empty after an interruption or an error.
     """
     workers = LocalWorkers(log_dir)
     idle = False
@@ -156,7 +162,8 @@ def local_workers(
             workers.start(spec)
         yield workers
         idle = True
+    except BaseException as error:
+        on_wait(bound_s, str(error) if isinstance(error, RunStopped) else "")
+        raise
     finally:
-        if not idle:
-            on_wait(bound_s)
         workers.stop(idle=idle, bound_s=bound_s)

@@ -76,7 +76,7 @@ class Runner:
         targets.check(self.target)
         text = targets.to_text(self.target)
         if self.tracker is not None:
-            found = boards.Boards(self.tracker, self.device)
+            found = boards.BoardPool(self.tracker, self.device)
             own = boards.environment_of(boards.ask(found), self.target, self.device)
             variables = {
                 "TUNA_TVM_TRACKER": str(self.tracker),

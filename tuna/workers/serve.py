@@ -19,7 +19,7 @@ from tuna import logs
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery, placement
 from tuna.sandbox.cores import available_cpus, eval_cpus
-from tuna.sandbox.discovery import Device, Kind
+from tuna.sandbox.discovery import Device, DeviceKind
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
 from tuna.workers.hooks import run_hook
@@ -101,7 +101,7 @@ def device_specs(
     other cores.
     """
     numbers = discovery.choose(found, chosen)
-    if any(device.kind is Kind.CPU for device in found):
+    if any(device.kind is DeviceKind.CPU for device in found):
         shares = [eval_cpus(settings)] * len(found)
     else:
         usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()

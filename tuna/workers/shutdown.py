@@ -24,6 +24,7 @@ from celery import Celery
 from tuna.errors import ServiceError
 from tuna.membership.member import leases_of
 from tuna.queue import celery_internals
+from tuna.queue.announcements import is_open
 from tuna.queue.connection import connect, queue_depth
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
@@ -132,14 +133,14 @@ def current_chunks() -> list[Chunk]:
     return list(chunks.values())
 
 
-def leave_when_empty(app: Celery, queues: Sequence[str], *, dealt: bool = False) -> None:
-    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no
-    chunk is current.
-
-    `dealt`: a coordinator fills the queues from others.
-    """
+def leave_when_empty(app: Celery, settings: Settings, queues: Sequence[str]) -> None:
+    """Start a warm shutdown, from a thread, once the queues have been empty for a moment, no
+    coordinator has jobs for them, and no chunk is current."""
+    client = connect(settings)
     ask = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    args = (lambda: _is_idle(app, queues), ask, _DEALT_IDLE_POLLS if dealt else _IDLE_POLLS)
+    # A coordinator fills the queue of a member from others.
+    polls = _DEALT_IDLE_POLLS if settings.is_member else _IDLE_POLLS
+    args = (lambda: _is_idle(app, client, settings, queues), ask, polls)
     threading.Thread(target=_watch, args=args, name="once", daemon=True).start()
 
 
@@ -156,12 +157,14 @@ def _watch(
     leave()
 
 
-def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
+def _is_idle(app: Celery, client: redis.Redis, settings: Settings, queues: Sequence[str]) -> bool:
     if celery_internals.current_task_arguments():
         return False
     try:
         with app.connection_for_read() as connection:
-            return not any(queue_depth(connection, queue) for queue in queues)
+            if any(queue_depth(connection, queue) for queue in queues):
+                return False
+        return settings.is_member or not is_open(client, settings, queues)
     except (
         Exception
     ) as error:  # each transport raises its own; an unreachable broker may still hold chunks

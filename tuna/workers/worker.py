@@ -103,7 +103,7 @@ class Worker:
         or_exit(lambda: make_home(self._settings.home))
         or_exit(lambda: box.check(self._settings))
         or_exit(lambda: ensure_services(self._settings))
-        or_exit(lambda: connect(self._settings))
+        or_exit(lambda: connect(self._settings, wait_s=self._settings.lease_s))
 
     def _set_up_logs(
         self, loglevel: int | str | None = None, logfile: str | None = None, **_: Any
@@ -162,9 +162,7 @@ class Worker:
             self._control.start()
         if os.environ.pop(ONCE, ""):
             shutdown.leave_when_empty(
-                self._app,
-                celery_internals.consumed_queues(self._app),
-                dealt=self._settings.is_member,
+                self._app, self._settings, celery_internals.consumed_queues(self._app)
             )
 
     def _start_process(self, **_: Any) -> None:

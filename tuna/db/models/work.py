@@ -66,7 +66,7 @@ class Session(Base):
     #: those that are not as by default: see `SessionOptions`
     options: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    #: why it is set aside: see `pipeline.aside`
+    #: why it is set aside: see `coordinator.quarantine`
     fault: Mapped[str | None] = mapped_column(LongText)
     #: in every database
     uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)

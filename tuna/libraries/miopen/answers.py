@@ -9,7 +9,7 @@ from typing import Any
 from tuna.configs import Config
 from tuna.libraries.base import Solver
 from tuna.libraries.context import ArtifactStore
-from tuna.libraries.miopen import kernels, names, problem
+from tuna.libraries.miopen import kernel_objects, names, problem
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
 from tuna.libraries.results import is_time
@@ -23,7 +23,7 @@ _MAX_ALGORITHM, _MAX_PARAMS, _MAX_BYTES = 64, 1 << 20, 2**63 - 1
 _MAX_SOLVER_NUMBER = 2**31 - 1
 
 
-class Failure(Exception):
+class BadAnswer(Exception):
     """fin's answer for a solver is not a valid result; `cause` says why."""
 
     def __init__(self, cause: Cause, text: str) -> None:
@@ -32,7 +32,7 @@ class Failure(Exception):
 
 
 @dataclass(frozen=True)
-class Measured:
+class SolverMeasurement:
     """A solver's measurement."""
 
     algorithm: str
@@ -98,10 +98,10 @@ def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[st
 
 
 def check_problem(answer: Mapping[str, Any], config: Config) -> None:
-    """Raise Failure if fin's problem key is another than the config's, where Tuna knows that."""
+    """Raise BadAnswer if fin's problem key is another than the config's, where Tuna knows that."""
     theirs, ours = answer.get("db_key"), problem.text_of(config)
     if isinstance(theirs, str) and theirs and ours is not None and theirs != ours:
-        raise Failure(Cause.INFRA, f"fin answered for the problem {theirs:.255}, not for {ours}")
+        raise BadAnswer(Cause.INFRA, f"fin answered for the problem {theirs:.255}, not for {ours}")
 
 
 def compiled(
@@ -110,23 +110,23 @@ def compiled(
     solver: str,
     known_params: str | None,
     artifacts: ArtifactStore,
-) -> kernels.Compiled:
+) -> kernel_objects.Compiled:
     """The output of a compile step for `solver`, its kernels verified and stored as artifacts;
-    raises Failure."""
+    raises BadAnswer."""
     found = _entry(answer, step, solver, Cause.BUILD_ERROR)
     flag = "find_compiled" if step == "miopen_find_compile" else "perf_compiled"
     reason = found.get("reason")
     if found.get(flag) is not True or reason != _SUCCESS:
-        raise Failure(*_failure_reason(found, reason, Cause.BUILD_ERROR))
+        raise BadAnswer(*_failure_reason(found, reason, Cause.BUILD_ERROR))
     objects = found.get("kernel_objects")
     if not isinstance(objects, list):
-        raise Failure(Cause.BUILD_ERROR, "fin's answer lacks kernel_objects")
+        raise BadAnswer(Cause.BUILD_ERROR, "fin's answer lacks kernel_objects")
     try:
-        stored = kernels.store(objects, artifacts)
-    except kernels.BadKernel as error:
-        raise Failure(Cause.BUILD_ERROR, str(error)) from None
+        stored = kernel_objects.store(objects, artifacts)
+    except kernel_objects.BadKernel as error:
+        raise BadAnswer(Cause.BUILD_ERROR, str(error)) from None
     params = found.get("params", "")
-    return kernels.Compiled(
+    return kernel_objects.Compiled(
         solver=solver,
         algorithm=_algorithm(found, Cause.BUILD_ERROR),
         workspace=_workspace(found),
@@ -137,20 +137,20 @@ def compiled(
     )
 
 
-def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
-    """A solver's measurement; raises Failure unless it holds a time that a run can take."""
+def measured(answer: Mapping[str, Any], step: str, solver: str) -> SolverMeasurement:
+    """A solver's measurement; raises BadAnswer unless it holds a time that a run can take."""
     found = _entry(answer, step, solver, Cause.RUN_ERROR)
     reason, time_ms = found.get("reason"), finite(found.get("time"))
     if "reson" in found:  # misspelt by fin, for a negative time
-        raise Failure(Cause.RUN_ERROR, f"{found['reson']} (time {found.get('time')!r})")
+        raise BadAnswer(Cause.RUN_ERROR, f"{found['reson']} (time {found.get('time')!r})")
     if found.get("evaluated") is not True or reason != _SUCCESS:
-        raise Failure(*_failure_reason(found, reason, Cause.RUN_ERROR))
+        raise BadAnswer(*_failure_reason(found, reason, Cause.RUN_ERROR))
     if time_ms is None or not is_time(time_ms):
-        raise Failure(Cause.RUN_ERROR, f"impossible time: {found.get('time')!r} ms")
+        raise BadAnswer(Cause.RUN_ERROR, f"impossible time: {found.get('time')!r} ms")
     params = found.get("params", "")
     if not isinstance(params, str) or len(params) > _MAX_PARAMS:
-        raise Failure(Cause.RUN_ERROR, f"impossible params: {params!r:.200}")
-    return Measured(_algorithm(found, Cause.RUN_ERROR), params, time_ms, _workspace(found))
+        raise BadAnswer(Cause.RUN_ERROR, f"impossible params: {params!r:.200}")
+    return SolverMeasurement(_algorithm(found, Cause.RUN_ERROR), params, time_ms, _workspace(found))
 
 
 def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> Mapping[str, Any]:
@@ -158,13 +158,13 @@ def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> M
     compile steps."""
     found = answer.get(result_key(step))
     if not isinstance(found, list):
-        raise Failure(cause, f"fin's answer lacks {result_key(step)}")
+        raise BadAnswer(cause, f"fin's answer lacks {result_key(step)}")
     for entry in found:
         if isinstance(entry, dict):
             name = entry.get("solver_name", entry.get("solver_id"))
             if isinstance(name, str) and canonical_name(name) == solver:
                 return entry
-    raise Failure(cause, f"fin's answer has no entry for {solver}")
+    raise BadAnswer(cause, f"fin's answer has no entry for {solver}")
 
 
 def _failure_reason(found: Mapping[str, Any], reason: object, cause: Cause) -> tuple[Cause, str]:
@@ -178,7 +178,7 @@ def _failure_reason(found: Mapping[str, Any], reason: object, cause: Cause) -> t
 def _algorithm(found: Mapping[str, Any], cause: Cause) -> str:
     name = str(found.get("algorithm", ""))
     if len(name) > _MAX_ALGORITHM:
-        raise Failure(cause, f"impossible algorithm: {name:.200}")
+        raise BadAnswer(cause, f"impossible algorithm: {name:.200}")
     return name
 
 

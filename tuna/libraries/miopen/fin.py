@@ -54,7 +54,7 @@ class FinFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class FinCall:
     """Directory, cores and time limit of a call."""
 
     scratch: Path  #: the call's private directory is created here
@@ -95,7 +95,7 @@ def is_simulated() -> bool:
 
 
 def call(
-    jobs: Sequence[Mapping[str, Any]], place: Place, *, perf_db: Mapping[str, str] | None = None
+    jobs: Sequence[Mapping[str, Any]], place: FinCall, *, perf_db: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """fin's answer to each job; raises FinFailed.
 
@@ -170,6 +170,8 @@ def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
 def finite(value: object) -> float | None:
     """`value` as a finite number; None for anything else."""
     try:
-        return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if math.isfinite(value) else None
     except OverflowError:  # an int that exceeds the range of float
         return None

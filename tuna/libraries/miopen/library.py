@@ -26,6 +26,7 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.exporter import base_name
 from tuna.libraries.items import (
     CodeObject,
     DeviceReport,
@@ -35,15 +36,22 @@ from tuna.libraries.items import (
     result_of,
     tail,
 )
-from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
-from tuna.libraries.miopen.answers import Failure
-from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.libraries.miopen import (
+    answers,
+    environment,
+    fin,
+    kernel_objects,
+    problem_key,
+    request,
+)
+from tuna.libraries.miopen.answers import BadAnswer
+from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.libraries.miopen.formats.find_exporter import FindExporter
 from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
 from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
@@ -82,7 +90,7 @@ class MiopenLibrary(Library):
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
-    device_kind = Kind.AMD
+    device_kind = DeviceKind.AMD
     options = MiopenOptions
     steps = (
         Step(
@@ -118,9 +126,9 @@ class MiopenLibrary(Library):
         return environment.describe()
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those
-        installed here."""
-        self.expect_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
+        """Return the environment with these arch, num_cu, rocm_v and miopen_v; the versions default
+        to those installed here."""
+        self.check_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
         return environment.from_options(facts)
 
     def toolchain(self) -> str:
@@ -129,11 +137,11 @@ class MiopenLibrary(Library):
         return environment.toolchain()
 
     def solvers(self) -> Sequence[Solver]:
-        """What fin lists, by MIOpen's ids."""
+        """Return the solvers that fin lists, by MIOpen's ids."""
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             try:
                 (answer,) = fin.call(
-                    request.get_solvers(), Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+                    request.get_solvers(), FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
                 )
                 return answers.solvers(answer)
             except FinFailed as error:
@@ -144,10 +152,10 @@ class MiopenLibrary(Library):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str] | None]]:
-        """By fin, in blocks that run concurrently; a config that crashes fin has no answer."""
+        """Ask fin, in blocks that run concurrently; a config that crashes fin has no answer."""
         blocks = _blocks(layer for layer in configs if isinstance(layer, Layer))
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
-            place = Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+            place = FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
             with ThreadPoolExecutor(len(compile_cpus())) as pool:
                 for found in pool.map(lambda block: _applicable(block, environment, place), blocks):
                     yield from found
@@ -193,7 +201,7 @@ class MiopenLibrary(Library):
         return [step] if step.endswith("_compile") else [step.replace("_eval", "_compile"), step]
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """As for every library, and for which device."""
+        """Return the command line of every library, with the device as its target."""
         return f"{super().reproduce(item)} --target {shlex.quote(item.target)}"
 
 
@@ -204,7 +212,7 @@ def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
 
 
 def _applicable(
-    block: list[Layer], where: Environment, place: Place
+    block: list[Layer], where: Environment, place: FinCall
 ) -> list[tuple[Config, Sequence[str] | None]]:
     try:
         found = answers.applicable(
@@ -230,10 +238,10 @@ def _layer(item: WorkItem) -> Layer:
     return item.layer
 
 
-def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> Place:
+def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> FinCall:
     limit_s = sum(_timeout_s(step, item) for item in items)
     variables = context.device.variables if context.device else {}
-    return Place(context.scratch, context.cpus, limit_s, variables, context.cancelled)
+    return FinCall(context.scratch, context.cpus, limit_s, variables, context.cancelled)
 
 
 def _timeout_s(step: str, item: WorkItem) -> float:
@@ -270,7 +278,7 @@ def _compiled(
         answers.check_problem(answer, layer)
         known = item.known_params if _kind(step) == "find" else None
         made = answers.compiled(answer, step, item.solver, known, context.artifacts)
-    except Failure as failure:
+    except BadAnswer as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
     trial = Trial(
         index=_TRIAL[_kind(step)],
@@ -296,7 +304,7 @@ def _perf_db(
     key = problem_key.perf_key_of(layer)
     if not entries or key is None:
         return None
-    return {f"{names.base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
+    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
 
 
 @dataclass(frozen=True)
@@ -304,7 +312,7 @@ class _Ready:
     """An item with the output of its compile step, in the form of fin's input."""
 
     item: WorkItem
-    made: kernels.Compiled
+    made: kernel_objects.Compiled
     objects: list[dict[str, Any]]
 
 
@@ -355,8 +363,8 @@ def _evaluated(step: str, ready: Sequence[_Ready], context: RunContext) -> Itera
 def _fetched(item: WorkItem, index: int, context: RunContext) -> _Ready:
     for candidate in item.candidates:
         if candidate.index == index and candidate.artifact is not None:
-            made = kernels.Compiled.load(context.artifacts.get(candidate.artifact))
-            return _Ready(item, made, kernels.fetch(made, context.artifacts))
+            made = kernel_objects.Compiled.load(context.artifacts.get(candidate.artifact))
+            return _Ready(item, made, kernel_objects.fetch(made, context.artifacts))
     raise KeyError("of the compile step")
 
 
@@ -365,14 +373,14 @@ def _measured(
     item: WorkItem,
     answer: Mapping[str, Any],
     layer: Layer,
-    made: kernels.Compiled,
+    made: kernel_objects.Compiled,
     started_at: float,
     shared_by: int,
 ) -> StepResult:
     try:
         answers.check_problem(answer, layer)
         found = answers.measured(answer, step, item.solver)
-    except Failure as failure:
+    except BadAnswer as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
     # The kernels in the answer of a perf step are those of the params before tuning: never use
     # them.
@@ -448,5 +456,5 @@ def _times(started_at: float, shared_by: int) -> dict[str, float]:
 
 
 def _kind(step: str) -> str:
-    """`find` or `perf`."""
+    """Return `find` or `perf`."""
     return step.split("_")[1]

@@ -38,7 +38,7 @@ class ProblemConfig(Config):
 
     @property
     def label(self) -> str:
-        """The key."""
+        """The find-db key."""
         return self.problem
 
     @property

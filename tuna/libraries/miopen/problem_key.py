@@ -1,5 +1,5 @@
-"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row;
-and the way back.
+"""MIOpen's names of a convolution, from a config and back: the key of a find-db line, and the 24
+fields of a perf-db row.
 
 Source: `ProblemDescription::Serialize` of MIOpen 2d1fd997, checked against the files it ships. "In"
 and "out" are those of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is
@@ -12,8 +12,7 @@ import re
 from dataclasses import dataclass, fields
 
 from tuna.configs.conv import LAYOUTS, ConvConfig
-from tuna.configs.driver import UnsupportedLine
-from tuna.configs.lines import LineForm
+from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import DataType, Direction, check_sizes
 from tuna.errors import BadInput
 
@@ -26,9 +25,9 @@ _ALONG = ("in", "fil", "pad", "conv_stride", "dilation")
 _DATA_TYPES = {
     name.value: name for name in (DataType.FP32, DataType.FP16, DataType.BF16, DataType.INT8)
 }
-#: How a key begins: channels and sizes.
+#: Beginning of a key: channels and sizes.
 _KEY_START = re.compile(r"\d+-\d+-\d+-")
-#: Between two fields of a key; MIOpen ships a few with negative sizes.
+#: Separator of the fields of a key; MIOpen ships a few with negative sizes.
 _HYPHEN = re.compile(r"(?<!-)-")
 
 
@@ -114,7 +113,7 @@ class ProblemKey:
 
     @property
     def spatial_dim(self) -> int:
-        """2 or 3."""
+        """Number of spatial dimensions, 2 or 3."""
         return len(self.in_size)
 
     def text(self) -> str:
@@ -385,8 +384,10 @@ def _from_words(words: list[str], dims: int, one_layout: bool) -> ProblemKey:
     data_type = next(rest)
     direction, groups, casts = _tail(next(rest))
     # fmt: off
-    return ProblemKey(in_channels, in_size, fil_size, out_channels, out_size, batchsize, pads, strides, dilations,
-                      layouts, data_type, direction, groups, bias, casts)
+    return ProblemKey(
+        in_channels, in_size, fil_size, out_channels, out_size, batchsize, pads, strides, dilations,
+        layouts, data_type, direction, groups, bias, casts,
+    )
     # fmt: on
 
 
@@ -415,7 +416,7 @@ def _by(values: tuple[int, ...]) -> str:
 
 
 def _named(line: str) -> list[ConvConfig]:
-    """The layer of a line of a find db, of which only the key counts."""
+    """Return the layer of a find-db line; only the key matters."""
     return [to_conv(parse(line.partition("=")[0].strip()))]
 
 

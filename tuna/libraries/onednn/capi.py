@@ -134,7 +134,7 @@ class Handle:
             weakref.finalize(self, getattr(library.functions, destroy), value)
 
 
-class Primitive(Handle):
+class DnnlPrimitive(Handle):
     """A primitive with its arguments: what is executed."""
 
     def __init__(
@@ -243,7 +243,8 @@ class Dnnl:
     def convolution_forward(
         self, x: Handle, w: Handle, y: Handle, geometry: Sequence[Sequence[int]]
     ) -> Implementations:
-        """`geometry`: strides, dilations less 1, left and right padding, by spatial axis."""
+        """Return the implementations; `geometry`: strides, dilations less 1, left and right
+        padding, by spatial axis."""
         function = "dnnl_convolution_forward_primitive_desc_create"
         mode = (_FORWARD_INFERENCE, _CONVOLUTION_AUTO)
         return self._implementations(function, *mode, x, w, None, y, *map(_dims, geometry), None)
@@ -251,13 +252,13 @@ class Dnnl:
     def convolution_backward_data(
         self, dy: Handle, w: Handle, dx: Handle, geometry: Sequence[Sequence[int]]
     ) -> Implementations:
-        """As the forward one."""
+        """Return the implementations of backward data; arguments as for the forward convolution."""
         function = "dnnl_convolution_backward_data_primitive_desc_create"
         descriptions = (_CONVOLUTION_AUTO, dx, w, dy)
         return self._implementations(function, *descriptions, *map(_dims, geometry), None, None)
 
     def matmul(self, a: Handle, b: Handle, c: Handle) -> Implementations:
-        """A times B."""
+        """Return the implementations of A times B."""
         return self._implementations("dnnl_matmul_primitive_desc_create", a, b, None, c, None)
 
     def _implementations(self, function: str, *arguments: object) -> Implementations:
@@ -275,7 +276,7 @@ class Dnnl:
         made = self._new(function, source_md, self._engine, target_md, self._engine, None)
         description = Handle(self, made, "dnnl_primitive_desc_destroy")
         value = self._new("dnnl_primitive_create", description)
-        Primitive(self, value, {SRC: source, DST: target}, description).run()
+        DnnlPrimitive(self, value, {SRC: source, DST: target}, description).run()
 
 
 class Implementations:
@@ -317,11 +318,11 @@ class Implementations:
         value = c_void_p(query(self._description, _QUERY_EXEC_ARG_MD, argument))
         return Handle(self._library, value, "", self._description)
 
-    def primitive(self, arguments: Mapping[int, Handle]) -> Primitive:
+    def primitive(self, arguments: Mapping[int, Handle]) -> DnnlPrimitive:
         """The current one, compiled; raises DnnlError."""
         assert self._description is not None
         made = self._library._new("dnnl_primitive_create", self._description)
-        return Primitive(self._library, made, arguments, self._description)
+        return DnnlPrimitive(self._library, made, arguments, self._description)
 
 
 def _dims(values: Sequence[int]) -> ctypes.Array[c_int64]:

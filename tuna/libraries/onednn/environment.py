@@ -11,7 +11,7 @@ from typing import Any
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
-from tuna.libraries.found_facts import found_once
+from tuna.libraries.cached_probe import cached_probe
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
@@ -41,7 +41,7 @@ def describe() -> Environment:
     """The environment of this machine: CPU, measuring cores, oneDNN."""
     path, cpu = library_path(), cpu_model()
     file = path.stat()
-    facts = found_once(
+    facts = cached_probe(
         "onednn",
         [str(path), file.st_size, file.st_mtime_ns, cpu.name, cpu.digest],
         lambda: _facts(path),
@@ -65,7 +65,7 @@ def child(module: str) -> Child:
 def ask(
     asked: Child, op: str, timeout_s: float = _TIMEOUT_S, **arguments: Any
 ) -> Mapping[str, Any]:
-    """What a child answers; raises LibraryMissing where oneDNN cannot be used."""
+    """Return a child's answer; raises LibraryMissing where oneDNN cannot be used."""
     try:
         return asked.call({"op": op, **arguments}, timeout_s)
     except (ChildCrashed, ChildFailed, ChildTimeout) as error:
@@ -74,7 +74,7 @@ def ask(
 
 @functools.cache  # it does not change while this process lives
 def _facts(path: Path) -> Mapping[str, str]:
-    asked = child("tuna.libraries.onednn.listing")
+    asked = child("tuna.libraries.onednn.implementations")
     try:
         return {name: str(value) for name, value in ask(asked, "describe", path=str(path)).items()}
     finally:

@@ -13,9 +13,9 @@ from tuna.libraries.conditions import LAYOUTS, Condition, complete
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.onednn import environment
 from tuna.libraries.onednn.solvers import SOLVERS
-from tuna.sandbox.discovery import Kind
+from tuna.sandbox.discovery import DeviceKind
 
-#: Configs that a child is asked about at a time; each takes some milliseconds.
+#: Configs in one request to a child; each takes some milliseconds.
 _BATCH = 100
 
 
@@ -25,10 +25,10 @@ class OneDnnLibrary(OneStepLibrary):
 
     name = "onednn"
     kinds = ("convolution", "gemm")
-    device_kind = Kind.CPU
+    device_kind = DeviceKind.CPU
     conditions: Sequence[Condition] = (*OneStepLibrary.conditions, LAYOUTS)
-    builder = "tuna.libraries.onednn.kernels:OneDnnBuilder"
-    loader = "tuna.libraries.onednn.kernels:OneDnnLoader"
+    builder = "tuna.libraries.onednn.implementations:OneDnnBuilder"
+    loader = "tuna.libraries.onednn.implementations:OneDnnLoader"
     suffix: ClassVar[str] = ".json"
     #: importing the loader does not load oneDNN, so there are no threads yet
     forkable: ClassVar[bool] = True
@@ -44,8 +44,8 @@ class OneDnnLibrary(OneStepLibrary):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
-        """What oneDNN lists on this machine; raises BadInput for a session of another CPU or
-        version."""
+        """Return the solvers that oneDNN lists on this machine; raises BadInput for a session of
+        another CPU or version."""
         here = self.environment()
         for what in ("library_version", "arch"):
             there = getattr(environment, what)
@@ -74,7 +74,7 @@ class OneDnnLibrary(OneStepLibrary):
         self, configs: Iterator[Config], native: bool
     ) -> Iterator[tuple[Config, Sequence[str]]]:
         asked, path = (
-            environment.child("tuna.libraries.onednn.listing"),
+            environment.child("tuna.libraries.onednn.implementations"),
             str(environment.library_path()),
         )
         try:

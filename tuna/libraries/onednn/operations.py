@@ -9,12 +9,12 @@ from math import prod
 
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.configs.values import Direction
-from tuna.libraries.data_types import DTYPES
 from tuna.libraries.onednn.solvers import Layout
+from tuna.libraries.reference import DTYPES
 
 
 @dataclass(frozen=True)
-class Tensor:
+class DnnlTensor:
     """An array of a layer."""
 
     dims: tuple[int, ...]  #: in oneDNN's order
@@ -24,18 +24,19 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a layer computes; the weights (of a matrix product B) are reordered ahead, the other two
-    are measured with."""
+    """The computation of a layer; the weights (B of a matrix product) are reordered ahead of the
+    measurement, source and answer within it."""
 
     name: str  #: convolution_forward, convolution_backward_data or matmul
-    source: Tensor
-    weights: Tensor
-    answer: Tensor
+    source: DnnlTensor
+    weights: DnnlTensor
+    answer: DnnlTensor
     #: of a convolution: strides, dilations less 1, left and right padding
     geometry: tuple[tuple[int, ...], ...] = ()
 
-    def strides(self, tensor: Tensor, layout: Layout) -> tuple[int, ...] | None:
-        """Those of `source` or `answer` in a layout; None where the implementation chooses."""
+    def strides(self, tensor: DnnlTensor, layout: Layout) -> tuple[int, ...] | None:
+        """Return the strides of `source` or `answer` in a layout; None where the implementation
+        chooses."""
         if layout is Layout.ANY:
             return None
         return (
@@ -95,7 +96,9 @@ def _convolution(config: ConvConfig) -> Operation:
     w = _image((config.out_channels, config.in_channels // groups, *taps), last, given)
     if groups > 1:
         per_group = config.out_channels // groups
-        w = Tensor((groups, per_group, *w.dims[1:]), (per_group * w.strides[0], *w.strides), given)
+        w = DnnlTensor(
+            (groups, per_group, *w.dims[1:]), (per_group * w.strides[0], *w.strides), given
+        )
     geometry = (steps, tuple(gap - 1 for gap in gaps), pads, ends)
     source, answer = (x, y) if config.direction is Direction.FORWARD else (y, x)
     return Operation(_NAMES[config.direction], source, w, answer, geometry)
@@ -112,19 +115,19 @@ def _matmul(config: GemmConfig) -> Operation:
     )
 
 
-def _image(dims: tuple[int, ...], last: bool, data_type: str) -> Tensor:
+def _image(dims: tuple[int, ...], last: bool, data_type: str) -> DnnlTensor:
     """A tensor whose second dimension has the channels, which lie last or second."""
     order = (0, *range(2, len(dims)), 1) if last else tuple(range(len(dims)))
-    return Tensor(dims, _strides(dims, order), data_type)
+    return DnnlTensor(dims, _strides(dims, order), data_type)
 
 
 def _matrix(
     batch: tuple[int, ...], rows: int, columns: int, transposed: bool, data_type: str
-) -> Tensor:
+) -> DnnlTensor:
     dims, order = (*batch, rows, columns), tuple(range(len(batch) + 2))
     if transposed:
         order = (*order[:-2], order[-1], order[-2])
-    return Tensor(dims, _strides(dims, order), data_type)
+    return DnnlTensor(dims, _strides(dims, order), data_type)
 
 
 def _strides(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from tuna.libraries.base import Solver
 
 
 class Layout(str, Enum):
-    """How input and answer lie in memory."""
+    """Layouts of input and answer in memory."""
 
     PLAIN = "Plain"  #: channels first, row by row; of a matrix product as the layer says
     CHANNELS_LAST = "ChannelsLast"
@@ -20,7 +20,7 @@ class Layout(str, Enum):
 
 
 @dataclass(frozen=True)
-class Family:
+class ImplementationFamily:
     """Implementations of one kind, whatever the instruction set; `pattern` is searched in oneDNN's
     names."""
 
@@ -31,22 +31,22 @@ class Family:
 
 #: The first whose pattern is found counts. Names are such as `brgconv_1x1:avx2`,
 #: `jit_dw:avx512_core`, `x64:gemm:jit`.
-FAMILIES: Mapping[str, Sequence[Family]] = {
+FAMILIES: Mapping[str, Sequence[ImplementationFamily]] = {
     "convolution": (
-        Family("Winograd", r"wino", "Winograd"),
-        Family("Brdgmm", r"brdgmm", "Direct"),
-        Family("Brgconv", r"\bbrg", "Direct"),
-        Family("Gemm", r"\bgemm\b", "GEMM"),
-        Family("Jit", r"\bjit", "Direct"),
-        Family("Ref", r"\bref", "Direct"),
-        Family("Other", r"", "Direct"),
+        ImplementationFamily("Winograd", r"wino", "Winograd"),
+        ImplementationFamily("Brdgmm", r"brdgmm", "Direct"),
+        ImplementationFamily("Brgconv", r"\bbrg", "Direct"),
+        ImplementationFamily("Gemm", r"\bgemm\b", "GEMM"),
+        ImplementationFamily("Jit", r"\bjit", "Direct"),
+        ImplementationFamily("Ref", r"\bref", "Direct"),
+        ImplementationFamily("Other", r"", "Direct"),
     ),
     "gemm": (
-        Family("Brgemm", r"\bbrg", "GEMM"),
-        Family("Gemm", r"\bgemm\b", "GEMM"),
-        Family("Jit", r"\bjit", "GEMM"),
-        Family("Ref", r"\bref", "GEMM"),
-        Family("Other", r"", "GEMM"),
+        ImplementationFamily("Brgemm", r"\bbrg", "GEMM"),
+        ImplementationFamily("Gemm", r"\bgemm\b", "GEMM"),
+        ImplementationFamily("Jit", r"\bjit", "GEMM"),
+        ImplementationFamily("Ref", r"\bref", "GEMM"),
+        ImplementationFamily("Other", r"", "GEMM"),
     ),
 }
 _LAYOUTS = {"convolution": tuple(Layout), "gemm": (Layout.PLAIN, Layout.ANY)}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.search.history import Measured, in_order
+from tuna.libraries.search.space import KnownTrial, in_order
 from tuna.messages import install_extra
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ _TREES: Mapping[str, Any] = {
 #: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts
 #: as.
 _SLOWEST, _FAILED = 4.0, 5.0
-#: Trials of like problems weigh together as much as so many of the problem itself, and each no more
-#: than half of one.
+#: Weight of all trials of similar problems together, and of each at most; a trial of the problem
+#: itself weighs 1.
 _SIBLINGS_WEIGH, _SIBLING_WEIGHS = 64.0, 0.5
 #: By how much trials must spread, in squares of what a prior predicts of them, to say as much of it
 #: as is believed without them.
@@ -52,17 +52,17 @@ Features = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Source:
+class TrialSource:
     """Trials of one problem in one environment, to learn from."""
 
-    label: str  #: says which, for people
-    trials: Sequence[Measured]
+    label: str  #: names the problem in the model's header
+    trials: Sequence[KnownTrial]
     sibling: bool = False  #: of another size or another device than what is searched
 
 
 def learn(
     features_of: Callable[[str], Features | None],
-    sources: Sequence[Source],
+    sources: Sequence[TrialSource],
     *,
     prior: bytes | None = None,
     trees: int = _ROUNDS,
@@ -140,8 +140,8 @@ class CostModel:
             raise BadInput(f"The cost model cannot be read: {str(error).splitlines()[0]}") from None
 
     def slowdowns(self, rows: Sequence[Features]) -> NDArray[np.float32]:
-        """Of each candidate the predicted logarithm of its time over the best's: the less, the
-        faster."""
+        """Return for each candidate the predicted logarithm of its time over the best's: the
+        smaller, the faster."""
         matrix = _matrix(rows, self._names)
         expected = self._prior.slowdowns(rows) if self._prior else np.zeros(len(rows), np.float32)
         found: NDArray[np.float32] = self._booster.inplace_predict(
@@ -156,7 +156,7 @@ class CostModel:
 def _trust(
     expected: NDArray[np.float32], found: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> float:
-    """From 0 to 1, how far trials bear the prior out: the slope of a line through them, and 1
+    """Return from 0 to 1 how far trials confirm the prior: the slope of a line through them, and 1
     before there are many."""
     x = expected - np.average(expected, weights=weights)
     y = found - np.average(found, weights=weights)

@@ -5,25 +5,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Literal
 
-from tuna.libraries.search.cost_model import CostModel, Source, learn
-from tuna.libraries.search.evolution import Costs, evolved
-from tuna.libraries.search.history import Measured, in_order
-from tuna.libraries.search.space import Point, Space
+from tuna.libraries.search.cost_model import CostModel, TrialSource, learn
+from tuna.libraries.search.space import KnownTrial, Point, Space, in_order
 
-Strategy = Literal["search", "random", "exhaustive"]
+#: Predicted costs of points, in their order: the smaller, the better.
+Costs = Callable[[Sequence[Point]], Sequence[float]]
 
-#: Spaces of at most so many points are ranked whole; larger ones are bred.
+_POPULATION = 512
+_GENERATIONS = 5
+#: The fastest candidates of the history, from which each search starts.
+_PARENTS = 64
+#: Share of a generation that is crossed; the others are mutated.
+_CROSSED = 0.15
+
+Strategy = Literal["search", "random"]
+
+#: Largest space that is ranked whole; larger ones are bred.
 SMALL = 4096
 #: Trials with a time before a model is trained on them; until then the space's prior chooses, or
 #: chance.
 _FEWEST = 8
-#: Of the same problem's fastest candidates in earlier searches, how many are measured again.
+#: Number of the same problem's fastest candidates in earlier searches that are measured again.
 _AGAIN = 4
-#: Of a batch, how much is random, so that a model that errs meets what it does not know.
+#: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
 _RANDOM_SHARE = 0.1
 #: Points that are drawn for each candidate wanted before a space counts as exhausted.
 _DRAWS = 50
@@ -37,12 +45,12 @@ _BLIND_EFFORT, _EFFORT = 0.5, 0.15
 
 def propose(
     space: Space,
-    history: Iterable[Measured],
+    history: Iterable[KnownTrial],
     *,
     count: int,
     seed: int,
     strategy: Strategy = "search",
-    others: Sequence[Source] = (),
+    others: Sequence[TrialSource] = (),
     avoid: Collection[str] = (),
 ) -> list[str]:
     """The params of up to `count` different candidates, none of which is in `history` or `avoid`;
@@ -56,8 +64,6 @@ def propose(
     trials = in_order(history)
     taken = {trial.params for trial in trials} | set(avoid)
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
-    if strategy == "exhaustive":
-        return _new(space, space.points(), count, taken)
     found: list[str] = []
     if strategy == "search":
         known = in_order(
@@ -66,11 +72,10 @@ def propose(
         timed = sorted(
             (trial.seconds, trial.params) for trial in known if trial.seconds is not None
         )
-        found = _new(space, space.first(), count, taken)
-        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken | set(found))
+        found = _new(space, _points(space, timed[:_AGAIN]), count, taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
-        sources = [Source("", learned), *(source for source in others if source.sibling)]
+        sources = [TrialSource("", learned), *(source for source in others if source.sibling)]
         wanted = count - len(found)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
@@ -88,12 +93,12 @@ def propose(
 
 
 def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]:
-    """Those that these params are."""
+    """Return the points of these params."""
     points = (space.point_of(params) for _, params in timed)
     return (point for point in points if point is not None)
 
 
-def _suffice(space: Space, trials: Sequence[Measured], others: Sequence[Source]) -> bool:
+def _suffice(space: Space, trials: Sequence[KnownTrial], others: Sequence[TrialSource]) -> bool:
     """Whether there is enough to learn from: own trials, or others' in which features can be
     seen."""
     if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
@@ -121,7 +126,7 @@ def _costs(space: Space, model: CostModel, effort: float) -> Costs:
 
 
 def _ranked(
-    space: Space, costs: Costs, trials: Sequence[Measured], chance: Random
+    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
 ) -> Iterable[Point]:
     """Points by what they are expected to cost, the cheapest first."""
     if space.size() > SMALL:
@@ -170,3 +175,36 @@ def _digest(seed: int, taken: Iterable[str]) -> int:
     again."""
     text = "\n".join([str(seed), *sorted(taken)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def evolved(
+    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
+) -> Sequence[Point]:
+    """All points that were met, the cheapest first. `trials` in the order of `in_order`."""
+    timed = sorted((trial.seconds, trial.params) for trial in trials if trial.seconds is not None)
+    known = [space.point_of(params) for _, params in timed[:_PARENTS]]
+    population = [point for point in known if point is not None]
+    population += [space.random(chance) for _ in range(_POPULATION - len(population))]
+    cost: dict[Point, float] = {}
+    for _ in range(_GENERATIONS):
+        new = [point for point in dict.fromkeys(population) if point not in cost]
+        cost.update(zip(new, costs(new), strict=True))
+        parents = _sorted(cost, chance)[: _POPULATION // 4]
+        population = [_child(space, parents, chance) for _ in range(_POPULATION)]
+    return _sorted(cost, chance)
+
+
+def _sorted(cost: Mapping[Point, float], chance: Random) -> list[Point]:
+    """Trees give many points the same; among those chance decides."""
+    points = list(cost)
+    chance.shuffle(points)
+    return sorted(points, key=cost.__getitem__)
+
+
+def _child(space: Space, parents: Sequence[Point], chance: Random) -> Point:
+    """Return a new point from parents in the order of their rank, of which the better ones are
+    drawn more often."""
+    first = parents[min(chance.randrange(len(parents)), chance.randrange(len(parents)))]
+    if chance.random() < _CROSSED:
+        return space.crossed(first, chance.choice(parents), chance)
+    return space.mutated(first, chance)

@@ -4,7 +4,8 @@ a point becomes."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 #: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
@@ -18,10 +19,6 @@ class Space(ABC):
     #: A cost model that was trained on other problems: it chooses until there are trials, and those
     #: say how they differ from it.
     prior: bytes | None = None
-
-    def first(self) -> Sequence[Point]:
-        """Points to try before all others, in this order, whatever a model says of them."""
-        return ()
 
     @abstractmethod
     def points(self) -> Iterator[Point]:
@@ -42,8 +39,8 @@ class Space(ABC):
 
     @abstractmethod
     def features(self, point: Point) -> Mapping[str, float]:
-        """What a cost model sees of a point. One name means the same in the spaces of like
-        problems."""
+        """Return the features of a point for a cost model. A name means the same in the spaces of
+        similar problems."""
 
     def effort(self, point: Point) -> float:
         """The natural logarithm of what a candidate takes to build over what most take, as far as
@@ -52,12 +49,12 @@ class Space(ABC):
 
     @abstractmethod
     def features_of(self, params: str) -> Mapping[str, float] | None:
-        """The same of a candidate of this problem or one like it; None for params in which they
-        cannot be seen."""
+        """Return the features of a candidate of this problem or a similar one; None if the params
+        do not have them."""
 
     @abstractmethod
     def random(self, chance: Random) -> Point:
-        """Any point."""
+        """Return a random point."""
 
     @abstractmethod
     def mutated(self, point: Point, chance: Random) -> Point:
@@ -67,3 +64,29 @@ class Space(ABC):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         """A point with some decisions of each; `one` itself where the two have too little in
         common."""
+
+
+@dataclass(frozen=True)
+class KnownTrial:
+    """One trial: a candidate by its params, and its time or why it has none."""
+
+    params: str
+    seconds: float | None
+    cause: str | None = None
+
+
+def in_order(history: Iterable[KnownTrial]) -> Sequence[KnownTrial]:
+    """The trials sorted by params, one for each; of several trials of one candidate the fastest.
+
+    So the model does not depend on the order of measurement.
+    """
+    best: dict[str, KnownTrial] = {}
+    for trial in history:
+        known = best.get(trial.params)
+        if known is None or _key(trial) < _key(known):
+            best[trial.params] = trial
+    return [best[params] for params in sorted(best)]
+
+
+def _key(trial: KnownTrial) -> tuple[float, str]:
+    return (float("inf") if trial.seconds is None else trial.seconds, trial.cause or "")

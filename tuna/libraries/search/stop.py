@@ -14,7 +14,7 @@ FLAT_GAIN, FLAT_SHARE, FLAT_TRIALS = 0.01, 0.2, 32
 
 
 class Effort(str, Enum):
-    """How far a search goes that was given no other limit."""
+    """Bound of a search that was given no other limit."""
 
     QUICK = "quick"  #: at most 64 trials
     FULL = "full"  #: at most 1,024 trials
@@ -34,17 +34,13 @@ class Stop(str, Enum):
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a search has done so far."""
+class SearchProgress:
+    """State of a search, for its stop rule."""
 
     #: of each trial in the order of rounds and candidates; None: failed
     seconds: Sequence[float | None] = ()
     elapsed_s: float = 0.0  #: since it started
     exhausted: bool = False  #: fewer candidates were proposed than asked for
-    known_s: float | None = (
-        #: the best result of the same environment that other sessions and golden versions have
-        None
-    )
 
 
 @dataclass(frozen=True)
@@ -77,14 +73,12 @@ class StopRule:
         return cls(min(most, default=None), minutes, target_ms, until_flat=effort is not None)
 
     def left(self, trials: int) -> int | None:
-        """How many more trials may be proposed after so many; None: any number."""
+        """Return the number of trials that may still be proposed after `trials`; None: no limit."""
         return None if self.trials is None else max(0, self.trials - trials)
 
-    def stopped_by(self, progress: Progress) -> Stop | None:
-        """The rule that ends the search now, None while it goes on; TARGET before the first trial
-        if a known result meets it."""
-        times = [*progress.seconds, progress.known_s]
-        best = min((time for time in times if time is not None), default=math.inf)
+    def stopped_by(self, progress: SearchProgress) -> Stop | None:
+        """Return the rule that ends the search now, None while it goes on."""
+        best = min((time for time in progress.seconds if time is not None), default=math.inf)
         if self.target_ms is not None and 1000.0 * best <= self.target_ms:
             return Stop.TARGET
         if progress.exhausted:

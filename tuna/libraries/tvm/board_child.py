@@ -21,11 +21,11 @@ from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
-from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.rpc import facts, last_line
 
-#: What is read on the board between cold runs: more than the last cache of any board that there is.
+#: Bytes that are read on the board between cold runs: more than the last-level cache of any board.
 _FLUSH_BYTES = 64 << 20
 
 
@@ -78,7 +78,7 @@ def close_session() -> dict[str, Any]:
 
 
 def ping() -> dict[str, Any]:
-    """Whether the board answers; raises BoardLost."""
+    """Call the board; raises BoardLost if it does not answer."""
     try:
         return {"threads": int(_current().remote.get_function("runtime.NumThreads")())}
     except Exception as error:
@@ -86,7 +86,7 @@ def ping() -> dict[str, Any]:
 
 
 def probe(loader: str) -> dict[str, Any]:
-    """Nothing: how fast this machine is says nothing of the board."""
+    """Return no probe: the speed of this machine says nothing about the board."""
     return {}
 
 
@@ -114,7 +114,7 @@ class BoardKernel(Kernel):
         return self._to_answer(self._tensors[-1].numpy())
 
     def times_ms(self, number: int, repeats: int) -> list[float]:
-        """By `time_evaluator` on the board."""
+        """Measure by `time_evaluator` on the board."""
         flush = {"cache_flush_bytes": _FLUSH_BYTES} if self._cold else {}
         timed = self._module.time_evaluator(
             "main", self._device, number=number, repeat=repeats, **flush
@@ -140,8 +140,13 @@ class BoardLoader(TvmLoader):
         return BoardKernel(module, arrays, cold)
 
     def reference(self, job: KernelJob) -> Problem | None:
-        """Of a task without a core: computed here, whatever the board is."""
-        return tasks.problem(tasks.read(job.body), tvm.target.Target("llvm")) if job.body else None
+        """Return the problem of a task without a core, computed on this machine, whatever the board
+        is."""
+        return (
+            functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
+            if job.body
+            else None
+        )
 
 
 def _current() -> _Session:

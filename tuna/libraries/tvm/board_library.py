@@ -27,9 +27,9 @@ from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
-#: How long to wait for a free board: when a chunk begins, and after an error.
+#: Seconds to wait for a free board: when a chunk begins, and after an error.
 _WAIT_S, _AGAIN_S = 20.0, 10.0
-#: Seconds in which the server of a board is started again after a crash.
+#: Seconds until the server of a board has restarted after a crash.
 _BACK_S = 3.0
 #: A board's server ends a session by itself this long after the last item could have ended, should
 #: we not.
@@ -47,7 +47,7 @@ class BoardTvmLibrary(TvmLibrary):
     def __init__(self) -> None:
         super().__init__()
         settings = get_settings()
-        self._boards = boards.Boards.at(settings.tvm_tracker, settings.tvm_device_key)
+        self._boards = boards.BoardPool.at(settings.tvm_tracker, settings.tvm_device_key)
         self._own: Environment | None = None  #: that of the first board
         self._board = ""  #: address of the board that has our session; empty: none is open
         self._gone = ""  #: why there is no board for the rest of the item
@@ -104,9 +104,6 @@ class BoardTvmLibrary(TvmLibrary):
         """End the children, and with them the session."""
         self._board = ""
         super().close()
-
-    # -- the session
-    # --------------------------------------------------------------------------------------------------
 
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
@@ -181,11 +178,8 @@ class BoardTvmLibrary(TvmLibrary):
                 f" {gone}"
             )
 
-    # -- children
-    # -----------------------------------------------------------------------------------------------------
-
-    def _child(self, module: str, room: str, context: RunContext, threads: int, used: str) -> Child:
-        child = super()._child(module, room, context, threads, used)
+    def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
+        child = super()._child(module, name, context, threads, used)
         if module == self.measuring and child.box is not None:
             child.box = dataclasses.replace(child.box, gpus=False, network=True)
         return child

@@ -15,7 +15,7 @@ from tuna.libraries.base import Environment
 from tuna.libraries.measurement import CHILD_FAULTS, DeviceGone
 from tuna.libraries.tvm import targets
 from tuna.libraries.tvm.environment import toolchain, tvm_version
-from tuna.libraries.tvm.rpc import Place, Tracker
+from tuna.libraries.tvm.rpc import BoardAddress, Tracker
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCancelled, child_env
 
@@ -23,26 +23,26 @@ from tuna.sandbox.processes import Child, ChildCancelled, child_env
 CHILD = "tuna.libraries.tvm.board_child"
 #: Seconds for a child's start, which imports TVM, and for the handshake with a board.
 START_S, HANDSHAKE_S = 120.0, 20.0
-#: How long a worker that starts, or a new session, waits for a free board.
+#: Seconds that a starting worker, or a new session, waits for a free board.
 _FIRST_WAIT_S = 30.0
 _CONNECT_S = 3.0
-#: For so long at a time the tracker is asked, so that a worker that ends need not wait longer; and
-#: the pause between.
+#: Timeout of one request to the tracker, which bounds the wait of a worker that ends; and the pause
+#: between two.
 _SLICE_S, _PAUSE_S = 2.0, 0.2
-#: What the child's error begins with where the board itself failed.
+#: Prefix of the child's error where the board itself failed.
 _LOST = "BoardLost: "
 
 
 @dataclass(frozen=True)
-class Boards:
-    """Where boards are found: a tracker, and their key there."""
+class BoardPool:
+    """The boards of a tracker with one device key."""
 
     tracker: Tracker
     key: str
 
     @classmethod
-    def at(cls, address: str, key: str) -> Boards:
-        """Of the tracker at HOST:PORT; raises BadInput."""
+    def at(cls, address: str, key: str) -> BoardPool:
+        """Return the pool of a tracker at HOST:PORT; raises BadInput."""
         if not address or not key:
             raise BadInput(
                 "A board is named by its tracker and its key.",
@@ -61,7 +61,7 @@ class Boards:
         except ServiceError:
             return False
 
-    def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> Place:
+    def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> BoardAddress:
         """A free one; raises DeviceGone where there is none within `wait_s`, or before when this
         process is `ending`."""
         deadline = time.monotonic() + wait_s
@@ -78,7 +78,7 @@ class Boards:
                 time.sleep(_PAUSE_S)
 
 
-def open_request(place: Place, session_s: float) -> dict[str, Any]:
+def open_request(place: BoardAddress, session_s: float) -> dict[str, Any]:
     """The request that makes a child open a session there, which the board's server ends after
     `session_s`."""
     found = {"host": place.host, "port": place.port, "match_key": place.match_key}
@@ -132,7 +132,7 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
     BadInput, LibraryMissing."""
     text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
     if address or key:
-        boards, wanted = Boards.at(address, key), targets.parse(text) if text else None
+        boards, wanted = BoardPool.at(address, key), targets.parse(text) if text else None
         return environment_of(ask(boards), wanted, key)
     target = targets.parse(text)
     alone = {
@@ -146,8 +146,8 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
     return environment_of(alone, target, "")
 
 
-def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """What a free board says of itself; raises LibraryMissing where there is none."""
+def ask(boards: BoardPool, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Return the facts that a free board reports; raises LibraryMissing where there is none."""
     child = Child(CHILD, env=child_env({"TVM_NUM_THREADS": "1"}), box=Box(network=True))
     try:
         # its start: a board that was given does not wait so long
@@ -191,6 +191,6 @@ def listens(board: str, wait_s: float) -> bool:
 
 
 def words(error: Exception) -> str:
-    """What went wrong, without the name of the child's exception."""
+    """Return the error's text without the name of the child's exception."""
     text = str(error)
     return text.partition(_LOST)[2] or text

@@ -21,13 +21,11 @@ from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import Source
-from tuna.libraries.search.history import Measured
-from tuna.libraries.search.space import Space
-from tuna.libraries.tvm import functions, problems, records, targets, tasks
-from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.search.cost_model import TrialSource
+from tuna.libraries.search.space import KnownTrial
+from tuna.libraries.tvm import functions, problems, schedules, targets, workloads
 from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.libraries.tvm.schedules import ScheduleSpace, import_intrinsics
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
@@ -42,30 +40,38 @@ class TvmBuilder(Builder):
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         """A TuningRecord of each candidate, as JSON text."""
-        module, target = _module(job), problems.target_of(job.target)
+        module, target = module_of(job), problems.target_of(job.target)
         return list(
             dict.fromkeys(
-                records.to_params(module, target, schedule) for schedule in _proposals(job, module)
+                schedules.to_params(module, target, schedule)
+                for schedule in _proposals(job, module)
             )
         )
 
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
-        """By `search.proposal`."""
-        others = [Source(one.label, _measured(one.trials), sibling=not one.same) for one in known]
+        """Propose candidates by `search.proposal`."""
+        others = [
+            TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
+        ]
         avoid = {one.params for one in history}
         return proposal.propose(
-            _space(job), _measured(history), count=count, seed=job.seed, others=others, avoid=avoid
+            space_of(job),
+            _measured(history),
+            count=count,
+            seed=job.seed,
+            others=others,
+            avoid=avoid,
         )
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
-        return records.to_text(ms.database.Workload(_module(job)).as_json()).encode()
+        return schedules.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """A shared library with the function `main`."""
-        module = records.schedule_of(_module(job), params).mod
+        module = schedules.schedule_of(module_of(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
@@ -77,20 +83,30 @@ class TvmBuilder(Builder):
         built.export_library(str(path), **({"cc": linker} if linker else {}))
 
 
-def _measured(trials: Sequence[Past]) -> list[Measured]:
-    """Those that have been measured, or have failed."""
+def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
+    """Return the trials that have been measured, or have failed."""
     done = [one for one in trials if one.time_ms is not None or one.cause is not None]
-    return [Measured(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
+    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _module(job: KernelJob) -> Any:
-    return module_of(job)
+def module_of(job: KernelJob) -> tvm.IRModule:
+    """Return the problem's module before scheduling, as the solver expresses it."""
+    problem = problems.of(job)
+    if problem is not None:
+        return problem.workload()
+    if BY_NAME[job.solver] is FUNCTION:
+        return functions.read(job.body)
+    with problems.target_of(job.target):
+        return workloads.make(job.solver, job.config)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _space(job: KernelJob) -> Space:
-    return space_of(job)
+def space_of(job: KernelJob) -> ScheduleSpace:
+    """Return MetaSchedule's space of a job that is searched in rounds."""
+    architecture = targets.architecture(json.loads(job.target))
+    target = problems.target_of(job.target)
+    return ScheduleSpace(module_of(job), target, architecture=architecture)
 
 
 def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
@@ -99,7 +115,7 @@ def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
     if problem is not None:
         return map(problem.candidate, problem.indices(job.count, str(job.options.get("first", ""))))
     if BY_NAME[job.solver] is FUNCTION:
-        return _of_function(job, module) if tasks.can_be_tuned(module) else []
+        return _of_function(job, module) if functions.can_be_tuned(module) else []
     return (
         [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
-from tuna.libraries.found_facts import found_once
+from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.tvm import kernels
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
@@ -54,7 +54,7 @@ def describe() -> Environment:
     """The environment of this machine: CPU, measuring cores, TVM."""
     found = tvm_version()
     cpu = cpu_model()
-    mcpu = found_once("tvm-cpu", [found, cpu.name, cpu.digest], lambda: _host(found))["mcpu"]
+    mcpu = cached_probe("tvm-cpu", [found, cpu.name, cpu.digest], lambda: _host(found))["mcpu"]
     cores = len(eval_cpus())
     target = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
     return Environment(

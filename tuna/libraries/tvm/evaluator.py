@@ -16,7 +16,7 @@ import tvm.runtime
 
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.reference import Problem
-from tuna.libraries.tvm import problems, solvers, tasks
+from tuna.libraries.tvm import functions, problems, solvers
 
 #: Sets of packed inputs that are kept: of NaN, and of the layer's values.
 _KEPT = 2
@@ -63,18 +63,19 @@ class TvmLoader(Loader):
         return TvmKernel(path, arrays)
 
     def reference(self, job: KernelJob) -> Problem | None:
-        """Of a task without a core, which is a function: its own answer without a schedule."""
+        """Return the problem of a task without a core, which is a function: its answer is that of
+        its code without a schedule."""
         return (
-            tasks.problem(tasks.read(job.body), problems.target_of(job.target))
+            functions.problem(functions.read(job.body), problems.target_of(job.target))
             if job.body
             else None
         )
 
     def error_bound(self, job: KernelJob) -> float:
-        """As the solver states it."""
+        """Return the bound that the solver states."""
         return solvers.error_bound(job.solver, job.config)
 
-    def _inputs(self, problem: problems.Problem, given: Sequence[np.ndarray]) -> list[Any]:
+    def _inputs(self, problem: problems.FamilyProblem, given: Sequence[np.ndarray]) -> list[Any]:
         """The kernel's inputs, kept for the next candidate: packing the weights of a large layer
         takes a second."""
         digest = hashlib.blake2b()

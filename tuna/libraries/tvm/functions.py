@@ -1,11 +1,12 @@
-"""Schedules of functions without a core: softmax, normalisations, reductions, what is done to
-single values. Imports TVM.
+"""Functions of models without a core (softmax, normalisations, reductions, elementwise stages):
+their text, which of them can be tuned, the right answer, and a schedule by rule. Imports TVM.
 
-    for row, all axes that every stage has, as one loop
-    parallel
-        each stage that was not inlined into its only reader: a sum over what lies side by side
-            in as many parts as a vector has values, others along the last axis of what they write
-            vector
+The text is TVM's JSON of the TIR function. Nothing is executed to read it, as TVMScript would be.
+The schedule:
+
+    for row, all axes that every stage has, as one loop                             parallel
+        each stage that was not inlined into its only reader: a sum over contiguous values in
+        as many parts as a vector has values, others along the last axis that they write   vector
 
 TVM's default computes a stage after the other over the whole tensor, on one core, and a sum value
 by value.
@@ -14,15 +15,26 @@ by value.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+from tvm.s_tir.analysis import estimate_tir_flops
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 
+from tuna.configs.values import DataType
+from tuna.errors import BadInput
+from tuna.libraries.reference import TOLERANCE, Problem
 from tuna.libraries.tvm.kernels import epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
+
+#: Bytes and operations of a cycle, of code that is in vectors and reads what another function
+#: wrote.
+_BYTES, _OPERATIONS = 8.0, 8.0
 
 #: Functions of single values that take so long that a value is kept for its second reader.
 _SLOW = {
@@ -122,8 +134,8 @@ def _in_parts(sch: Any, block: Any, lanes: int) -> list[Any]:
 
 
 def _common_depth(sch: Any, stages: list[Any]) -> int:
-    """How many outer loops all stages have: they go over the same axes, and no reduction is among
-    them."""
+    """Return the number of outer loops that all stages share: they go over the same axes, and no
+    reduction is among them."""
     *earlier, last = stages
     depth = 0
     kinds = _kinds(sch, last)
@@ -168,7 +180,7 @@ def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
 
 
 def _kinds(sch: Any, block: Any) -> list[str]:
-    """Of each loop around a block: `space`, `reduce`, or `row` for one that goes over several
+    """Return for each loop around a block `space`, `reduce`, or `row` if it goes over several
     axes."""
     bound: dict[Any, str] = {}
     for axis, value in zip(sch.get(block).iter_vars, _realised(sch, block), strict=True):
@@ -178,7 +190,7 @@ def _kinds(sch: Any, block: Any) -> list[str]:
 
 
 def _realised(sch: Any, block: Any) -> list[Any]:
-    """What each axis of a block is bound to."""
+    """Return the values that the axes of a block are bound to."""
     wanted, found = sch.get(block), []
 
     def visit(node: Any) -> None:
@@ -214,3 +226,72 @@ def _is_slow(block: Any) -> bool:
 
 def _name(call: Any) -> str:
     return str(getattr(call.op, "name", ""))
+
+
+def to_text(function: Any) -> str:
+    """The function, called `main`, as text that is the same in every process."""
+    return str(tvm.ir.save_json(function.with_attr("global_symbol", "main")))
+
+
+def module_of(text: str) -> tvm.IRModule:
+    """A module with the function of a text; raises BadInput for a text that is none."""
+    try:
+        function = tvm.ir.load_json(text)
+        return tvm.IRModule({"main": function})
+    except Exception as error:  # TVM's reader has many ways to fail
+        raise BadInput(
+            f"A task's text cannot be read: {str(error).strip().splitlines()[-1][:200]}"
+        ) from error
+
+
+def read(body: str) -> tvm.IRModule:
+    """The module of a task from the file with its text."""
+    return module_of(Path(body).read_text(encoding="utf-8"))
+
+
+def can_be_tuned(module: tvm.IRModule) -> bool:
+    """Whether the function computes one fp32 tensor from others whose values may be any: no
+    indices, no view."""
+    function = module["main"]
+    if relax.analysis.has_reshape_pattern(function) or {kind for _, kind in _arguments(module)} != {
+        "float32"
+    }:
+        return False
+    written: list[Any] = []
+    tvm_ffi.structural_walk(
+        function.body,
+        (SBlock, lambda block: written.extend(region.source for region in block.writes)),
+    )
+    outputs = [any(param.same_as(buffer) for buffer in written) for param in function.params]
+    return outputs == [False] * (len(outputs) - 1) + [True] and len(outputs) > 1
+
+
+def cycles(module: tvm.IRModule) -> float:
+    """Rough estimate of what a call takes: what it moves and what it computes."""
+    moved = sum(np.dtype(kind).itemsize * np.prod(shape) for shape, kind in _arguments(module))
+    return float(moved / _BYTES + estimate_tir_flops(module) / _OPERATIONS)
+
+
+def problem(module: tvm.IRModule, target: Any) -> Problem:
+    """Random inputs and what the function computes as it was imported, compiled without a schedule.
+
+    Raises BadInput for a function whose answer to them is not finite.
+    """
+    *inputs, (shape, kind) = _arguments(module)
+    run = tvm.tirx.build(module, target=target)["main"]
+    for low in (-1.0, 0.1):  # a root or a logarithm wants what is positive
+        generator = np.random.default_rng(0)
+        given = tuple(
+            generator.uniform(low, 1.0, extents).astype(np.float32) for extents, _ in inputs
+        )
+        answer = tvm.runtime.tensor(np.full(shape, np.nan, kind))
+        run(*map(tvm.runtime.tensor, given), answer)
+        if np.all(np.isfinite(answer.numpy())):
+            return Problem(given, answer.numpy().astype(np.float64), kind, TOLERANCE[DataType.FP32])
+    raise BadInput("The function's answer to random numbers is not finite.")
+
+
+def _arguments(module: tvm.IRModule) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and type of each argument."""
+    found = ArgInfo.from_entry_func(module, remove_preproc=True)
+    return [(tuple(int(extent) for extent in one.shape), str(one.dtype)) for one in found]

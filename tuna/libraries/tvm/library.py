@@ -17,8 +17,8 @@ from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable, unsupported
-from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
-from tuna.sandbox.discovery import Kind
+from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
+from tuna.sandbox.discovery import DeviceKind
 from tuna.settings import get_settings
 
 
@@ -47,7 +47,7 @@ class TvmLibrary(SearchingLibrary):
 
     name = "tvm"
     kinds = ("convolution", "gemm", "task")
-    device_kind = Kind.CPU
+    device_kind = DeviceKind.CPU
     options = TvmJobOptions
     in_rounds = frozenset(row.name for row in SEARCHED)
     exporters = (TvmDatabaseExporter(),)
@@ -76,15 +76,15 @@ class TvmLibrary(SearchingLibrary):
         )
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """For `target`, on a board with `device_key` that the tracker `tvm_tracker` (HOST:PORT)
-        has."""
-        self.expect_facts(facts, "target", "tvm_tracker", "device_key")
+        """Return the environment for `target`, on a board with `device_key` that the tracker
+        `tvm_tracker` (HOST:PORT) has."""
+        self.check_facts(facts, "target", "tvm_tracker", "device_key")
         found = boards.environment_by_hand(facts)
         targets.check(json.loads(found.target))
         return found
 
     def toolchain(self) -> str:
-        """TVM's version."""
+        """Return the versions of TVM and of the kernels."""
         return environment.toolchain()
 
     def solvers(self) -> Sequence[Solver]:
@@ -94,19 +94,19 @@ class TvmLibrary(SearchingLibrary):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
-        """By the rules of the solvers' table."""
+        """Apply the rules of the solvers' table."""
         return (
             (config, applicable(config, environment.target, environment.conditions))
             for config in configs
         )
 
     def unsupported(self, config: Config) -> str:
-        """By the same rules."""
+        """Apply the rules of the solvers' table."""
         return unsupported(config)
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """With the target where it is that of boards; what is measured there again takes the
-        settings of their workers."""
+        """Return the command line of every library, with the target if it is that of boards; to
+        measure there again needs the settings of their workers."""
         words = super().reproduce(item, index)
         return f"{words} --target {shlex.quote(item.target)}" if "mtriple" in item.target else words
 

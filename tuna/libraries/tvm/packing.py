@@ -1,4 +1,4 @@
-"""How the kernels of a family want a layer's tensors, as data that a program without Tuna can
+"""Packing of a layer's tensors for the kernels of a family, as data that a program without Tuna can
 follow. Imports no TVM.
 
 A tensor of the layer becomes an argument of the kernel in these steps, of which `layers.json` of an
@@ -6,10 +6,10 @@ exported database has those that do something:
 
     order      axes         transpose to this order: channels first, or a matrix as it is multiplied
     turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both
-    filter axes reversed
+                            filter axes reversed
     filled     extents      zeros up to these extents
     groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their
-    number
+                            number
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
     permuted   axes         transpose to this order; the result is contiguous, in fp32
@@ -21,16 +21,14 @@ of the layer, to `order`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.values import Direction
-from tuna.libraries.tvm.kernels import coverage, shape
-from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels import shape
+from tuna.libraries.tvm.kernels.families import FAMILIES, Steps
 from tuna.libraries.tvm.kernels.shape import ConvShape
 
 _CHANNELS_FIRST = [0, 3, 1, 2]
-Steps = dict[str, Any]
 
 
 def of(
@@ -65,8 +63,10 @@ def _task(
     found = of(config.core, family, [x, w, y])
     if found is None:
         return None
+    if len(y) < 5:  # what is added lies as the layer says
+        return [*found[:2], *(None for _ in added), found[-1]]
     steps = [_channels(extents) if len(extents) < len(y) else found[-1] for extents in added]
-    return [*found[:2], *(steps if len(y) == 5 else [None] * len(added)), found[-1]]
+    return [*found[:2], *steps, found[-1]]
 
 
 def _channels(extents: Sequence[int]) -> Steps:
@@ -119,27 +119,6 @@ def _weights(config: ConvConfig, sizes: ConvShape, family: str, extents: Sequenc
     steps: Steps = {"order": _CHANNELS_FIRST} if config.fil_layout.endswith("C") else {}
     if config.direction is Direction.BACKWARD_DATA:
         steps["turned"] = config.group_count
-    taps, block, side = list(sizes.filter), sizes.block, sizes.paired
-    rows, columns = sizes.out_blocks * block, sizes.in_blocks * sizes.in_block
-    if family == "depthwise":
-        return steps | {
-            "filled": [rows, 1, *taps],
-            "split": [rows // block, block, *taps],
-            "permuted": [0, 2, 3, 1],
-        }
-    if family == "pointwise":
-        groups, _, size = extents
-        filled = {"filled": [groups * size, sizes.in_channels, *taps]}
-        return steps | filled | {"split": [groups, size, sizes.in_channels], "permuted": [0, 2, 1]}
-    steps["filled"] = [rows, columns, *taps]
-    if sizes.groups > 1:
-        steps["groups"] = [sizes.groups, sizes.merged]
-    if family == "backward_data":
-        split = [sizes.out_blocks, block, sizes.in_blocks, sizes.in_block]
-        return steps | {"split": [*split, *taps], "permuted": [0, 2, 4, 5, 3, 1]}
-    split = [rows // block // side, side, block, sizes.in_blocks, sizes.in_block]
-    if family == "direct":
-        return steps | {"split": [*split, *taps], "permuted": [0, 3, 6, 5, 4, 1, 2]}
-    matrix = transforms(extents[0] - coverage.TAPS + 1, coverage.TAPS).filter
-    steps["transform"] = [[float(value) for value in row] for row in matrix]
-    return steps | {"split": [extents[0], extents[1], *split], "permuted": [0, 1, 2, 5, 6, 3, 4]}
+    packing = FAMILIES[family].packing
+    assert packing is not None, f"{family} has no packed weights"
+    return steps | packing(sizes, extents)

@@ -1,4 +1,4 @@
-"""Short text of a candidate's parameters, for people. Reads the record as JSON and needs no TVM."""
+"""Short readable text of a candidate's parameters. Reads the record as JSON and needs no TVM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Annotation with which one of our kernels says its parameters; `kernels.families` writes it.
+#: Annotation with which one of our kernels says its parameters; `kernels.points` writes it.
 OWN = "tuna.params"
 
 
@@ -54,12 +54,12 @@ def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
 def _annotated(
     name: str, inputs: Sequence[Any], attributes: Sequence[Any]
 ) -> list[tuple[str, str]]:
-    """What an annotation does with a sampled value: (the value's variable, words)."""
+    """Return (the variable of a sampled value, words) for an annotation that uses the value."""
     if name != "Annotate" or not isinstance(inputs[1], str):
         return []
     return [(inputs[1], attributes[0].rpartition(".")[2].replace("_", " "))]
 
 
 def _location(decision: int) -> str:
-    """Where a block is computed: -1 at the root, -2 inlined, else the number of a loop."""
+    """Return where a block is computed: -1 at the root, -2 inlined, else the number of a loop."""
     return {-1: "at root", -2: "inlined"}.get(decision, f"at loop {decision}")

@@ -18,9 +18,9 @@ from tvm.s_tir import Schedule
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.values import Direction
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm.kernels import arrays, machine, shape
+from tuna.libraries.tvm.kernels import arrays, machine, points, shape
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of, text_of
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -28,7 +28,7 @@ from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
 
 @dataclass(frozen=True)
-class Problem:
+class FamilyProblem:
     """A layer for one family of kernels."""
 
     config: ConvConfig | GemmConfig  #: of a task, its core
@@ -37,10 +37,10 @@ class Problem:
 
     def workload(self) -> tvm.IRModule:
         """The module before scheduling."""
-        return self.family.workload(self.layer)
+        return self.family.kernel.workload(self.layer)
 
     def count(self, wanted: int) -> int:
-        """How many candidates there are, at most `wanted`; none where the family has no kernel for
+        """Return the number of candidates, at most `wanted`; 0 where the family has no kernel for
         the target."""
         if isinstance(self.layer, Layer):
             sizes = self.layer.shape
@@ -49,12 +49,16 @@ class Problem:
             )
         else:
             fits = self.family.applies(self.layer.config, self.layer.mode)
-        return min(wanted, len(self.family.space(self.layer))) if fits else 0
+        return min(wanted, len(self.family.kernel.space(self.layer))) if fits else 0
 
     def index_of(self, point: str) -> int | None:
-        """Where the point with this text lies in the space, None where the space does not have
-        it."""
-        texts = [text_of(own) for own in self.family.space(self.layer)] if self.count(1) else []
+        """Return the index of the point with this text in the space, None if the space does not
+        have it."""
+        texts = (
+            [points.text_of(own) for own in self.family.kernel.space(self.layer)]
+            if self.count(1)
+            else []
+        )
         return texts.index(point) if point in texts else None
 
     def indices(self, wanted: int, first: str = "") -> list[int]:
@@ -66,7 +70,7 @@ class Problem:
 
     def candidate(self, index: int) -> Schedule:
         """The schedule of point `index` of the space, the best by estimate first."""
-        return self.family.candidate(self.layer, index)
+        return points.candidate(self.family, self.layer, index)
 
     def inputs(self, x: Any, w: Any, *added: Any) -> list[Any]:
         """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
@@ -74,7 +78,9 @@ class Problem:
         if isinstance(self.layer, Product):
             return [
                 x,
-                self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w,
+                self.family.kernel.pack_weights(self.layer, w)
+                if self.layer.mode is Mode.NATIVE
+                else w,
                 *added,
             ]
         assert isinstance(self.config, ConvConfig)
@@ -83,7 +89,7 @@ class Problem:
         if self.config.direction is Direction.BACKWARD_WEIGHTS:
             return [x, w]
         plain = shape.forward_weights(self.config, arrays.channels_first(w, self.config.fil_layout))
-        packed = self.family.pack_weights(sizes, plain)
+        packed = self.family.kernel.pack_weights(sizes, plain)
         if self.layer.mode is Mode.LAYER:
             return [x, packed, *added]
         epilogue = self.layer.epilogue
@@ -105,7 +111,7 @@ class Problem:
         return found
 
 
-def of(job: KernelJob) -> Problem | None:
+def of(job: KernelJob) -> FamilyProblem | None:
     """The problem of a job whose solver is a family of kernels, else None; raises ValueError for a
     layer it cannot take."""
     name = BY_NAME[job.solver].family
@@ -117,18 +123,18 @@ def of(job: KernelJob) -> Problem | None:
     return found
 
 
-def with_family(config: Config, family: str, mode: Mode, target: Any) -> Problem | None:
+def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyProblem | None:
     """The problem of a layer or task for the family of that name, None where it cannot take it. A
     task has its own mode."""
     epilogue, core = NOTHING, config
     if isinstance(config, TaskConfig) and config.core is not None:
         core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
     if isinstance(core, GemmConfig) and family == GEMM.name:
-        return Problem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
-    layer = layer_of(core, mode, target, epilogue)
+        return FamilyProblem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
+    layer = points.layer_of(core, mode, target, epilogue)
     if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
         return None
-    return Problem(core, FAMILIES[family], layer)
+    return FamilyProblem(core, FAMILIES[family], layer)
 
 
 def target_of(text: str) -> Any:

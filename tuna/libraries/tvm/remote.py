@@ -30,7 +30,7 @@ from tuna.errors import BadInput
 #: Deeper nesting is a loop, or no argument of a model.
 _DEEPEST = 16
 _INT64 = 1 << 63
-#: Of a handle and what belongs to it, on the board.
+#: Bytes of a handle and its bookkeeping on the board.
 _HANDLE_BYTES = 64
 
 
@@ -69,7 +69,7 @@ class RemoteValues:
 
     @property
     def free_bytes(self) -> int | None:
-        """What more values may take; None: the board does not say."""
+        """Bytes that are free for more values; None: the board does not say."""
         found = None if self._limit_bytes is None else self._limit_bytes - self.held_bytes
         free = self._device.available_global_memory
         total = self._device.total_global_memory
@@ -77,7 +77,7 @@ class RemoteValues:
         return min((one for one in (found, there) if one is not None), default=None)
 
     def check(self, needed_bytes: int, what: str) -> None:
-        """Raise BadInput if so many bytes more do not fit."""
+        """Raise BadInput if `needed_bytes` more do not fit."""
         free = self.free_bytes
         if free is not None and needed_bytes > free:
             raise BadInput(
@@ -154,7 +154,8 @@ class RemoteValues:
 
 
 def _size(value: Any, place: str, depth: int) -> _Size:
-    """What a value takes; raises BadInput for one that cannot cross, by its place."""
+    """Return the bytes of a value on the board; raises BadInput, which names its place, for one
+    that cannot be sent."""
     if depth > _DEEPEST:
         raise _refused(place, f"it is nested more than {_DEEPEST} deep")
     value = value.item() if isinstance(value, np.generic) else value

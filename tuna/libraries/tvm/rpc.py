@@ -1,7 +1,7 @@
 """TVM's RPC tracker, asked with a deadline, and sessions with the boards that it lists.
 
 TVM's own client waits for a tracker without limit. Its protocol is small (tvm/rpc/base.py): both
-sides send a magic number, then messages of a length of 4 bytes and JSON, answered in turn.
+sides send a magic number, then messages of a length of 4 bytes and JSON, each of which is answered.
 `connect` alone imports TVM; it waits in C++ where no deadline holds, so it is called in a child
 process that can be killed.
 """
@@ -31,8 +31,8 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a board that a tracker gave away is served: the match key admits one client, once."""
+class BoardAddress:
+    """Address of a board that a tracker gave away: the match key admits one client, once."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class Tracker:
 
     @classmethod
     def parse(cls, text: str) -> Tracker:
-        """Of `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
+        """Read `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
         host, mark, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if (
@@ -64,7 +64,8 @@ class Tracker:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def boards(self, timeout_s: float) -> Mapping[str, int]:
-        """How many boards are registered with each device key, free or not; raises ServiceError.
+        """Return the number of boards that are registered with each device key, free or not; raises
+        ServiceError.
 
         A board that vanished without closing its connection is still among them.
         """
@@ -77,8 +78,8 @@ class Tracker:
             raise self._is_none() from None
 
     def queue(self, key: str, timeout_s: float) -> tuple[int, int]:
-        """How many boards with this device key are free, and how many requests wait for one; raises
-        ServiceError."""
+        """Return the number of free boards with this device key, and of requests that wait for one;
+        raises ServiceError."""
         answer = self._ask([_SUMMARY], timeout_s)
         try:
             found = answer["queue_info"].get(key, {"free": 0, "pending": 0})
@@ -99,13 +100,13 @@ class Tracker:
                 ),
             )
 
-    def request(self, key: str, timeout_s: float) -> Place:
+    def request(self, key: str, timeout_s: float) -> BoardAddress:
         """A free board with this device key; the caller's until its session ends. Raises
         ServiceError."""
         answer = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
         try:
             host, port, match_key = answer
-            return Place(str(host), int(port), str(match_key))
+            return BoardAddress(str(host), int(port), str(match_key))
         except (TypeError, ValueError):
             raise self._is_none() from None
 
@@ -153,7 +154,7 @@ class Tracker:
 
 
 def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes; raises OSError, TimeoutError included."""
+    """Receive exactly `size` bytes; raises OSError, TimeoutError included."""
     found = b""
     while len(found) < size:
         left_s = deadline - time.monotonic()
@@ -186,7 +187,8 @@ def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> 
 
 
 def facts(session: Any) -> dict[str, Any]:
-    """What decides whether two boards are of one kind, as their runtime says it."""
+    """Return the facts that decide whether two boards are of one kind, as their runtime reports
+    them."""
 
     def ask(name: str, otherwise: Any) -> Any:
         try:
@@ -216,6 +218,7 @@ def _model(session: Any) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """What TVM's error says, without the trace that stands before it, and without a full stop."""
+    """Return the message of TVM's error, without the trace that stands before it, and without a
+    full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__).rstrip(".: ")

@@ -19,8 +19,9 @@ from tuna.configs.gemm import COMMANDS, LATER
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
-from tuna.libraries.tvm.kernels import coverage, shape
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels import shape
+from tuna.libraries.tvm.kernels.families import FAMILIES, Family
+from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import BASELINE, kind_text
 
 #: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32
@@ -41,13 +42,12 @@ _BASELINE_FLOPS = 4_000_000_000
 
 @dataclass(frozen=True)
 class TvmSolver:
-    """One row of the table: `family` or `builder` says what makes its kernels, or the config is a
-    function itself."""
+    """One row of the table. `workloads` defines the kernel of a solver without a family, but for
+    FUNCTION, whose configs are functions themselves."""
 
     solver: Solver
     applies: Callable[[Config, Mode], bool]
-    family: str = ""  #: of `kernels.families`
-    builder: str = ""  #: the function in `workloads` that makes the kernel's definition
+    family: str = ""  #: name in `kernels.families.FAMILIES`
 
     @property
     def name(self) -> str:
@@ -65,9 +65,7 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
         return _applicable_to_task(config, target, conditions)
     mode, cpu = mode_of(conditions), _is_cpu(target)
     names = [
-        row.name
-        for row in FAMILIES
-        if cpu and row.applies(config, mode) and _allowed(row, conditions)
+        row.name for row in TILED if cpu and row.applies(config, mode) and _allowed(row, conditions)
     ]
     if not names:
         names = [
@@ -86,12 +84,12 @@ def _applicable_to_task(
     if task.core is None:
         return [] if task.name in _SCHEDULED else [FUNCTION.name]
     core, mode = task.core, Mode(task.layouts)
-    return [row.name for row in FAMILIES if row.applies(core, mode) and _allowed(row, conditions)]
+    return [row.name for row in TILED if row.applies(core, mode) and _allowed(row, conditions)]
 
 
 def unsupported(config: Config) -> str:
-    """What a config has that none of the solvers takes, in a few words; empty for a function that
-    is scheduled by rule."""
+    """Return the feature of a config that no solver supports, in a few words; empty for a function
+    that is scheduled by rule."""
     if isinstance(config, TaskConfig):
         return (
             "functions like this one"
@@ -119,7 +117,8 @@ def unsupported(config: Config) -> str:
 
 
 def mode_of(conditions: Mapping[str, str]) -> Mode:
-    """In which layouts the families' kernels read and write: the condition `layouts`."""
+    """Return the layouts in which the families' kernels read and write, by the condition
+    `layouts`."""
     return Mode(conditions.get("layouts", Mode.LAYER.value))
 
 
@@ -162,11 +161,11 @@ def _is_cpu(target: str) -> bool:
         return False
 
 
-def _for_shape(
-    rule: Callable[[ConvShape, Mode], bool], direction: Direction = Direction.FORWARD
-) -> Callable[[Config, Mode], bool]:
-    """Whether a family's rule holds for vectors of any width: the target's width is known only
-    where TVM is."""
+def _applies(family: Family) -> Callable[[Config, Mode], bool]:
+    """Return the family's rule as one of configs, for vectors of any width: the target's width is
+    known only where TVM is."""
+    if family.kind != "convolution":
+        return family.applies
 
     def applies(config: Config, mode: Mode) -> bool:
         if not (
@@ -174,13 +173,11 @@ def _for_shape(
         ):
             return False
         found = [shape.of(config, width) for width in _WIDTHS]
-        return all(sizes.direction is direction and rule(sizes, mode) for sizes in found)
+        return all(
+            sizes.direction is family.direction and family.applies(sizes, mode) for sizes in found
+        )
 
     return applies
-
-
-def _winograd_tile(outputs: int) -> Callable[[Config, Mode], bool]:
-    return _for_shape(lambda sizes, mode: coverage.winograd(sizes, mode, outputs))
 
 
 def _forward(config: Config, mode: Mode) -> bool:
@@ -241,90 +238,45 @@ def _untuned(config: Config, mode: Mode) -> bool:
     return config.flops is not None and config.flops <= _BASELINE_FLOPS
 
 
-def _family(
-    name: str,
-    algorithm: str,
-    family: str,
-    applies: Callable[[Config, Mode], bool],
-    error_bound: float,
-) -> TvmSolver:
-    kinds = ("gemm" if family == "gemm" else "convolution", TaskConfig.kind)
-    return TvmSolver(
-        Solver(name, kinds, algorithm, error_bound=error_bound), applies, family=family
+def _of_family(family: Family) -> TvmSolver:
+    solver = Solver(
+        family.solver,
+        (family.kind, TaskConfig.kind),
+        family.algorithm,
+        error_bound=family.error_bound,
     )
+    return TvmSolver(solver, _applies(family), family=family.name)
 
 
 def _searched(
-    name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config, Mode], bool]
+    name: str, kind: str, algorithm: str, applies: Callable[[Config, Mode], bool]
 ) -> TvmSolver:
-    return TvmSolver(Solver(name, (kind,), algorithm), applies, builder=builder)
+    return TvmSolver(Solver(name, (kind,), algorithm), applies)
 
 
-#: Families of kernels. The layouts are those of the session's condition `layouts`; weights are
-#: packed ahead of time.
-FAMILIES: tuple[TvmSolver, ...] = (
-    _family("TvmConvTile", "Direct", "direct", _for_shape(coverage.direct), coverage.DIRECT_ERROR),
-    _family(
-        "TvmConvDepthwise",
-        "Direct",
-        "depthwise",
-        _for_shape(coverage.depthwise),
-        coverage.DIRECT_ERROR,
-    ),
-    _family(
-        "TvmConvPointwise",
-        "Direct",
-        "pointwise",
-        _for_shape(coverage.pointwise),
-        coverage.DIRECT_ERROR,
-    ),
-    *(
-        _family(
-            f"TvmConvWinogradF{outputs}",
-            "Winograd",
-            f"winograd{outputs}",
-            _winograd_tile(outputs),
-            bound,
-        )
-        for outputs, bound in coverage.WINOGRAD_ERROR.items()
-    ),
-    _family(
-        "TvmConvBackwardData",
-        "Direct",
-        "backward_data",
-        _for_shape(coverage.backward_data, Direction.BACKWARD_DATA),
-        coverage.DIRECT_ERROR,
-    ),
-    _family(
-        "TvmConvBackwardWeights",
-        "Direct",
-        "backward_weights",
-        _for_shape(coverage.backward_weights, Direction.BACKWARD_WEIGHTS),
-        coverage.DIRECT_ERROR,
-    ),
-    _family("TvmGemmTile", "GEMM", "gemm", coverage.gemm, coverage.DIRECT_ERROR),
-)
+#: Solvers of the families of kernels. The layouts are those of the session's condition `layouts`;
+#: weights are packed ahead of time.
+TILED: tuple[TvmSolver, ...] = tuple(map(_of_family, FAMILIES.values()))
 #: Layers whose schedule MetaSchedule searches. The kernel takes the config's own tensors in the
 #: config's own layouts; one that works in another layout changes it inside the kernel, and its time
 #: includes that.
 SEARCHED: tuple[TvmSolver, ...] = (
-    _searched("TvmConvDirectNCHW", "convolution", "Direct", "direct_channels_first", _forward),
-    _searched("TvmConvDirectNHWC", "convolution", "Direct", "direct_channels_last", _plain_2d),
-    _searched("TvmConvNCHWc", "convolution", "Direct", "blocked", _blocked),
-    _searched("TvmConvIm2colGemm", "convolution", "GEMM", "im2col", _plain_2d),
-    _searched("TvmConv1x1Gemm", "convolution", "GEMM", "pointwise", _pointwise),
-    _searched("TvmConvWinograd", "convolution", "Winograd", "winograd", _winograd),
-    _searched("TvmGemmDirect", "gemm", "GEMM", "gemm", _gemm),
+    _searched("TvmConvDirectNCHW", "convolution", "Direct", _forward),
+    _searched("TvmConvDirectNHWC", "convolution", "Direct", _plain_2d),
+    _searched("TvmConvNCHWc", "convolution", "Direct", _blocked),
+    _searched("TvmConvIm2colGemm", "convolution", "GEMM", _plain_2d),
+    _searched("TvmConv1x1Gemm", "convolution", "GEMM", _pointwise),
+    _searched("TvmConvWinograd", "convolution", "Winograd", _winograd),
+    _searched("TvmGemmDirect", "gemm", "GEMM", _gemm),
 )
-#: What TVM makes of a layer without a tuning database, in the layer's own layouts.
+#: The baseline: TVM's code for a layer without a tuning database, in the layer's own layouts.
 UNTUNED = TvmSolver(
     Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False),
     _untuned,
-    builder="untuned",
 )
 #: A function without a core: its schedule by rule, then points of MetaSchedule's space.
 FUNCTION = TvmSolver(
     Solver("TvmFunction", (TaskConfig.kind,), "Direct"), lambda config, mode: False
 )
-TABLE: tuple[TvmSolver, ...] = (*FAMILIES, *SEARCHED, FUNCTION, UNTUNED)
+TABLE: tuple[TvmSolver, ...] = (*TILED, *SEARCHED, FUNCTION, UNTUNED)
 BY_NAME = {row.name: row for row in TABLE}

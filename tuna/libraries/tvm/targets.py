@@ -37,7 +37,7 @@ _ATTRIBUTES: Mapping[str, type] = {
     ),
     **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
 }
-#: Of these the order says nothing.
+#: Lists whose order has no meaning.
 _SETS = ("mattr", "libs")
 #: `device` says no more than the architecture does.
 _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
@@ -85,7 +85,7 @@ def to_text(target: Mapping[str, Any]) -> str:
 
 
 def to_words(target: Mapping[str, Any]) -> str:
-    """The text of older releases, for people: `llvm -mcpu=znver4 -num-cores=2`."""
+    """Return a target as text in the form of older releases: `llvm -mcpu=znver4 -num-cores=2`."""
     plain = {
         name: ",".join(value) if isinstance(value, list) else value
         for name, value in target.items()
@@ -103,8 +103,8 @@ def is_own(target: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
 
 
 def architecture(target: Mapping[str, Any]) -> str:
-    """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this
-    machine's."""
+    """Return the architecture of the CPU that a target compiles for, as `uname -m` prints it: by
+    its triple, else this machine's."""
     name = str(target.get("mtriple", "")).partition("-")[0] or platform.machine().lower()
     return _ARCHITECTURES.get(name, name)
 

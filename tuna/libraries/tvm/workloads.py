@@ -8,15 +8,15 @@ so that each kernel fits the config's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
 from tvm import te, topi
 
 from tuna.configs import Config, ConvConfig, GemmConfig
-from tuna.libraries.data_types import DTYPES
-from tuna.libraries.tvm.solvers import BY_NAME, block_of
+from tuna.libraries.reference import DTYPES
+from tuna.libraries.tvm.solvers import SEARCHED, UNTUNED, block_of
 
 _Builder = Callable[[Any], list[Any]]
 #: Outputs that TOPI's winograd computes at once along each axis.
@@ -24,8 +24,8 @@ _TILE = 4
 
 
 def make(solver: str, config: Config) -> Any:
-    """The IRModule, with one function `main`, in which `solver` expresses `config`."""
-    builder: _Builder = globals()[BY_NAME[solver].builder]
+    """Return `config` as `solver` expresses it: an IRModule with one function `main`."""
+    builder = _BUILDERS[solver]
     # 64-bit indices, as in the functions of a Relax model: without them no record matches one of
     # its layers.
     function = te.create_prim_func(builder(config), index_dtype_override="int64")
@@ -319,3 +319,18 @@ def _answer(tensor: Any, config: ConvConfig) -> Any:
         rank = len(config.out_layout)
         tensor = topi.transpose(tensor, (0, *range(2, rank), 1))
     return _cast(tensor, config)
+
+
+#: The definition of each solver that has no family of kernels.
+_BUILDERS: Mapping[str, _Builder] = {
+    "TvmConvDirectNCHW": direct_channels_first,
+    "TvmConvDirectNHWC": direct_channels_last,
+    "TvmConvNCHWc": blocked,
+    "TvmConvIm2colGemm": im2col,
+    "TvmConv1x1Gemm": pointwise,
+    "TvmConvWinograd": winograd,
+    "TvmGemmDirect": gemm,
+    "TvmUntuned": untuned,
+}
+if _BUILDERS.keys() != {row.name for row in (*SEARCHED, UNTUNED)}:
+    raise LookupError("the solvers of tvm/solvers.py and their definitions here differ")

@@ -1,4 +1,4 @@
-"""What every exporter must do, as a pytest class: subclass `ExporterContract`, give an exporter and
+"""The contract of exporters as a pytest class: subclass `ExporterContract`, give an exporter and
 sample results.
 
 class TestMine(ExporterContract):
@@ -135,7 +135,7 @@ class SampleSource:
         return self._broken(row(*(fields[name] for name in names)) for fields in found)
 
     def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
-        """In their total order; the samples' own trials are no whole records."""
+        """Yield the samples in the total order; their own trials are no whole records."""
 
         def order(record: ResultRecord) -> tuple[Any, ...]:
             return (
@@ -149,12 +149,12 @@ class SampleSource:
         return self._broken(iter(sorted((sample.record for sample in self._samples), key=order)))
 
     def kinds_without_key(self) -> Mapping[str, int]:
-        """Counted."""
+        """Count the samples without a key."""
         kinds = [sample.record.kind for sample in self._samples if sample.problem_key is None]
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
     def kernels(self, result_ids: Iterable[int]) -> Iterator[KernelOf]:
-        """As the samples have them."""
+        """Yield the kernels of the samples."""
         for result_id in result_ids:
             sample = self._samples[result_id - 1]
             record = sample.record
@@ -171,7 +171,7 @@ class SampleSource:
                 yield KernelOf(*which, None, "", "")
 
     def blob(self, digest: str) -> bytes:
-        """Of the samples' code and workloads."""
+        """The code or workload of a sample, by its hash."""
         return self._blobs[digest]
 
     def good_trials(

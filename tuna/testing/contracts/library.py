@@ -70,7 +70,7 @@ class LibraryContract:
     @pytest.fixture(scope="class")
     @classmethod
     def context(cls, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
-        """What a worker lends; with a store in a temporary folder."""
+        """The context of a worker, with a store in a temporary folder."""
         return run_context(tmp_path_factory.mktemp("contract"))
 
     @pytest.fixture(scope="class")
@@ -81,9 +81,6 @@ class LibraryContract:
         """Everything that happened to the sample jobs."""
         yield rehearse(library, configs, context, cls.job_options, cls.max_jobs)
         library.close()
-
-    # -- what it says of itself
-    # ---------------------------------------------------------------------------------------
 
     def test_the_environment_is_stable(self, library: Library) -> None:
         """Two looks give the same: else a worker would refuse its own session."""
@@ -127,7 +124,7 @@ class LibraryContract:
         )
 
     def test_no_configs_have_no_answers(self, library: Library) -> None:
-        """And no fault."""
+        """No configs are no error."""
         assert list(library.applicable([], library.environment())) == []
 
     def test_steps_have_names_limits_and_a_way(self, library: Library, turns: list[Turn]) -> None:
@@ -180,16 +177,13 @@ class LibraryContract:
         """Empty: the device answers."""
         assert isinstance(library.probe(DeviceHandle(id="cpu0", cpus=(0,))), str)
 
-    # -- what it did
-    # --------------------------------------------------------------------------------------------------
-
     def test_a_step_raises_nothing(self, turns: list[Turn]) -> None:
         """A candidate's fault is a failed trial, a job's fault a failed result."""
         assert turns, "no job was run"
         assert [turn.error for turn in turns if turn.error] == []
 
     def test_each_item_has_one_result(self, turns: list[Turn]) -> None:
-        """In any order; none is missing, doubled or of a job that was not given."""
+        """Results come in any order; none is missing, doubled or of a job that was not given."""
         for turn in turns:
             assert sorted(result.job_id for result in turn.results) == sorted(
                 item.job_id for item in turn.items
@@ -201,7 +195,7 @@ class LibraryContract:
             assert (result.attempt, result.step) == (item.attempt, item.step)
 
     def test_a_result_is_good_or_has_a_cause(self, turns: list[Turn]) -> None:
-        """Never both, never neither."""
+        """A result is never both, never neither."""
         for _, result in _pairs(turns):
             assert result.ok is (result.cause is None)
 
@@ -234,8 +228,8 @@ class LibraryContract:
                 assert any(trial.cause is None for trial in result.trials)
 
     def test_times_are_positive_and_finite(self, turns: list[Turn]) -> None:
-        """From 1 ns to a day, and `time_ms` is between the least and the greatest of the
-        repeats."""
+        """A time is from 1 ns to a day, and `time_ms` lies between the least and the greatest of
+        the repeats."""
         for _, result in _pairs(turns):
             for trial in result.trials:
                 assert all(map(is_time, trial.times_ms))
@@ -280,12 +274,12 @@ class LibraryContract:
             assert [item.model_dump_json() for item in turn.items] == list(turn.before)
 
     def test_results_travel_as_json(self, turns: list[Turn]) -> None:
-        """What is read is what was written."""
+        """A result read from its JSON equals the one that was written."""
         for _, result in _pairs(turns):
             assert StepResult.model_validate_json(result.model_dump_json()) == result
 
     def test_no_items_have_no_results(self, library: Library, context: RunContext) -> None:
-        """And no fault."""
+        """No items are no error."""
         for step in library.steps:
             assert list(library.run(step, [], context)) == []
 
@@ -295,9 +289,6 @@ class LibraryContract:
             for result in turn.results if turn.step.resource is Resource.DEVICE else []:
                 timed = any(trial.time_ms is not None for trial in result.trials)
                 assert result.device is not None or not timed
-
-    # -- repeating it
-    # -------------------------------------------------------------------------------------------------
 
     def test_reproduce_is_one_command_line(self, library: Library, turns: list[Turn]) -> None:
         """A shell splits it into the words that it was made of, with or without a candidate."""

@@ -22,8 +22,8 @@ MAX_STEPS = 100
 
 
 def run_context(folder: Path) -> RunContext:
-    """What a worker on this machine would lend: a store in a folder, a scratch folder, the cores
-    that measure."""
+    """Return the context of a worker on this machine: a store in a folder, a scratch folder, the
+    cores that measure."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     cpus = eval_cpus()

@@ -29,7 +29,7 @@ _NO_DIGESTS = (
 
 
 class StoreContract:
-    """What is put is had by its hash, or nothing is."""
+    """A stored blob is found by its hash, or there is none."""
 
     @pytest.fixture
     def store(self) -> ArtifactStore:
@@ -66,7 +66,7 @@ class StoreContract:
     def test_what_one_member_put_another_gets(
         self, store: ArtifactStore, elsewhere: ArtifactStore
     ) -> None:
-        """And the other way round."""
+        """Each process gets the blobs of the other."""
         digest = store.put(b"code")
         assert elsewhere.get(digest) == b"code"
         assert store.get(elsewhere.put(b"other code")) == b"other code"
@@ -87,7 +87,7 @@ class StoreContract:
             assert set(pool.map(store.get, list(digests) * 16)) == {data}
 
     def test_what_is_not_there_is_a_key_error(self, store: ArtifactStore) -> None:
-        """Not an empty answer."""
+        """A missing blob is an error, not an empty answer."""
         store.put(b"code")
         with pytest.raises(KeyError):
             store.get(hashlib.sha256(b"other").hexdigest())

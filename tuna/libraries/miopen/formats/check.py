@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tuna.errors import BadInput
 from tuna.libraries import compressed
-from tuna.libraries.database_check import Findings, Known
-from tuna.libraries.miopen import problem_key
-from tuna.libraries.miopen.formats import find_db, kernel_db, naming, sqlite_file
-from tuna.libraries.miopen.formats.database_file import Kind, read_perf
+from tuna.libraries.exporter import CheckFacts, Findings, base_name
+from tuna.libraries.miopen import names, problem_key
+from tuna.libraries.miopen.formats import find_db, kernel_db, sqlite_file
+from tuna.libraries.miopen.formats.database_file import DatabaseKind, read_perf
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import is_time
@@ -23,19 +23,17 @@ _BATCH = 500
 _FORBIDDEN = ("sram-ecc", "xnack")
 
 
-def check(files: Mapping[str, Sequence[Path]], known: Known, findings: Findings) -> None:
+def check(files: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Findings) -> None:
     """Check MIOpen's databases in a folder, given by form.
 
     - find db: every line reads, its key is what MIOpen would write for that problem, no key and no
-      solver in a line
-      comes twice, times are positive numbers, solvers are known
+      solver in a line comes twice, times are positive numbers, solvers are known
     - a tunable solver in a find db has its row in the perf db of the same name
     - the kernels of the fastest solver of each problem are in the kernel db of the same name, else
       of the architecture
     - perf db: no key and solver twice
     - kernel db: every blob unpacks to its size and MD5, no name and arguments come twice, the
-      journal is no WAL, and no
-      arguments name target features
+      journal is no WAL, and no arguments name target features
 
     A find db does not say which kernels it needs: `known.kernels_of` has those that sessions
     recorded.
@@ -44,14 +42,18 @@ def check(files: Mapping[str, Sequence[Path]], known: Known, findings: Findings)
 
 
 class _Check:
-    def __init__(self, known: Known, findings: Findings) -> None:
+    def __init__(self, known: CheckFacts, findings: Findings) -> None:
         self._known, self._findings, self._fault = known, findings, findings.fault
         #: what perf dbs hold, by the files' base names
         self._tuned: dict[str, set[tuple[str, str]]] = {}
         self._code: dict[str, set[tuple[str, str]]] = {}  #: what kernel dbs hold
 
     def run(self, files: Mapping[str, Sequence[Path]]) -> None:
-        steps = {Kind.PERF: self._perf, Kind.KERNEL: self._kernels, Kind.FIND: self._find}
+        steps = {
+            DatabaseKind.PERF: self._perf,
+            DatabaseKind.KERNEL: self._kernels,
+            DatabaseKind.FIND: self._find,
+        }
         for kind, step in steps.items():
             for path in files.get(kind.form, ()):
                 try:
@@ -148,13 +150,13 @@ class _Check:
 
     def _winners(self, path: Path, records: Iterable[FindRecord]) -> None:
         """The kernels of each fastest solver are there."""
-        arch, num_cu = naming.parse_name(path.name)
+        arch, num_cu = names.parse_name(path.name)
         winners = {
             record.key: min(record.items, key=lambda item: item.time_ms).solver
             for record in records
         }
         known = self._known.kernels_of(arch, num_cu, list(winners))
-        there = self._code.get(_base(path), self._code.get(naming.base_name(arch, 0), set()))
+        there = self._code.get(_base(path), self._code.get(base_name(arch, 0), set()))
         for key, solver in winners.items():
             recorded = known.get((key, solver))
             needed = [

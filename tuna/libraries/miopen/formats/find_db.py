@@ -31,7 +31,8 @@ _PREFIXES = {
     "W": "miopenConvolutionBwdWeightsAlgo",
 }
 _ALGORITHM = re.compile(
-    rf"(?:{'|'.join(_PREFIXES.values())}|miopenTransposeBwdDataAlgo)(?:{'|'.join(ALGORITHMS.values())})"
+    rf"(?:{'|'.join(_PREFIXES.values())}|miopenTransposeBwdDataAlgo)"
+    rf"(?:{'|'.join(ALGORITHMS.values())})"
 )
 _TIME = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf", re.ASCII | re.IGNORECASE)
 _RESERVED = frozenset("=;:,\r\n")
@@ -122,7 +123,7 @@ def write(stream: BinaryIO, records: Iterable[FindRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[FindRecord]:
-    """The records of a find db, packed or not, one at a time; raises BadInput with the number of a
+    """Yield the records of a find db, packed or not; raises BadInput with the number of a
     line that is none."""
     for number, record in read_lines(path):
         if isinstance(record, BadInput):

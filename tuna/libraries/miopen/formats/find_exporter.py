@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from tuna.libraries.exporter import Check, Entry, Exporter, Pair, Tally
-from tuna.libraries.miopen.formats import check, find_db, naming
-from tuna.libraries.miopen.formats.database_file import ENDS, Kind, is_kind
+from tuna.libraries.exporter import Check, Entry, Exporter, ExportTally, Pair
+from tuna.libraries.miopen import names
+from tuna.libraries.miopen.formats import check, find_db
+from tuna.libraries.miopen.formats.database_file import ENDS, DatabaseKind, is_kind
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.formats.selection import (
     NO_AGE,
-    MiopenOptions,
+    MiopenExportOptions,
     age_of,
     one_each,
     without_key,
@@ -27,7 +28,7 @@ from tuna.libraries.miopen.formats.selection import (
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 
 
-class FindOptions(MiopenOptions):
+class FindOptions(MiopenExportOptions):
     """How to write a find db."""
 
     opencl: bool = Field(False, description="name the file after OpenCL instead of HIP")
@@ -54,25 +55,27 @@ class _AgedRow(NamedTuple):
 class FindExporter(Exporter[FindOptions]):
     """MIOpen's find db, in text."""
 
-    form = Kind.FIND.form
-    title = Kind.FIND.value
-    endings = ENDS[Kind.FIND]
+    form = DatabaseKind.FIND.form
+    title = DatabaseKind.FIND.value
+    endings = ENDS[DatabaseKind.FIND]
     timed = True
     keys_replace = True
     options = FindOptions
 
     def ending(self, source: ResultSource, options: FindOptions) -> str:
         """HIP or OpenCL for MIOpen, another library's name in capitals."""
-        return f".{'OpenCL' if options.opencl else naming.backend(source.library)}.fdb.txt"
+        return f".{'OpenCL' if options.opencl else names.backend(source.library)}.fdb.txt"
 
-    def write(self, path: Path, source: ResultSource, options: FindOptions, tally: Tally) -> int:
+    def write(
+        self, path: Path, source: ResultSource, options: FindOptions, tally: ExportTally
+    ) -> int:
         """The fastest `top` solvers of each key, by key, time, solver."""
         with open(path, "wb") as stream:
             return find_db.write(stream, _records(source, options.top, tally))
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Text lines whose keys are those of find dbs."""
-        return is_kind(Kind.FIND, path, head)
+        return is_kind(DatabaseKind.FIND, path, head)
 
     def entries(self, path: Path) -> Iterator[Entry]:
         """The items of the first line of each key: the whole line counts, not its items one by
@@ -84,12 +87,12 @@ class FindExporter(Exporter[FindOptions]):
                 )
 
     def type_of(self, key: str) -> str:
-        """As the end of a find-db key names them."""
+        """Read them from the end of a find-db key."""
         words = key.split("-")
         return f"{words[-2]} {words[-1].partition('_')[0]}" if len(words) > 1 else ""
 
     def usable(self, value: tuple[Any, ...]) -> bool:
-        """Only with a time that can be written."""
+        """True if the time can be written."""
         return find_db.time_text(value[0]) is not None
 
     def checker(self) -> Check:
@@ -99,7 +102,7 @@ class FindExporter(Exporter[FindOptions]):
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
     ) -> None:
-        """By key, time, solver."""
+        """Write the entries by key, time, solver."""
         with open(path, "wb") as stream:
             find_db.write(stream, _merged(pairs))
 
@@ -110,7 +113,7 @@ def _merged(pairs: Iterable[Pair]) -> Iterator[FindRecord]:
         yield FindRecord(key, tuple(sorted(items, key=lambda item: (item.time_ms, item.solver))))
 
 
-def _records(source: ResultSource, top: int, tally: Tally) -> Iterator[FindRecord]:
+def _records(source: ResultSource, top: int, tally: ExportTally) -> Iterator[FindRecord]:
     mixed, skipped, solvers = source.mixed, tally.skipped, source.solvers
     skipped.update(dict(without_key(source)))
     rows: Iterator[Any] = source.results(

@@ -6,8 +6,7 @@ What is Tuna's own choice for libraries that build one shared object for each la
 - name: `<solver>_<first 16 digits of the config's key>.so.o`; the `.o` because MIOpen's names end
   in it
 - args: the layer's canonical driver command, `-DTUNA_ENVIRONMENT=<environment key>`,
-  `-mcpu=<arch>`, which is the form
-  of MIOpen's own (build options, then the device)
+  `-mcpu=<arch>`, which is the form of MIOpen's own (build options, then the device)
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from tuna.errors import BadInput
 from tuna.libraries.miopen.formats import sqlite_file
-from tuna.libraries.miopen.kernels import MAX_BYTES
+from tuna.libraries.miopen.kernel_objects import MAX_BYTES
 from tuna.libraries.results import KernelOf
 
 TABLE = (

@@ -9,12 +9,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tuna.libraries import spool
-from tuna.libraries.exporter import Check, Entry, Exporter, Pair, Tally
+from tuna.libraries.exporter import Check, Entry, Exporter, ExportTally, Pair, sort_rows
 from tuna.libraries.miopen.formats import check, kernel_db
-from tuna.libraries.miopen.formats.database_file import ENDS, Kind, is_kind
+from tuna.libraries.miopen.formats.database_file import ENDS, DatabaseKind, is_kind
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
-from tuna.libraries.miopen.formats.selection import MiopenOptions
+from tuna.libraries.miopen.formats.selection import MiopenExportOptions
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 
 
@@ -27,26 +26,28 @@ class _Row(NamedTuple):
     num_cu: int
 
 
-class KernelExporter(Exporter[MiopenOptions]):
+class KernelExporter(Exporter[MiopenExportOptions]):
     """MIOpen's kernel db, in SQLite."""
 
-    form = Kind.KERNEL.form
-    title = Kind.KERNEL.value
-    endings = ENDS[Kind.KERNEL]
+    form = DatabaseKind.KERNEL.form
+    title = DatabaseKind.KERNEL.value
+    endings = ENDS[DatabaseKind.KERNEL]
     entry_is_key = True
-    options = MiopenOptions
+    options = MiopenExportOptions
 
-    def ending(self, source: ResultSource, options: MiopenOptions) -> str:
-        """The only one."""
+    def ending(self, source: ResultSource, options: MiopenExportOptions) -> str:
+        """Always `.kdb`."""
         return ".kdb"
 
-    def write(self, path: Path, source: ResultSource, options: MiopenOptions, tally: Tally) -> int:
-        """In the order of problems, each name and arguments once."""
+    def write(
+        self, path: Path, source: ResultSource, options: MiopenExportOptions, tally: ExportTally
+    ) -> int:
+        """Write the kernels in the order of problems, each name and arguments once."""
         return kernel_db.write(path, _records(source, tally))
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """SQLite with the table."""
-        return is_kind(Kind.KERNEL, path, head)
+        return is_kind(DatabaseKind.KERNEL, path, head)
 
     def entries(self, path: Path) -> Iterator[Entry]:
         """MD5 and size by name (key) and arguments (solver)."""
@@ -61,14 +62,14 @@ class KernelExporter(Exporter[MiopenOptions]):
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
     ) -> None:
-        """By name and arguments; the code comes from the file that has it."""
+        """Write the kernels by name and arguments; the code comes from the file that has it."""
         with kernel_db.lookup(master) as old, kernel_db.lookup(target) as new:
             kernel_db.write(
                 path, ((new if pair.b else old)(pair.key, pair.solver) for pair in pairs)
             )
 
 
-def _records(source: ResultSource, tally: Tally) -> Iterator[KernelRecord]:
+def _records(source: ResultSource, tally: ExportTally) -> Iterator[KernelRecord]:
     written: dict[bytes, str] = {}
     before = -1
     for kernel in source.kernels(_winners(source, tally)):
@@ -86,17 +87,17 @@ def _records(source: ResultSource, tally: Tally) -> Iterator[KernelRecord]:
             tally.skipped["another kernel has the same name and arguments, but other code"] += 1
 
 
-def _winners(source: ResultSource, tally: Tally) -> Iterator[int]:
+def _winners(source: ResultSource, tally: ExportTally) -> Iterator[int]:
     """The ids of the fastest results of each key and CU count, in order; a layer without a key has
     its driver command."""
-    ordered = spool.sort_rows(_timed(source, tally), width=6, by=5)
+    ordered = sort_rows(_timed(source, tally), width=6, by=5)
     for _, group in groupby(ordered, key=itemgetter(0, 1)):
         rows = list(group)
         tally.skipped["not the fastest of its config"] += len(rows) - 1
         yield rows[0][-1]
 
 
-def _timed(source: ResultSource, tally: Tally) -> Iterator[tuple[Any, ...]]:
+def _timed(source: ResultSource, tally: ExportTally) -> Iterator[tuple[Any, ...]]:
     for row in source.results(_Row):
         if is_time(row.time_ms):
             num_cu = row.num_cu if source.mixed else 0

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import BinaryIO
 
 from tuna.errors import BadInput
+from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import sqlite_file
 from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
+
+_RESERVED = frozenset("=;:\r\n")
 
 #: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR
 #: REPLACE from doubling.
@@ -32,12 +37,14 @@ INDEXES = (
     (
         "CREATE UNIQUE INDEX `idx_config` ON config("
         " layout,data_type,direction,spatial_dim,in_channels,in_h,in_w,in_d,"
-        "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,conv_stride_h,conv_stride_w,conv_stride_d,"
+        "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,"
+        "conv_stride_h,conv_stride_w,conv_stride_d,"
         "dilation_h,dilation_w,dilation_d,bias,group_count )"
     ),
     "CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config)",
 )
-_INSERT_CONFIG = f"INSERT INTO config VALUES ({', '.join('?' * (1 + len(PERF_FIELDS)))})"  # noqa: S608 (constants)
+_VALUES = ", ".join("?" * (1 + len(PERF_FIELDS)))
+_INSERT_CONFIG = f"INSERT INTO config VALUES ({_VALUES})"  # noqa: S608 (constants)
 _SELECT = (
     f"SELECT {', '.join(PERF_FIELDS)}, solver, params "  # noqa: S608 (constants)
     "FROM perf_db JOIN config ON perf_db.config = config.id ORDER BY perf_db.id"
@@ -94,3 +101,50 @@ def read(path: Path) -> Iterator[PerfRecord]:
 def _check(path: Path, found: set[str], needed: set[str]) -> None:
     if not needed <= found:
         raise BadInput(f"{path} is no perf db: it has no {', '.join(sorted(needed - found))}.")
+
+
+def is_word(text: str) -> bool:
+    """Whether a solver or its params can stand in the text: not empty, and without the characters
+    that separate."""
+    return bool(text) and _RESERVED.isdisjoint(text)
+
+
+def write_text(stream: BinaryIO, records: Iterable[PerfRecord]) -> int:
+    """Write the records, those of a key on one line, in the order given; returns their number.
+
+    The records of a key must follow each other. Raises BadInput if one cannot be written so that it
+    reads back.
+    """
+    count = 0
+    for key, group in groupby(records, key=lambda record: record.key):
+        entries = []
+        for record in group:
+            if not is_word(record.solver) or not is_word(record.params):
+                raise BadInput(f"{record} cannot stand in a perf db in text form")
+            entries.append(f"{record.solver}:{record.params}")
+        stream.write(f"{key.text()}={';'.join(entries)}\n".encode())
+        count += len(entries)
+    return count
+
+
+def read_text(path: Path) -> Iterator[PerfRecord]:
+    """The records of a perf db, packed or not; raises BadInput with the number of a line that is
+    none."""
+    for number, line in compressed.lines(path, "perf db"):
+        try:
+            yield from parse_line(line)
+        except BadInput as error:
+            raise BadInput(f"{path}:{number}: {error}") from None
+
+
+def parse_line(line: str) -> list[PerfRecord]:
+    """The records of a line; raises BadInput."""
+    text, equals, rest = line.partition("=")
+    key = PerfKey.parse(text)
+    records = []
+    for entry in rest.split(";"):
+        solver, colon, params = entry.partition(":")
+        if not equals or not solver or not colon or not params:
+            raise BadInput("a line must be KEY=SOLVER:PARAMS")
+        records.append(PerfRecord(key, solver, params))
+    return records

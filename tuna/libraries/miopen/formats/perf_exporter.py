@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from tuna.errors import BadInput
-from tuna.libraries import spool
-from tuna.libraries.exporter import Check, Entry, Exporter, Pair, Tally
+from tuna.libraries.exporter import Check, Entry, Exporter, ExportTally, Pair, sort_rows
 from tuna.libraries.miopen import problem_key
-from tuna.libraries.miopen.formats import check, perf_db, perf_text
-from tuna.libraries.miopen.formats.database_file import ENDS, Kind, is_kind, read_perf
+from tuna.libraries.miopen.formats import check, perf_db
+from tuna.libraries.miopen.formats.database_file import ENDS, DatabaseKind, is_kind, read_perf
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.formats.selection import (
     NO_AGE,
-    MiopenOptions,
+    MiopenExportOptions,
     age_of,
     one_each,
     without_key,
@@ -31,7 +30,7 @@ from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 
 
-class PerfOptions(MiopenOptions):
+class PerfOptions(MiopenExportOptions):
     """How to write a perf db."""
 
     text: bool = Field(False, description="text form (.db.txt) instead of SQLite")
@@ -58,22 +57,24 @@ class _AgedRow(NamedTuple):
 class PerfExporter(Exporter[PerfOptions]):
     """MIOpen's perf db, in SQLite or in text."""
 
-    form = Kind.PERF.form
-    title = Kind.PERF.value
-    endings = ENDS[Kind.PERF]
+    form = DatabaseKind.PERF.form
+    title = DatabaseKind.PERF.value
+    endings = ENDS[DatabaseKind.PERF]
     options = PerfOptions
 
     def ending(self, source: ResultSource, options: PerfOptions) -> str:
-        """By the variant."""
+        """`.db.txt` for the text form, else `.db`."""
         return ".db.txt" if options.text else ".db"
 
-    def write(self, path: Path, source: ResultSource, options: PerfOptions, tally: Tally) -> int:
-        """By key, time, solver."""
+    def write(
+        self, path: Path, source: ResultSource, options: PerfOptions, tally: ExportTally
+    ) -> int:
+        """Write the rows by key, time, solver."""
         return _write(path, _records(source, options.text, tally), options.text)
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """SQLite with the table, or text lines whose keys are those of perf dbs."""
-        return is_kind(Kind.PERF, path, head)
+        return is_kind(DatabaseKind.PERF, path, head)
 
     def entries(self, path: Path) -> Iterator[Entry]:
         """The params of each row."""
@@ -84,7 +85,7 @@ class PerfExporter(Exporter[PerfOptions]):
             yield Entry(text, record.solver, (record.params,))
 
     def type_of(self, key: str) -> str:
-        """As the fields name them."""
+        """Read them from the key's fields."""
         perf = PerfKey.parse(key)
         return f"{perf.data_type} {perf.direction}"
 
@@ -95,7 +96,7 @@ class PerfExporter(Exporter[PerfOptions]):
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
     ) -> None:
-        """By key and solver, in the variant that the name says."""
+        """Write the rows by key and solver; `name` ends in `.txt` for the text form."""
         _write(path, _merged(pairs), name.endswith(".txt"))
 
 
@@ -103,7 +104,7 @@ def _write(path: Path, records: Iterator[PerfRecord], text: bool) -> int:
     if not text:
         return perf_db.write(path, records)
     with open(path, "wb") as stream:
-        return perf_text.write(stream, records)
+        return perf_db.write_text(stream, records)
 
 
 def _merged(pairs: Iterable[Pair]) -> Iterator[PerfRecord]:
@@ -113,10 +114,10 @@ def _merged(pairs: Iterable[Pair]) -> Iterator[PerfRecord]:
             yield PerfRecord(key, pair.solver, *(pair.b or pair.a or ()))
 
 
-def _records(source: ResultSource, text: bool, tally: Tally) -> Iterator[PerfRecord]:
+def _records(source: ResultSource, text: bool, tally: ExportTally) -> Iterator[PerfRecord]:
     """Rows of find-db keys that share a perf-db row come together; whichever was the fastest gives
     the params."""
-    ordered = spool.sort_rows(_rows(source, text, tally), width=7, by=2)
+    ordered = sort_rows(_rows(source, text, tally), width=7, by=2)
     for _, group in groupby(ordered, key=itemgetter(0)):
         rows = list(group)
         try:
@@ -132,7 +133,7 @@ def _records(source: ResultSource, text: bool, tally: Tally) -> Iterator[PerfRec
             yield PerfRecord(key, solver, params)
 
 
-def _rows(source: ResultSource, text: bool, tally: Tally) -> Iterator[tuple[Any, ...]]:
+def _rows(source: ResultSource, text: bool, tally: ExportTally) -> Iterator[tuple[Any, ...]]:
     """(perf key in order, time, solver, params, find-db key, age); an imported row without a time
     comes last."""
     mixed, skipped, before, order = source.mixed, tally.skipped, "", ""
@@ -146,7 +147,7 @@ def _rows(source: ResultSource, text: bool, tally: Tally) -> Iterator[tuple[Any,
             skipped["its solver is not tunable"] += 1
         elif not params:
             skipped["it has no params"] += 1
-        elif text and not (perf_text.is_word(params) and perf_text.is_word(solver.name)):
+        elif text and not (perf_db.is_word(params) and perf_db.is_word(solver.name)):
             skipped["its params hold characters that separate entries"] += 1
         elif not untimed and not is_time(time_ms):
             skipped[NO_TIME] += 1
@@ -158,8 +159,8 @@ def _rows(source: ResultSource, text: bool, tally: Tally) -> Iterator[tuple[Any,
 
 
 def perf_order(key: str) -> str:
-    """What `ProblemKey.perf_order` makes of a find-db key, without taking it all apart; for no key,
-    something else."""
+    """Return `ProblemKey.perf_order` of a find-db key without parsing all of it; for a text that is
+    no key, an arbitrary one."""
     words = key.split("-")
     dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
     if len(words) < 11 + 2 * dims:

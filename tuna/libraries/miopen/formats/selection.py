@@ -19,7 +19,7 @@ Age = tuple[float, int]
 NO_AGE: Age = (0.0, 0)
 
 
-class MiopenOptions(FileOptions):
+class MiopenExportOptions(FileOptions):
     """The options that all of MIOpen's databases take."""
 
     top: int = Field(

@@ -2,21 +2,14 @@
 convolution of dy with some of the taps.
 
     D = copy of dy with its borders, N K/i H W i      (none where dy can be read in place)
-    for n, block group of C, row group h, column group:  (or the rows before the blocks)
-    parallel
-        for the s*s phases (a, b):
-        unrolled
-            acc[blocks][columns][b] = 0
-            registers
-            for the taps of the phase, K/i, channel in the block:                     by 1 or 4
-            unrolled
-                for column of the tile:
-                unrolled
+    for n, block group of C, row group h, column group:  (or the rows before the blocks)  parallel
+        for the s*s phases (a, b):                                                  unrolled
+            acc[blocks][columns][b] = 0                                             registers
+            for the taps of the phase, K/i, channel in the block:         by 1 or 4 unrolled
+                for column of the tile:                                             unrolled
                     x = broadcast D[n, k, h + e - t, column + e' - u, i]
-                    for block of the group:
-                    unrolled
-                        acc[block][column] += x * W[block, k, r(t), r(u), i, :]
-                        vector
+                    for block of the group:                                         unrolled
+                        acc[block][column] += x * W[block, k, r(t), r(u), i, :]     vector
         dx[rows s*h + a, columns s*column + b] = acc of phase (a, b)             and the epilogue
 
 Tap r reaches row y of dx from row (y + pad - r*dilation) / s of dy, where that is whole: which taps
@@ -37,12 +30,11 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.arrays import dense_weights
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _WHOLE = "sums", "whole"
-_FMA_LATENCY = 4
 _MAX_COLUMNS = 14
 _MAX_BLOCKS = 4
 _POINTS = 12
@@ -290,4 +282,4 @@ def _tile_cycles(tile: tuple[int, int], machine: Machine) -> float:
     L2."""
     sums, loads = tile[0] * tile[1], sum(tile)
     lines = 2.0 * tile[1] * machine.vector_bytes / 64
-    return (max(sums / 2, loads / 2, lines, _FMA_LATENCY) + 0.05 * loads) / sums
+    return (max(sums / 2, loads / 2, lines, FMA_LATENCY) + 0.05 * loads) / sums

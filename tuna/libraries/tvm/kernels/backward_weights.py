@@ -1,26 +1,17 @@
 """Backward weights as a direct kernel with the roles turned: pixels are summed, channels and taps
 are the tile.
 
-    D = copy of X with its borders, N C/i H W i
-    parallel
-    G = copy of dy, N K/b OH OW b
-    parallel
-    for block group of K, C/i, ry, tap group of the row, channel group of the block:
-    parallel
-        acc[channels][taps][blocks][b] = 0
-        registers
-        for n, row, column of dy:                                             by 1 or 2 columns
-        unrolled
-            for channel, tap of the tile:
-            unrolled
+    D = copy of X with its borders, N C/i H W i                                     parallel
+    G = copy of dy, N K/b OH OW b                                                   parallel
+    for block group of K, C/i, ry, tap group of the row, channel group of the block:  parallel
+        acc[channels][taps][blocks][b] = 0                                          registers
+        for n, row, column of dy:                                 by 1 or 2 columns unrolled
+            for channel, tap of the tile:                                           unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:
-                unrolled
-                    acc[channel][tap][block] += x * G[n, block, row, column, :]
-                    vector
+                for block of the group:                                             unrolled
+                    acc[channel][tap][block] += x * G[n, block, row, column, :]     vector
         P = acc
-    dw = P in the layer's own layout
-    parallel
+    dw = P in the layer's own layout                                                parallel
 
 Groups are merged until they fill a vector, as in `direct`; what is between different groups is
 computed and left out.
@@ -36,12 +27,11 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _GRADIENT = "sums", "gradient"
-_FMA_LATENCY = 4
 _MAX_BLOCKS = 4
 _POINTS = 12
 
@@ -189,6 +179,6 @@ def _tile_cycles(tile: tuple[int, int, int], machine: Machine) -> float:
     broadcasts, blocks = tile[0] * tile[1], tile[2]
     sums, loads = broadcasts * blocks, broadcasts + blocks
     return (
-        max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, _FMA_LATENCY)
+        max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, FMA_LATENCY)
         + 0.05 * loads
     ) / sums

@@ -1,17 +1,12 @@
 """Depthwise convolution: one vector of channels at a time, a tile of pixels in registers, its
 inputs loaded once.
 
-    for n, block of channels:
-    parallel
-        D = padded copy of the block's image, H W b      (only where X is not native)
-        L1, L2
+    for n, block of channels:                                                       parallel
+        D = padded copy of the block's image, H W b      (only where X is not native)  L1, L2
         for row group, column group:            (those at a border are code of their own)
-            acc[rows][columns][b] = 0
-            registers
-            for the taps and the pixels of the tile, in one of three orders:
-            unrolled
-                acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :]
-                vector
+            acc[rows][columns][b] = 0                                               registers
+            for the taps and the pixels of the tile, in one of three orders:        unrolled
+                acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :] vector
             Y = acc                                       and the epilogue
 
 A native input is not copied: the padding is a condition in the sum, and LLVM makes the tiles at a

@@ -1,20 +1,13 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = copy of X with its padding, N C/b H W b    (none where X can be read in place; below: in
-    parts) parallel
-    for n, block group of K, row, column group:    (or the rows before the blocks)
-    parallel
-        acc[blocks][rows][columns][b] = 0
-        registers
-        for C/b, rx, ry, channel in the block:                                    by 1, 2 or 4
-        unrolled
-            for row, column of the tile:
-            unrolled
+    D = copy of X with its padding, N C/b H W b    (or X itself, or in parts)       parallel
+    for n, block group of K, row, column group:    (or the rows before the blocks)  parallel
+        acc[blocks][rows][columns][b] = 0                                           registers
+        for C/b, rx, ry, channel in the block:                         by 1, 2 or 4 unrolled
+            for row, column of the tile:                                            unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:
-                unrolled
-                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]
-                    vector
+                for block of the group:                                             unrolled
+                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]        vector
         Y = acc                                           and the epilogue
 
 A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for
@@ -24,11 +17,11 @@ block is innermost for a reason: with the pixel innermost LLVM keeps all broadca
 unrolls the inner two loops, finds the same pixel under different columns of taps, keeps it for
 later and spills.
 
-Where neither the input nor the weights stay in L2, so many rows go together that their input does,
-and the weights pass for each; on one core D then is made for these rows alone, just before. Where
-not even the weights of a block group stay there, C/b goes outside of the rows: the sums of all
-pixels of a block group then lie in cache, LLVM keeps those of a tile in registers for one block of
-input channels, and each tile asks for the weights of the next block.
+Where neither the input nor the weights stay in L2, rows are grouped so that the input of a group
+does, and the weights are read once for each group; on one core D then is made for these rows alone,
+just before. Where not even the weights of a block group stay there, C/b goes outside of the rows:
+the sums of all pixels of a block group then lie in cache, LLVM keeps those of a tile in registers
+for one block of input channels, and each tile asks for the weights of the next block.
 
 With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6
 wide. `rows_of` says what is done with the last tile of a row; rows of a 1x1 convolution are one row
@@ -47,9 +40,9 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.prefetch import STEP_SUMS, asking_ahead
+from tuna.libraries.tvm.kernels.arrays import dense_weights
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
 _UNROLLS = (1, 4, 2)
 #: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the
@@ -91,16 +84,7 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
     That is the order in which a tile reads them. Zeros where channels are filled up or belong to
     other groups.
     """
-    in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups
-    dense = np.zeros(
-        (shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter),
-        np.float32,
-    )
-    for group in range(shape.groups):
-        first = group % shape.merged * in_group
-        rows = slice(group * out_group, (group + 1) * out_group)
-        dense[rows, first : first + in_group] = weights[rows]
-    side = shape.paired
+    dense, side = dense_weights(shape, weights), shape.paired
     split = dense.reshape(-1, side, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
     return np.ascontiguousarray(split.transpose(0, 3, 6, 5, 4, 1, 2))
 
@@ -222,7 +206,7 @@ def copies(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is a row to the kernel."""
+    """A row of the answer as the kernel sees it."""
 
     merged: int  #: rows of the answer in it
     pixels: int
@@ -231,7 +215,8 @@ class Rows:
 
 @functools.lru_cache(maxsize=256)
 def rows_of(layer: Layer) -> Rows:
-    """So many rows of the answer in one that a tile divides it well.
+    """Return the number of rows of the answer that are one row to the kernel, so that a tile
+    divides it well.
 
     The pixels of a 1x1 convolution lie side by side, and what does not fill a tile is computed for
     nothing. In another one rows of taps end inside of a tile: each tile then has separate code, as

@@ -1,5 +1,5 @@
-"""What is done to a sum before it is first written: bias, residual, activation, cast; as
-expressions of TIR on single values.
+"""Epilogues of a sum before it is first written: bias, residual, activation, cast; as expressions
+of TIR on single values.
 
 The activations are arithmetic alone, so that LLVM makes vector instructions of them: its own `exp`
 is a call for each value.
@@ -78,7 +78,7 @@ class Epilogue:
 
     @property
     def answer_type(self) -> str:
-        """Of the values that are written."""
+        """Data type of the values that are written."""
         return CASTS.get(self.parts[-1], "float32") if self.parts else "float32"
 
     def apply(self, found: Any, bias: Callable[[], Any], residual: Callable[[], Any]) -> Any:
@@ -110,7 +110,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def tanh(x: Any) -> Any:
-    """By `sigmoid`; its error is 1e-7 of 1, not of the answer."""
+    """tanh by `sigmoid`; its error is 1e-7 of 1, not of the answer."""
     return _const(2.0) * sigmoid(_const(2.0) * x) - _const(1.0)
 
 

@@ -1,186 +1,224 @@
-"""The families of kernels under one interface, and a candidate of one as a MetaSchedule trace."""
+"""The families of kernels, one row each: where a family applies, how exact it is, how its weights
+are packed, and which module has its kernels.
+
+Processes without TVM and NumPy read this table too; only `Family.kernel` imports TVM.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from importlib import import_module
 from typing import Any
 
-import tvm
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
+from tuna.configs import Config, GemmConfig
+from tuna.configs.values import DataType, Direction
+from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
-from tuna.configs import Config, ConvConfig
-from tuna.configs.values import Direction
-from tuna.libraries.tvm import params
-from tuna.libraries.tvm.kernels import (
-    backward_data,
-    backward_weights,
-    coverage,
-    depthwise,
-    direct,
-    gemm,
-    machine,
-    pointwise,
-    shape,
-    winograd,
-)
-from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Layer
+#: Taps of the filters that Winograd's families take, in each direction.
+TAPS = 3
+#: Largest error over largest magnitude of the answer of direct sums in fp32, of up to 2,048
+#: channels and 3 x 3 taps.
+DIRECT_ERROR = 1e-5
 
-#: Times the least estimate beyond which the best point of a family is not tried early.
-_FAR = 2.0
-#: Bytes a cycle by which weights that come from memory are slower than an estimate says, measured.
-_MEMORY_BYTES = 8.0
-#: What the place in a family's own order adds to an estimate: the order also knows what has no
-#: estimate.
-_LATER = 0.01
+#: Steps that pack a tensor: see `tvm/packing.py`.
+Steps = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Family:
-    """One way to compute a convolution, or, with a `gemm.Product` in the place of the layer and its
-    shape, a matrix product."""
+class FamilyKernel:
+    """The functions that the module of a family has. A layer is a `stages.Layer`, of the family
+    gemm a `gemm.Product`."""
 
-    name: str
-    applies: Callable[[Any, Mode], bool]  #: to a shape (a GEMM: a config) in that mode
     #: from K, C/groups, R, S to what the kernel takes, both NumPy
     pack_weights: Callable[[Any, Any], Any]
-    workload: Callable[[Any], tvm.IRModule]
+    workload: Callable[[Any], Any]  #: the IRModule before scheduling
     #: the same list for the same layer, the best by estimate first
     space: Callable[[Any], list[Any]]
     #: estimated for a point of the space, comparable between families
     cycles: Callable[[Any, Any], float]
     #: applies a point of the space to a schedule of the workload
-    apply: Callable[[Any, Any, Any], None]
-    direction: Direction = Direction.FORWARD  #: of the layers' shapes that it takes
-    packed_taps: int | None = (
-        #: values that the taps of one input and output channel become; None: as many as there are
-        None
+    schedule: Callable[[Any, Any, Any], None]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One way to compute a convolution or a matrix product, and the solver that offers it."""
+
+    name: str
+    solver: str
+    algorithm: str  #: as in `Solver.algorithm`
+    module: str  #: in this package
+    #: whether it takes a `ConvShape` (the family gemm: a config) in that mode
+    applies: Callable[[Any, Mode], bool]
+    #: steps that pack the weights of a shape, given the extents of the kernel's argument
+    packing: Callable[[ConvShape, Sequence[int]], Steps] | None = None
+    error_bound: float = DIRECT_ERROR  #: see `Solver.error_bound`
+    kind: str = "convolution"  #: of config
+    direction: Direction = Direction.FORWARD  #: of the shapes that it takes
+    outputs: int = 0  #: of a tile of Winograd's in each direction, an argument of its functions
+
+    @cached_property
+    def kernel(self) -> FamilyKernel:
+        """The functions of its module; imports TVM."""
+        module = import_module(f"{__package__}.{self.module}")
+        bound = {"outputs": self.outputs} if self.outputs else {}
+        return FamilyKernel(
+            *(partial(getattr(module, field.name), **bound) for field in fields(FamilyKernel))
+        )
+
+    def packed_taps(self, shape: ConvShape) -> int:
+        """Number of values that the taps of one input and output channel become."""
+        return (self.outputs + TAPS - 1) ** 2 if self.outputs else math.prod(shape.filter)
+
+
+def _direct(shape: ConvShape, mode: Mode) -> bool:
+    """Any convolution; in native mode every merged group has to begin at a block."""
+    return mode is Mode.LAYER or shape.fits_native()
+
+
+def _depthwise(shape: ConvShape, mode: Mode) -> bool:
+    """Every group has one input channel; native also needs one output channel for each, and an
+    input in blocks."""
+    alone = shape.groups == shape.in_channels > 1
+    return alone and (
+        mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image)
     )
 
-    def candidate(self, layer: Layer | gemm.Product, index: int) -> Schedule:
-        """The schedule of point `index`; its trace has the index as the decision of a
-        `sample_categorical`."""
-        points = self.space(layer)
-        sch = Schedule(self.workload(layer))
-        _sample(sch, len(points), index)
-        self._apply(sch, layer, points[index])
-        return sch
 
-    def space_generator(self, layer: Layer | gemm.Product) -> ms.space_generator.ScheduleFn:
-        """The space as MetaSchedule samples from it; with the `replay-func` strategy, which calls
-        it for each sample."""
-        points = self.space(layer)
-
-        def sample(sch: Schedule) -> None:
-            index = int(sch.get(_sample(sch, len(points))))
-            self._apply(sch, layer, points[index])
-
-        return ms.space_generator.ScheduleFn(sample, postprocs=[])
-
-    def _apply(self, sch: Schedule, layer: Layer | gemm.Product, point: Any) -> None:
-        """Apply a point, and leave its parameters in the trace for those who read a record."""
-        self.apply(sch, layer, point)
-        sch.annotate(sch.get_sblock("root"), params.OWN, text_of(point))
-
-
-def text_of(point: Any) -> str:
-    """A point of a family's space in one line: what `params.readable` makes of a record of it."""
-    return ", ".join(f"{name} {value}" for name, value in point.to_json().items())
-
-
-def cold_cycles(family: Family, sizes: shape.ConvShape) -> float:
-    """Return the cycles that the family's packed weights take from memory.
-
-    In a model they come from there at each call: its other layers have used the caches since the
-    last one.
-    """
-    taps = family.packed_taps or math.prod(sizes.filter)
+def _pointwise(shape: ConvShape, mode: Mode) -> bool:
+    """Own layout NCHW, 1x1, stride 1, no padding, no groups, whole vectors of pixels."""
+    plain = shape.pointwise and shape.stride == (1, 1) and shape.pad == (0, 0) and shape.groups == 1
+    pixels = shape.out_size[0] * shape.out_size[1]
     return (
-        4 * taps * sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block / _MEMORY_BYTES
+        plain
+        and mode is Mode.LAYER
+        and not shape.in_layout.endswith("C")
+        and pixels % shape.block == 0
     )
 
 
-def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
-    return sch.sample_categorical(list(range(count)), [1.0 / count] * count, decision)
+def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
+    """3x3, stride 1, no groups, no dilation, and at least one tile wide and high."""
+    plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
+    return (
+        plain
+        and shape.filter == (TAPS, TAPS)
+        and not shape.image
+        and min(shape.out_size) >= outputs
+    )
 
 
-def _family(name: str, module: Any, applies: Callable[..., bool], **bound: int) -> Family:
-    """The family of a module's functions, with `bound` as further arguments of all of them."""
+def _backward_data(shape: ConvShape, mode: Mode) -> bool:
+    """Backward data that is no forward convolution (`shape.turned`); in native mode every merged
+    group has to begin at a block."""
+    return shape.direction is Direction.BACKWARD_DATA and (
+        mode is Mode.LAYER or shape.fits_native()
+    )
+
+
+def _backward_weights(shape: ConvShape, mode: Mode) -> bool:
+    """Backward weights, in the layer's own layout only."""
+    return shape.direction is Direction.BACKWARD_WEIGHTS and mode is Mode.LAYER
+
+
+def _gemm(config: Config, mode: Mode) -> bool:
+    """fp32 in packed matrices, in either mode."""
+    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32 and config.is_plain
+
+
+def _pack_direct(shape: ConvShape, extents: Sequence[int]) -> Steps:
+    split = [*_paired(shape), *shape.filter]
+    return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
+
+
+def _pack_depthwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
+    return {
+        "filled": [shape.out_blocks * shape.block, 1, *shape.filter],
+        "split": [shape.out_blocks, shape.block, *shape.filter],
+        "permuted": [0, 2, 3, 1],
+    }
+
+
+def _pack_pointwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
+    groups, _, size = extents
+    return {
+        "filled": [groups * size, shape.in_channels, *shape.filter],
+        "split": [groups, size, shape.in_channels],
+        "permuted": [0, 2, 1],
+    }
+
+
+def _pack_winograd(shape: ConvShape, extents: Sequence[int]) -> Steps:
+    high, wide = extents[:2]
+    matrix = transforms(high - TAPS + 1, TAPS).filter
+    return _filled(shape) | {
+        "transform": [[float(value) for value in row] for row in matrix],
+        "split": [high, wide, *_paired(shape)],
+        "permuted": [0, 1, 2, 5, 6, 3, 4],
+    }
+
+
+def _pack_backward_data(shape: ConvShape, extents: Sequence[int]) -> Steps:
+    split = [shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter]
+    return _filled(shape) | {"split": split, "permuted": [0, 2, 4, 5, 3, 1]}
+
+
+def _filled(shape: ConvShape) -> Steps:
+    """Whole blocks of channels, merged groups side by side."""
+    channels = [shape.out_blocks * shape.block, shape.in_blocks * shape.in_block]
+    groups = {"groups": [shape.groups, shape.merged]} if shape.groups > 1 else {}
+    return {"filled": [*channels, *shape.filter], **groups}
+
+
+def _paired(shape: ConvShape) -> list[int]:
+    """Extents of the channels with the blocks that share a line of the cache together."""
+    blocks = shape.out_blocks // shape.paired
+    return [blocks, shape.paired, shape.block, shape.in_blocks, shape.in_block]
+
+
+def _winograd_family(outputs: int, error_bound: float) -> Family:
     return Family(
-        name,
-        applies=partial(applies, **bound),
-        pack_weights=partial(module.pack_weights, **bound),
-        workload=partial(module.workload, **bound),
-        space=partial(module.space, **bound),
-        cycles=partial(module.cycles, **bound),
-        apply=partial(module.schedule, **bound),
+        name=f"winograd{outputs}",
+        solver=f"TvmConvWinogradF{outputs}",
+        algorithm="Winograd",
+        module="winograd",
+        applies=partial(_winograd, outputs=outputs),
+        packing=_pack_winograd,
+        error_bound=error_bound,
+        outputs=outputs,
     )
 
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        _family("direct", direct, coverage.direct),
-        _family("depthwise", depthwise, coverage.depthwise),
-        _family("pointwise", pointwise, coverage.pointwise),
-        *(
-            replace(
-                _family(f"winograd{outputs}", winograd, coverage.winograd, outputs=outputs),
-                packed_taps=(outputs + coverage.TAPS - 1) ** 2,
-            )
-            for outputs in winograd.OUTPUTS
-        ),
-    )
-}
-
-#: Gradients, but for backward data that `shape.turned` makes a forward convolution.
-FAMILIES |= {
-    "backward_data": replace(
-        _family("backward_data", backward_data, coverage.backward_data),
+_ROWS = (
+    Family("direct", "TvmConvTile", "Direct", "direct", _direct, _pack_direct),
+    Family("depthwise", "TvmConvDepthwise", "Direct", "depthwise", _depthwise, _pack_depthwise),
+    Family("pointwise", "TvmConvPointwise", "Direct", "pointwise", _pointwise, _pack_pointwise),
+    _winograd_family(2, 5e-6),
+    _winograd_family(4, 5e-5),
+    _winograd_family(6, 1e-4),
+    Family(
+        name="backward_data",
+        solver="TvmConvBackwardData",
+        algorithm="Direct",
+        module="backward_data",
+        applies=_backward_data,
+        packing=_pack_backward_data,
         direction=Direction.BACKWARD_DATA,
     ),
-    "backward_weights": replace(
-        _family("backward_weights", backward_weights, coverage.backward_weights),
+    Family(
+        name="backward_weights",
+        solver="TvmConvBackwardWeights",
+        algorithm="Direct",
+        module="backward_weights",
+        applies=_backward_weights,
         direction=Direction.BACKWARD_WEIGHTS,
     ),
-}
-
-#: Matrix products; apart from the others because it takes a `gemm.Product`.
-GEMM = _family("gemm", gemm, coverage.gemm)
-
-
-def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHING) -> Layer | None:
-    """What the families of convolutions take for `config`, None where they have nothing: see
-    `shape.supported` and `gradient`."""
-    if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
-        return None
-    cpu = machine.from_target(target)
-    return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
-
-
-def ranked(
-    layer: Layer, families: Iterable[Family] = FAMILIES.values(), *, cold_weights: bool = False
-) -> list[tuple[Family, int]]:
-    """The points of all families that apply, as (family, index in its space), by estimated cycles,
-    the best first.
-
-    With `cold_weights` they come from memory, as in a model (`cold_cycles`). Estimates of different
-    families are the less sure, so that the best of each that is not far behind the best of all
-    comes before the rest.
-    """
-    found = []
-    for family in families:
-        if family.direction is layer.shape.direction and family.applies(layer.shape, layer.mode):
-            cold = cold_cycles(family, layer.shape) if cold_weights else 0.0
-            for index, point in enumerate(family.space(layer)):
-                found.append(
-                    ((family.cycles(layer, point) + cold) * (1 + _LATER * index), index, family)
-                )
-    least = min((cycles for cycles, *_ in found), default=0.0)
-    found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
-    return [(family, index) for _, index, family in found]
+    Family("gemm", "TvmGemmTile", "GEMM", "gemm", _gemm, kind="gemm"),
+)
+FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
+#: The family of matrix products.
+GEMM = FAMILIES["gemm"]

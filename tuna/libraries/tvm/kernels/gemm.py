@@ -1,25 +1,17 @@
 """Matrix product with a tile of sums in registers and panels of both matrices in cache: all
 transposes, batches.
 
-    for batch, panel group of columns:
-    parallel
-        P = panels of B, N/b K b                 (unless packed ahead or read in place)
-        L2
+    for batch, panel group of columns:                                              parallel
+        P = panels of B, N/b K b                 (unless packed ahead or read in place)  L2
         for part of K, row group:
-            R = rows of A                        (unless read in place)
-            L1, L2
+            R = rows of A                        (unless read in place)             L1, L2
             for panel of the group:
-                acc[rows][blocks][b] = 0         (or what the parts before it left)
-                registers
-                for k of the part:                                                 by 1 or 4
-                unrolled
-                    for row of the tile:
-                    unrolled
+                acc[rows][blocks][b] = 0         (or what the parts before it left)  registers
+                for k of the part:                                        by 1 or 4 unrolled
+                    for row of the tile:                                            unrolled
                         a = broadcast R[row, k]
-                        for block of the panel:
-                        unrolled
-                            acc[row][block] += a * P[block, k, :]
-                            vector
+                        for block of the panel:                                     unrolled
+                            acc[row][block] += a * P[block, k, :]                   vector
                 C = acc                                     and the epilogue
 
 Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile
@@ -41,11 +33,10 @@ from tvm import te, tirx
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import Mode
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
-_FMA_LATENCY = 4
 _POINTS = 16
 #: Floats that a row of a tile is padded by: one line.
 _LINE_FLOATS = 16
@@ -54,7 +45,7 @@ _MAX_ROWS = 28
 
 @dataclass(frozen=True)
 class Product:
-    """What a kernel is made for."""
+    """A matrix product as the kernel gets it."""
 
     config: GemmConfig
     mode: Mode  #: NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
@@ -231,8 +222,8 @@ def cycles(product: Product, params: GemmParams) -> float:
 
 
 def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
-    """Numbers of parts of K, the likelier first: where the rows of a tile would fill L1, so many
-    that they take a third of it."""
+    """Return numbers of parts of K, the likelier first: enough parts that the rows of a tile do not
+    fill L1."""
     if 4 * rows * k <= machine.l1_bytes // 2:
         return [1]
     parts = (
@@ -270,7 +261,7 @@ def _tile_cycles(tile: tuple[int, int]) -> float:
     cycle."""
     rows, blocks = tile
     sums, loads = rows * blocks, rows + blocks
-    return (max(sums / 2, loads / 2, 2.0 * blocks, _FMA_LATENCY) + 0.05 * loads) / sums
+    return (max(sums / 2, loads / 2, 2.0 * blocks, FMA_LATENCY) + 0.05 * loads) / sums
 
 
 def _row_count(product: Product) -> int:

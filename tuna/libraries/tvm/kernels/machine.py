@@ -1,5 +1,5 @@
-"""What a schedule has to know of a CPU: width and number of vector registers, sizes of the
-caches."""
+"""The properties of a CPU that a schedule depends on: width and number of vector registers, sizes
+of the caches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tuna.sandbox.cpu_model import data_caches
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
 #: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
-_FMA_LATENCY = 4
-#: Cycles in which a core reads a line from L2 when it streams, and the bytes of one.
+FMA_LATENCY = 4
+#: Cycles per line that a core streams from L2, and the bytes of a line.
 _L2_LINE_CYCLES = 2.0
 _LINE_BYTES = 64
 
@@ -60,9 +60,9 @@ class Machine:
         """
         sums, loads = pixels * blocks, pixels + blocks
         loading, latency = (
-            (loads / 1.5, 1.2 * _FMA_LATENCY)
+            (loads / 1.5, 1.2 * FMA_LATENCY)
             if self.broadcast == "none"
-            else (loads / 2, _FMA_LATENCY)
+            else (loads / 2, FMA_LATENCY)
         )
         streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
         return steps * (max(sums / 2, loading, streamed, latency) + 0.05 * loads) + 1.5 * sums + 10

@@ -1,17 +1,12 @@
 """1x1 convolution of a whole NCHW image without any conversion: vectors of pixels, broadcasts of
 weights.
 
-    for n, pixel group:
-    parallel
+    for n, pixel group:                                                             parallel
         for row group of K:
-            acc[rows][vectors][b pixels] = 0
-            registers
-            for c:                                                                 by 1 or 4
-            unrolled
-                for row, vector of the tile:
-                unrolled
-                    acc[row][vector] += broadcast W[row, c] * X[n, c, pixels of the vector]
-                    vector
+            acc[rows][vectors][b pixels] = 0                                        registers
+            for c:                                                        by 1 or 4 unrolled
+                for row, vector of the tile:                                        unrolled
+                    acc[row][vector] += broadcast W[row, c] * X[n, c, pixels of the vector]  vector
             Y[n, rows, pixels] = acc                  and the epilogue
 
 Only for the layer's own NCHW, where the blocked kernel would transpose twice. An image has to be

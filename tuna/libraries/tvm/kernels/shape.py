@@ -19,7 +19,7 @@ _LINE_FLOATS = 16
 
 
 class Mode(str, enum.Enum):
-    """In what layout a kernel reads its input and writes its answer. Weights always are packed
+    """Layouts in which a kernel reads its input and writes its answer. Weights always are packed
     ahead."""
 
     #: both in blocks of channels, N, C/block, H, W, block, as another kernel of these wrote it
@@ -57,7 +57,7 @@ class ConvShape:
 
     @property
     def group_count(self) -> int:
-        """Groups after merging."""
+        """Number of groups after merging."""
         return self.groups // self.merged
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import te, tirx
+from tvm import s_tir, te, tirx
 
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
@@ -16,14 +16,19 @@ from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
 #: Names of the blocks that a schedule looks for.
 PAD, OUT, FLAT = "pad", "out", "flat"
+#: Most multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers only in
+#: loops of fewer than 250 loads and stores, and counts those that it has yet to remove.
+STEP_SUMS = 48
+#: Arguments of LLVM's prefetch: for reading, into L2, data.
+_READ, _TO_L2, _DATA = 0, 2, 1
 
 Reader = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them,
-    then Y."""
+    """A convolution as a kernel gets it. Its arguments are X, W, then B and R where the epilogue
+    has them, then Y."""
 
     shape: ConvShape
     mode: Mode
@@ -219,3 +224,51 @@ def conversion_cycles(layer: Layer) -> float:
         return 0.0
     values = 0.0 if shape.image else 0.65 * shape.in_channels * shape.in_size[0] * shape.in_size[1]
     return shape.batch * (values + 0.5 * shape.out_channels * shape.out_size[0] * shape.out_size[1])
+
+
+def asking_ahead(function: Any, name: str, axis: int, ahead: int) -> Any:
+    """Return `function`, whose stage `name` copies weights into registers, with a prefetch of those
+    `ahead` further along `axis`, so that they are in L2 in time.
+
+    There is one prefetch for each line of the cache: the last two axes of the array are a line. An
+    address past the array's end is harmless. A CPU's own prefetcher stops at pages and between one
+    panel of weights and the next: code that streams from beyond L2 then waits for the memory at
+    each. No schedule can add the instruction, so that it is part of the workload.
+    """
+    body = function.body
+    root = body.block
+    changed = s_tir.SBlock(
+        root.iter_vars,
+        root.reads,
+        root.writes,
+        root.name_hint,
+        _rebuilt(root.body, name, axis, ahead),
+        root.init,
+        root.alloc_buffers,
+        root.match_buffers,
+        root.annotations,
+    )
+    return function.with_body(s_tir.SBlockRealize(body.iter_values, body.predicate, changed))
+
+
+def _rebuilt(stmt: Any, name: str, axis: int, ahead: int) -> Any:
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([_rebuilt(part, name, axis, ahead) for part in stmt.seq])
+    if isinstance(stmt, tirx.For):
+        body = _rebuilt(stmt.body, name, axis, ahead)
+        return tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, None, stmt.annotations, stmt.step
+        )
+    block = stmt.block
+    if block.name_hint != name:
+        return stmt
+    *index, line, _ = block.body.value.indices
+    zero = tirx.const(0, "int64")
+    index[axis] += ahead
+    address = tirx.address_of(tirx.BufferLoad(block.body.value.source, [*index, zero, zero]))
+    asked = tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, _READ, _TO_L2, _DATA))
+    both = tirx.SeqStmt([tirx.IfThenElse(line == 0, asked, None), block.body])
+    changed = s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, name, both, annotations=block.annotations
+    )
+    return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, changed)

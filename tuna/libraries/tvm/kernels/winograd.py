@@ -2,47 +2,32 @@
 sums for each m x m outputs.
 
     for n, block of tile rows:
-        for C/b:
-        parallel
-            D = padded copy of the rows of X that the block reads
-            L1
-            for tile:                                        one tile of a x a pixels, a = m + 2, b
-            channels
-                P = BT d            down the columns, u                                 unrolled,
-                registers
-                V[u][v][C/b][tile][b] = P B         along the rows, v
-                unrolled; to L2
-        for u, v:
-        parallel
-          for block group of K, group of tiles:                          (the last group may have
-          fewer)
-            acc[blocks][tiles][b] = 0
-            registers
-            for C/b, channel in the block:                                            by 1 or 4
-            unrolled
-                ask for a line of the next block group's U
-                to L2
-                acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]         unrolled,
-                vector
-            M[u][v][K/b][tile][b] = acc
-            to L2
-        for K/b:
-        parallel
+        for C/b:                                                                    parallel
+            D = padded copy of the rows of X that the block reads                   L1
+            for tile:                               a x a pixels, a = m + 2, of b channels
+                P = BT d            down the columns, u                       unrolled, registers
+                V[u][v][C/b][tile][b] = P B         along the rows, v               unrolled; to L2
+        for u, v:                                                                   parallel
+          for block group of K, group of tiles:     (the last group may have fewer)
+            acc[blocks][tiles][b] = 0                                               registers
+            for C/b, channel in the block:                                by 1 or 4 unrolled
+                ask for a line of the next block group's U                          to L2
+                acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]   unrolled, vector
+            M[u][v][K/b][tile][b] = acc                                             to L2
+        for K/b:                                                                    parallel
             for tile:
-                Q = AT M            down, y                                             unrolled,
-                registers
-                Z = Q A             along, x                                            unrolled,
-                registers
+                Q = AT M            down, y                                   unrolled, registers
+                Z = Q A             along, x                                  unrolled, registers
                 Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the
-prefetch (`prefetch.py`). V and M of a block are what has to stay in L2. Smaller tiles at the edges,
+prefetch (`stages.asking_ahead`). V and M of a block have to stay in L2. Smaller tiles at the edges,
 by points that all tiles share so that U is the same, were tried: 16 % fewer products for 14x14
 outputs, but in smaller batches, and no less time.
 
-What it costs in accuracy is `ERROR_BOUND`: the largest error relative to the largest magnitude of
-the answer, for inputs and weights of any scale. Direct sums have about 1e-6; it grows with m
-because the points' powers do.
+What it costs in accuracy is the family's `error_bound`: the largest error relative to the largest
+magnitude of the answer, for inputs and weights of any scale and up to 2,048 input channels. Direct
+sums have about 1e-6; it grows with m because the points' powers do.
 """
 
 from __future__ import annotations
@@ -57,17 +42,12 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from tuna.libraries.tvm.kernels import coverage, stages
+from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
-from tuna.libraries.tvm.kernels.prefetch import STEP_SUMS, asking_ahead
+from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
 from tuna.libraries.tvm.kernels.shape import ConvShape
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
-#: Outputs of a tile in each direction, by how often they win.
-OUTPUTS = (4, 2, 6)
-#: Largest error over largest magnitude of the answer, up to 2,048 input channels.
-ERROR_BOUND = coverage.WINOGRAD_ERROR
-_TAPS = coverage.TAPS
 #: Tiles in a register tile at most, and groups of them that may be code of their own.
 _MAX_TILES, _UNROLLED_GROUPS = 28, 6
 #: Bytes a cycle that a core streams from beyond its L2.
@@ -78,8 +58,8 @@ _UNROLLS = (4, 1)
 _FEW_TILES = 64
 #: Values of a filter's tap that are transformed at once, so that they stay in cache.
 _PACKED = 1 << 13
-#: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made
-#: longer by so many.
+#: A stride of V and M that is a multiple of `_WAY` fp32 values (a quarter of a way of L1) is made
+#: longer by `_SHIFT`.
 _WAY, _SHIFT = 256, 32
 _POINTS = 16
 _DOWN, _ACROSS, _WEIGHTS, _PRODUCT, _UP, _ALONG = (
@@ -293,7 +273,8 @@ def space(layer: Layer, outputs: int) -> list[WinogradParams]:
 
 
 def _unrolls(layer: Layer, tile: tuple[int, int, int], unroll: int) -> bool:
-    """Whether a step of so many input channels divides a block and leaves the sums in registers."""
+    """Whether a step of `unroll` input channels divides a block and leaves the sums in
+    registers."""
     _, tiles, blocks = tile
     return layer.shape.in_block % unroll == 0 and unroll * tiles * blocks <= STEP_SUMS
 

@@ -1,0 +1,55 @@
+"""Similarity of layers and tasks, to try a kernel's params where nothing was measured."""
+
+from __future__ import annotations
+
+import math
+
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+
+#: Fields of a convolution that must be equal, and those whose ratio counts.
+_EQUAL = (
+    *("fil_h", "fil_w", "conv_stride_h", "conv_stride_w"),
+    *("dilation_h", "dilation_w", "pad_h", "pad_w"),
+    *("fil_d", "conv_stride_d", "dilation_d", "pad_d", "direction"),
+    *("data_type", "in_layout", "spatial_dim", "mode"),
+)
+_SIZES = ("batchsize", "in_channels", "out_channels", "in_d", "in_h", "in_w")
+_PRODUCT_EQUAL, _PRODUCT_SIZES = ("trans_a", "trans_b", "data_type"), ("m", "n", "k", "batch_count")
+
+
+def family(config: Config) -> tuple[object, ...] | None:
+    """Return a key that is equal for similar configs; None for one that has no similar ones.
+
+    Similar are layers that differ in sizes alone (among grouped ones only depthwise ones), and
+    tasks with such cores, the same layouts and the same epilogue.
+    """
+    if isinstance(config, TaskConfig):
+        core = None if config.core is None else family(config.core)
+        return None if core is None else ("task", config.layouts, config.epilogue, *core)
+    if isinstance(config, ConvConfig):
+        grouping = _grouping(config)
+        if grouping is None:
+            return None
+        return ("convolution", grouping, *(getattr(config, name) for name in _EQUAL))
+    if isinstance(config, GemmConfig):
+        return ("gemm", *(getattr(config, name) for name in _PRODUCT_EQUAL))
+    return None
+
+
+def size_distance(config: Config, other: Config) -> float | None:
+    """Return the summed logarithms of the ratios of all sizes; None unless similar and distinct."""
+    if config == other or family(config) is None or family(config) != family(other):
+        return None
+    mine, theirs = _core(config), _core(other)
+    names = _SIZES if isinstance(mine, ConvConfig) else _PRODUCT_SIZES
+    return sum(abs(math.log(getattr(mine, name) / getattr(theirs, name))) for name in names)
+
+
+def _core(config: Config) -> Config:
+    return config.core if isinstance(config, TaskConfig) and config.core is not None else config
+
+
+def _grouping(config: ConvConfig) -> str | None:
+    if config.group_count == 1:
+        return "none"
+    return "depthwise" if config.group_count == config.in_channels == config.out_channels else None

@@ -1,0 +1,104 @@
+"""A cache of the steps for which no job waited, so that a claim would be for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+
+from tuna.coordinator.chores import Throttle
+from tuna.db.engine import reading
+from tuna.db.models import Job
+from tuna.db.types import utc_now
+from tuna.jobs.states import CLAIMABLE
+from tuna.policies import OpenStep
+from tuna.vocabulary import Resource
+
+#: How often SQL says whether jobs wait by now that other processes added, and the share of the time
+#: that this takes at most.
+_LOOK_EVERY_S, _LOOK_SHARE = 0.25, 0.05
+
+#: Session, step, and whether it continues.
+_Key = tuple[int, str, bool]
+
+
+def _key(step: OpenStep) -> _Key:
+    return step.session_id, step.step, step.continues
+
+
+class NoWorkCache:
+    """Steps that are known to be empty, by what was claimed last and by a look at all of them in
+    one query."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._waits: dict[_Key, sa.ColumnElement[bool]] = {}  #: whether a job waits for the step
+        self._some: set[_Key] = set()  #: those of which only some jobs are meant
+        self._expected: set[_Key] = set()  #: those of them for which jobs wait that may be others
+        self._looks = Throttle(_LOOK_EVERY_S, _LOOK_SHARE)
+
+    def __contains__(self, step: OpenStep) -> bool:
+        return _key(step) in self._waits
+
+    def note(self, step: OpenStep, resource: Resource, only: sa.ColumnElement[bool] | None) -> None:
+        """No job, of those that are `only`, waits for the step any more."""
+        if not self._waits:
+            self._looks.wait(_LOOK_EVERY_S)
+        states = [state.value for state in CLAIMABLE[resource]]
+        due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now"))
+        # Index ix_job_claim (session_id, step, state, id).
+        of_step = (
+            Job.session_id == step.session_id,
+            Job.step == step.step,
+            Job.state.in_(states),
+            due,
+        )
+        self._expected.discard(_key(step))
+        self._some = self._some - {_key(step)} | (set() if only is None else {_key(step)})
+        self._waits[_key(step)] = sa.exists().where(*of_step, *(() if only is None else (only,)))
+
+    def expect(self, due: Iterable[tuple[int, str]]) -> None:
+        """Jobs of these sessions wait for these steps by now; where only some are meant,
+        `look_for_expected` asks for them."""
+        for session_id, step in due:
+            for key in ((session_id, step, True), (session_id, step, False)):
+                if key in self._some:
+                    self._expected.add(key)
+                else:
+                    self._waits.pop(key, None)
+
+    def clear(self) -> None:
+        """Nothing is known of any step."""
+        self._waits.clear()
+        self._some.clear()
+        self._expected.clear()
+
+    def look_for_expected(self, steps: Iterable[OpenStep]) -> None:
+        """Ask SQL whether the jobs that are expected are those that `steps` mean."""
+        if self._expected:
+            self._look([key for key in map(_key, steps) if key in self._expected])
+
+    def look(self, steps: Iterable[OpenStep]) -> bool:
+        """Ask SQL, four times a second at most, for which of `steps` jobs wait after all; returns
+        whether any do."""
+        if not self._looks.is_due:
+            return False
+        keys = [key for key in map(_key, steps) if key in self._waits]
+        if not keys:
+            return False
+        with self._looks.running():
+            return self._look(keys)
+
+    def _look(self, keys: Sequence[_Key]) -> bool:
+        if not keys:
+            return False
+        with reading(self._engine) as connection:
+            found = connection.execute(
+                sa.select(*(self._waits[key] for key in keys)), {"now": utc_now()}
+            ).one()
+        self._expected.difference_update(keys)
+        for key, waits in zip(keys, found, strict=True):
+            if waits:
+                del self._waits[key]
+                self._some.discard(key)
+        return any(found)

@@ -1,0 +1,70 @@
+"""Sessions that a coordinator leaves out for a while, since their library's own code failed in it;
+it serves the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+import sqlalchemy as sa
+import structlog
+
+from tuna.coordinator.chores import Throttle
+from tuna.db import server_errors, sessions
+from tuna.db.engine import transaction
+from tuna.db.server_errors import ErrorKind
+from tuna.jobs.serving import SessionWork
+
+log = structlog.get_logger(__name__)
+
+#: Seconds after which such a session is tried again.
+_PAUSE_S = 30.0
+
+
+class Quarantine:
+    """Knows these sessions, and why; `session.fault` says it to others."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._pauses: defaultdict[int, Throttle] = defaultdict(Throttle)
+        self._served: set[int] = set()  # whose `session.fault` was deleted by this coordinator
+        self.faults: dict[int, str] = {}  #: by session, of those that have not been served since
+
+    def others(self, works: Collection[SessionWork]) -> list[SessionWork]:
+        """Return the works that are served now."""
+        return [work for work in works if self._pauses[work.session_id].is_due]
+
+    @contextlib.contextmanager
+    def guard(self, work: SessionWork) -> Iterator[None]:
+        """Set the session aside if a bug is raised; what is raised by servers passes."""
+        try:
+            yield
+        except Exception as error:  # a plug-in's own code
+            if server_errors.kind(error) is not ErrorKind.BUG:
+                raise
+            fault = (
+                f"the code of the library {work.library.name} failed: {type(error).__name__}:"
+                f" {error}"
+            )
+            if not self.others([work]):
+                return
+            log.error(
+                "session set aside",
+                session=work.session_id,
+                fault=fault,
+                pause_s=_PAUSE_S,
+                exc_info=error,
+            )
+            self._pauses[work.session_id].wait(_PAUSE_S)
+            self._served.discard(work.session_id)
+            if self.faults.get(work.session_id) != fault:
+                self.faults[work.session_id] = fault
+                transaction(self._engine, sessions.set_fault, work.session_id, fault)
+
+    def served(self, work: SessionWork) -> None:
+        """Note that the session was served without an error."""
+        self.faults.pop(work.session_id, None)
+        if work.session_id not in self._served:
+            self._served.add(work.session_id)
+            transaction(self._engine, sessions.set_fault, work.session_id, None)

@@ -1,0 +1,168 @@
+"""The reaper: finds the chunks of lost workers, coordinators and messages, and reclaims their
+jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+import structlog
+from celery import Celery
+
+from tuna.coordinator.chores import Throttle
+from tuna.coordinator.quarantine import Quarantine
+from tuna.db.batches import parts
+from tuna.db.engine import reading, transaction
+from tuna.db.models import Job
+from tuna.db.types import utc_now
+from tuna.jobs.release import release
+from tuna.jobs.scope import libraries_of
+from tuna.jobs.serving import SessionWork
+from tuna.queue.connection import queue_depth
+from tuna.queue.leases import Leases
+from tuna.vocabulary import IN_FLIGHT
+
+log = structlog.get_logger(__name__)
+
+#: Between claim (committed) and publish a chunk is in SQL only; the reaper ignores it for this
+#: long.
+GRACE_S = 5.0
+#: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size
+#: of the session.
+_ORPHANS = (
+    sa.select(Job.chunk, Job.step)
+    .where(
+        Job.session_id == sa.bindparam("session"),
+        Job.step.in_(sa.bindparam("steps", expanding=True)),
+        Job.state.in_([state.value for state in IN_FLIGHT]),
+        Job.leased_at < sa.bindparam("before"),
+    )
+    .distinct()
+)
+
+
+class Reaper:
+    """Reclaims jobs whose chunk has no live lease, or no message."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        celery: Celery,
+        leases: Leases,
+        quarantine: Quarantine,
+        drain_all: Callable[[], None],
+        max_attempts: int,
+    ) -> None:
+        """`drain_all` drains what was reported until it is called."""
+        self._engine = engine
+        self._celery = celery
+        self._leases = leases
+        self._quarantine = quarantine
+        self._drain_all = drain_all
+        self._max_attempts = max_attempts
+        self.patience = Throttle()  #: while it is not due, workers may still renew their leases
+
+    def reclaim(self, works: Iterable[SessionWork], unbegun: Iterable[str] = ()) -> None:
+        """Make the jobs of lost workers, coordinators and messages claimable again; `unbegun`:
+        chunks that no worker will begin."""
+        expired = self._leases.expired() if self.patience.is_due else []
+        with reading(self._engine) as connection:
+            old = self._old_chunks(connection, works)
+            expired = of_known_libraries(connection, expired)
+        gone = {*self._leases.missing(list(old)), *unbegun}
+        unsent = self._without_message(
+            {chunk: old[chunk] for chunk in old.keys() - gone - set(expired)}
+        )
+        if not expired and not gone and not unsent:
+            return
+        self._drain_all()  # reports sent before a worker was lost count
+        lost, again = transaction(
+            self._engine, self._release, expired, sorted(gone), sorted(unsent)
+        )
+        # SQL first: after a crash here the next reaper finds the chunks again, without jobs in
+        # flight.
+        self._leases.drop([*expired, *sorted(gone), *sorted(unsent)])
+        if lost or again:
+            log.warning("jobs reclaimed", from_lost_workers=lost, from_lost_messages=again)
+
+    def _release(
+        self,
+        connection: sa.Connection,
+        expired: Sequence[str],
+        gone: Sequence[str],
+        unsent: Sequence[str],
+    ) -> tuple[int, int]:
+        most = self._max_attempts
+        lost = release(connection, expired, max_attempts=most, worker_lost=True)
+        again = release(connection, gone, max_attempts=most)
+        return lost, again + release(connection, unsent, max_attempts=most, message_lost=True)
+
+    def sweep(self) -> None:
+        """Drop the leases of untaken chunks that were canceled or reclaimed, for which nothing is
+        written to Redis."""
+        untaken = set(self._leases.untaken())  # read before SQL, where a chunk is written first
+        with reading(self._engine) as connection:
+            unwanted = untaken - _wanted(connection, untaken)
+        if unwanted:
+            self._leases.drop(sorted(unwanted))
+
+    def _old_chunks(
+        self, connection: sa.Connection, works: Iterable[SessionWork]
+    ) -> dict[str, str]:
+        """Return the queue of each chunk that SQL has held to be in flight for long."""
+        before = utc_now() - timedelta(seconds=GRACE_S)
+        found: dict[str, str] = {}
+        for work in works:
+            steps: dict[str, str] = {}
+            with self._quarantine.guard(work):
+                steps = {step.name: work.queue(step) for step in work.library.every_step}
+            chunks = orphans(connection, work.session_id, list(steps), before)
+            found |= {chunk: steps[step] for chunk, step in chunks.items()}
+        return found
+
+    def _without_message(self, old: Mapping[str, str]) -> set[str]:
+        """Return the untaken chunks whose queue holds no message any more."""
+        queues = {old[chunk] for chunk in old.keys() & set(self._leases.untaken())}
+        empty = {queue for queue in queues if not self._depth(queue)}
+        if not empty:
+            return set()
+        return {chunk for chunk in self._leases.untaken() if old.get(chunk) in empty}
+
+    def _depth(self, queue: str) -> int:
+        with self._celery.connection_for_read() as connection:
+            return queue_depth(connection, queue)
+
+
+def orphans(
+    connection: sa.Connection, session_id: int, steps: Sequence[str], before: datetime
+) -> dict[str, str]:
+    """Return the step of each chunk that SQL holds to be in flight in one of `steps` since
+    `before` or longer."""
+    found = connection.execute(
+        _ORPHANS, {"session": session_id, "steps": list(steps), "before": before}
+    )
+    return {row.chunk: row.step for row in found if row.chunk is not None}
+
+
+def of_known_libraries(connection: sa.Connection, chunks: Sequence[str]) -> list[str]:
+    """Return the chunks without those of a library that is not installed here, which are another
+    coordinator's to reclaim."""
+    others: set[str] = set()
+    for part in parts(chunks):
+        rows = connection.execute(
+            sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()
+        ).all()
+        libraries = libraries_of(connection, {row.session_id for row in rows})
+        others |= {str(row.chunk) for row in rows if isinstance(libraries[row.session_id], str)}
+    return [chunk for chunk in chunks if chunk not in others]
+
+
+def _wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str | None]:
+    """Return the chunks that still hold a job which counts."""
+    found: set[str | None] = set()
+    for part in parts(sorted(chunks)):
+        found |= set(
+            connection.execute(sa.select(Job.chunk).where(Job.chunk.in_(part)).distinct()).scalars()
+        )
+    return found

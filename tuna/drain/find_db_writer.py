@@ -1,0 +1,419 @@
+"""Writes good measurements: rows of the find db, the code objects they need, the devices they ran
+on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tuna.artifacts.store import Artifacts
+from tuna.db import models
+from tuna.db.batches import parts
+from tuna.db.engine import reading
+from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
+from tuna.db.types import utc_now
+from tuna.db.upsert import upsert
+from tuna.errors import StorageFull
+from tuna.jobs.rows import JobRow
+from tuna.libraries.items import CodeObject, StepResult, Trial
+from tuna.libraries.results import is_close, is_time
+from tuna.vocabulary import Cause
+
+#: Bytes that every server accepts. Overhead of a statement that carries an artifact.
+_SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
+#: Artifacts that are read at a time, before a transaction, and about how much of them is held in
+#: memory.
+_READERS, _FETCHED_BYTES = 8, 1 << 28
+
+
+def best(result: StepResult) -> Trial | None:
+    """The fastest good trial of a result; none that ended early, for there is a far better one, of
+    an earlier round perhaps."""
+    good = [trial for trial in result.trials if trial.cause is None and not trial.ended_early]
+    timed = [trial for trial in good if trial.time_ms is not None]
+    return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
+
+
+class _Built(NamedTuple):
+    """Facts of a trial that the steps before left."""
+
+    params: str | None
+    artifact: str | None
+    workload: str | None  #: of its job
+
+
+_NOTHING = _Built(None, None, None)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Facts that were read for results before the transaction that writes them."""
+
+    trials: Mapping[tuple[int, int], _Built]  #: by job and number
+    blobs: Mapping[str, bytes | KeyError]  #: artifacts that were not in SQL, or why there is none
+
+    def of(self, result: StepResult, trial: Trial) -> _Built:
+        """Return the facts of a trial of `result` once that is stored."""
+        built = self.trials.get((result.job_id, trial.index), _NOTHING)
+        return _Built(
+            trial.params if trial.params is not None else built.params,
+            trial.artifact or built.artifact,
+            built.workload or result.workload,
+        )
+
+
+class FindDbWriter:
+    """Writes the best trials of results; the drain handles what it returns and raises."""
+
+    def __init__(self, artifacts: Artifacts) -> None:
+        self._artifacts = artifacts
+
+    def fetch(self, engine: sa.Engine, results: Iterable[StepResult]) -> Fetched:
+        """Read what `write` needs of these results, of which it may get a part; several artifacts
+        at a time.
+
+        Raises StoreUnavailable. What is more than memory should hold is left to `write`.
+        """
+        timed = [
+            (result, trial)
+            for result in results
+            if result.ok and (trial := best(result)) is not None
+        ]
+        ids = sorted({result.job_id for result, _ in timed})
+        if not ids:
+            return Fetched({}, {})
+        found = models.Trial
+        columns = (found.job_id, found.number, found.params, found.artifact, models.Job.workload)
+        trials: dict[tuple[int, int], _Built] = {}
+        with reading(engine) as connection:
+            for part in parts(ids):
+                query = sa.select(*columns).join(models.Job, models.Job.id == found.job_id)
+                for row in connection.execute(query.where(found.job_id.in_(part))):
+                    trials[row.job_id, row.number] = _Built(*row[2:])
+            built = Fetched(trials, {})
+            digests = {digest for pair in timed for digest in _digests(*pair, built)}
+            missing = sorted(digests - _in_sql(connection, digests))
+        return Fetched(trials, self._read(missing))
+
+    def _read(self, digests: Sequence[str]) -> dict[str, bytes | KeyError]:
+        """The artifacts by digest, up to _FETCHED_BYTES."""
+        blobs: dict[str, bytes | KeyError] = {}
+        if not digests:
+            return blobs
+        size_bytes = 0
+        with futures.ThreadPoolExecutor(_READERS, "artifacts") as pool:
+            for start in range(0, len(digests), _READERS):
+                part = digests[start : start + _READERS]
+                blobs |= zip(part, pool.map(self._get, part), strict=True)
+                size_bytes += sum(
+                    len(blob) for name in part if isinstance(blob := blobs[name], bytes)
+                )
+                if size_bytes > _FETCHED_BYTES:
+                    break
+        return blobs
+
+    def _get(self, digest: str) -> bytes | KeyError:
+        try:
+            return self._artifacts.get(digest)
+        except KeyError as error:
+            return error
+
+    def write(
+        self,
+        connection: sa.Connection,
+        jobs: Mapping[int, JobRow],
+        results: Sequence[StepResult],
+        fetched: Fetched,
+    ) -> dict[int, StepResult]:
+        """Find-db rows with their kernels, for results that have a best trial; returns, by job, the
+        failures that replace results.
+
+        A result fails when an artifact that it needs is lost, or larger than the database takes.
+        """
+        if not results:
+            return {}
+        ids = [result.job_id for result in results]
+        _lock(connection, [jobs[job_id] for job_id in ids])
+        known = _known(connection, [jobs[job_id] for job_id in ids])
+        bests = [(result, trial) for result in results if (trial := best(result)) is not None]
+        kept = _in_sql(
+            connection, {digest for pair in bests for digest in _digests(*pair, fetched)}
+        )
+        failed: dict[int, StepResult] = {}
+        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
+        kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
+        for result, fastest in bests:
+            job, built = jobs[result.job_id], fetched.of(result, fastest)
+            key = (job.session_id, job.config_id, job.solver_id)
+            facts = (built.params or "", fastest.time_ms, result.noisy)
+            found = _Known(job.id, job.steps, fastest.index, result.step, *facts)
+            if key in known and not found.replaces(known[key]):
+                continue
+            workload = job.workload or result.workload
+            code = result.kernels
+            if code is None:
+                code = (CodeObject(artifact=built.artifact),) if built.artifact else ()
+            try:
+                needed = [*(item.artifact for item in code), *([workload] if workload else [])]
+                self._keep(connection, needed, kept, fetched.blobs)
+            except KeyError as error:
+                failed[job.id] = _failure(
+                    result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged"
+                )
+                continue
+            except StorageFull as error:
+                failed[job.id] = _failure(result, Cause.INFRA, str(error))
+                continue
+            known[key], kernels[key] = found, code
+            rows[key] = {
+                "session_id": job.session_id,
+                "config_id": job.config_id,
+                "solver_id": job.solver_id,
+                "job_id": job.id,
+                "time_ms": fastest.time_ms,
+                "workspace_bytes": result.workspace_bytes,
+                "params": built.params or "",
+                "algorithm": result.algorithm,
+                "problem_key": None,
+                "trial_number": fastest.index,
+                "final_job_id": None,
+                "source": None,
+                "simulated": result.simulated,
+                "noisy": result.noisy,
+                "clock": fastest.clock,
+                "workload": workload,
+                "updated_at": utc_now(),
+            }
+        names = ("session_id", "config_id", "solver_id")
+        update = [name for row in list(rows.values())[:1] for name in row if name not in names]
+        upsert(connection, FindDb, list(rows.values()), key=names, update=update)
+        _write_kernels(connection, kernels)
+        _write_devices(connection, jobs, results)
+        return failed
+
+    def _keep(
+        self,
+        connection: sa.Connection,
+        digests: Iterable[str],
+        kept: set[str],
+        blobs: Mapping[str, bytes | KeyError],
+    ) -> None:
+        """Copy artifacts into SQL, which keeps them, unless they are `kept` already.
+
+        Raises KeyError when one of them is lost, StorageFull when the database would not accept it.
+        """
+        for digest in digests:
+            if digest in kept:
+                continue
+            blob = blobs[digest] if digest in blobs else self._artifacts.get(digest)
+            if isinstance(blob, KeyError):
+                raise blob
+            if not fits(connection, len(blob)):
+                raise StorageFull(
+                    f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server"
+                    " takes; set its max_allowed_packet to 256M, then `tuna retry --session-id ID"
+                    " --cause infra`"
+                )
+            row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
+            upsert(connection, Kernel, [row], key=("digest",))
+            kept.add(digest)
+
+
+class _Known(NamedTuple):
+    """A measured result of a solver for a config."""
+
+    job_id: int | None
+    steps: str | None  #: all of the job's
+    trial_number: int | None
+    step: str | None
+    params: str
+    time_ms: float | None
+    noisy: bool
+
+    def replaces(self, stored: _Known) -> bool:
+        """Return whether this result, of the same session and so of the same environment, is the one to
+        keep.
+
+        The better one is, and one from a quiet device is better than a noisy one. But a
+        re-measurement of the same candidate replaces the earlier time, and what a later step of a
+        job finds replaces what an earlier one did. Between rounds of a search, whose candidates
+        differ much, noise decides only where the times are close.
+        """
+        if (
+            stored.time_ms is None
+            or not is_time(stored.time_ms)
+            or (self.job_id == stored.job_id and self.step != stored.step)
+        ):
+            return True
+        fast, slow = sorted((self.time_ms or 0.0, stored.time_ms))
+        far = not is_close(slow, fast)
+        in_rounds = self.job_id != stored.job_id and self.steps == stored.steps
+        if self.noisy != stored.noisy and not (in_rounds and far and self.params != stored.params):
+            return stored.noisy
+        return self.params == stored.params or (self.time_ms or 0.0) < stored.time_ms
+
+
+def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
+    """Keep another process from comparing a result of the same solver and config until this
+    transaction ends.
+
+    Two jobs of a session can have them in common. There may be no row of find_db to lock yet, but
+    there is one of solver_applicability. On SQLite there is one writer at a time.
+    """
+    if connection.dialect.name == "sqlite":
+        return
+    pair = models.SolverApplicability
+    for part in parts(sorted({job.config_id for job in jobs})):
+        query = sa.select(pair.solver_id).where(
+            pair.session_id.in_(sorted({job.session_id for job in jobs})),
+            pair.config_id.in_(part),
+            pair.solver_id.in_(sorted({job.solver_id for job in jobs})),
+        )
+        connection.execute(query.with_for_update()).all()
+
+
+def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int, int, int], _Known]:
+    """The measured results that the sessions of `jobs` have for their configs; imported ones give
+    way to any."""
+    of_job = (FindDb.job_id, models.Job.steps, FindDb.trial_number, models.Trial.step)
+    columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
+    same_trial = sa.and_(
+        models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number
+    )
+    found: dict[tuple[int, int, int], _Known] = {}
+    for part in parts(sorted({job.config_id for job in jobs})):
+        query = (
+            sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
+            .join(models.Job, models.Job.id == FindDb.job_id)
+            .join(models.Trial, same_trial, isouter=True)
+            .where(
+                FindDb.session_id.in_({job.session_id for job in jobs}),
+                FindDb.config_id.in_(part),
+                FindDb.job_id.is_not(None),
+            )
+        )
+        for row in connection.execute(query):
+            found[row.session_id, row.config_id, row.solver_id] = _Known(*tuple(row)[3:])
+    return found
+
+
+def fits(connection: sa.Connection, size_bytes: int) -> bool:
+    """Return whether one statement may carry an artifact of this size. On a longer one MySQL closes the
+    connection, as in an outage."""
+    if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
+        return True
+    packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+    # escaping by the driver may double a byte
+    return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes
+
+
+def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
+    return result.model_copy(update={"ok": False, "cause": cause, "output_tail": text})
+
+
+def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:
+    """Every artifact that the result may need."""
+    built = fetched.of(result, fastest)
+    found = {built.artifact, built.workload, *(code.artifact for code in result.kernels or ())}
+    return {digest for digest in found if digest}
+
+
+def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
+    """Return which of `digests` are in SQL, where many results share the same few; locked, so that
+    none is deleted meanwhile."""
+    found: set[str] = set()
+    for part in parts(sorted(digests)):
+        query = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update(read=True)
+        found |= set(connection.execute(query).scalars())
+    return found
+
+
+def _write_kernels(
+    connection: sa.Connection, kernels: Mapping[tuple[int, int, int], Sequence[CodeObject]]
+) -> None:
+    """The code objects of find-db rows, named by (session, config, solver); those of an older
+    result are deleted."""
+    if not kernels:
+        return
+    found = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
+        FindDb.session_id.in_({key[0] for key in kernels}),
+        FindDb.config_id.in_({key[1] for key in kernels}),
+    )
+    rows_by_key = {
+        (row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(found)
+    }
+    ids = {key: rows_by_key[key] for key in kernels}
+    connection.execute(sa.delete(FindDbKernel).where(FindDbKernel.find_db_id.in_(ids.values())))
+    rows = [
+        {
+            "find_db_id": ids[name],
+            "number": number,
+            "kernel": code.artifact,
+            "name": code.name,
+            "args": code.args,
+        }
+        for name, codes in kernels.items()
+        for number, code in enumerate(codes)
+    ]
+    if rows:
+        connection.execute(sa.insert(FindDbKernel), rows)
+
+
+def _write_devices(
+    connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]
+) -> None:
+    """The devices, each with the highest peak: a lower one was measured beside other work, or at a
+    lower clock frequency."""
+    seen: dict[tuple[int, str], tuple[float | None, str]] = {}
+    reported = [
+        (jobs[result.job_id].session_id, result.device)
+        for result in results
+        if result.device is not None
+    ]
+    of_session = sa.select(Session.id, Session.environment_id).where(
+        Session.id.in_({pair[0] for pair in reported})
+    )
+    environments = (
+        {row.id: row.environment_id for row in connection.execute(of_session)} if reported else {}
+    )
+    known = _peaks(connection, set(environments.values()))
+    for session_id, device in reported:
+        key = (environments[session_id], device.name)
+        before = seen.get(key, known.get(key, (None, "")))
+        seen[key] = _higher(before, (device.peak_gflops, device.peak_source))
+    rows = [
+        {
+            "environment_id": environment_id,
+            "name": name,
+            "peak_gflops": peak,
+            "peak_source": source,
+            "updated_at": utc_now(),
+        }
+        for (environment_id, name), (peak, source) in seen.items()
+    ]
+    update = ("peak_gflops", "peak_source", "updated_at")
+    upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
+
+
+def _peaks(
+    connection: sa.Connection, environment_ids: set[int]
+) -> dict[tuple[int, str], tuple[float | None, str]]:
+    """The peaks of the devices of environments."""
+    if not environment_ids:
+        return {}
+    query = sa.select(Device.environment_id, Device.name, Device.peak_gflops, Device.peak_source)
+    found = connection.execute(query.where(Device.environment_id.in_(environment_ids)))
+    return {(row.environment_id, row.name): (row.peak_gflops, row.peak_source) for row in found}
+
+
+def _higher(
+    known: tuple[float | None, str], new: tuple[float | None, str]
+) -> tuple[float | None, str]:
+    """Peaks that were found in different ways do not compare: then the newer one counts."""
+    if new[0] is None or (known[0] is not None and known[1] == new[1] and known[0] >= new[0]):
+        return known
+    return new

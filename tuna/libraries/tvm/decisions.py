@@ -1,0 +1,300 @@
+"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, and what a cost
+model sees of them. No TVM.
+
+A trace is a list of instructions `[name, inputs, attributes, outputs]` and a list of decisions
+`[instruction, decision]`. Traces with the same instructions are of one design; its decisions in
+their order, flattened, are the numbers of a point.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+_POSTPROC = "EnterPostproc"
+_TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
+_UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
+#: Where a block is computed that has no loop to be at: at the root.
+_ROOT = -1
+
+_SPATIAL, _REDUCTION = 4, 2
+#: Values of fp32 in a vector, from the longest on.
+_LANES = (16, 8, 4)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One sampling instruction of a design."""
+
+    instruction: int  #: its place in the trace
+    kind: str
+    label: str  #: what it decides: the block and loop that it tiles, the annotation that it gives
+    parts: int  #: numbers that it has
+    #: every value; of a kind that is not known, the one that there is
+    options: tuple[tuple[int, ...], ...]
+
+    def mutated(self, value: tuple[int, ...], chance: Random) -> tuple[int, ...]:
+        """Another value; of a tile one that differs by one factor where there is such."""
+        if self.kind == _TILE:
+            near = _moved(value, self.options, chance)
+            if near is not None:
+                return near
+        others = [option for option in self.options if option != value]
+        return chance.choice(others) if others else value
+
+
+@dataclass(frozen=True)
+class Design:
+    """Schedules that differ only in their decisions."""
+
+    instructions: tuple[Any, ...] = field(hash=False)  #: JSON, without those of postprocessing
+    decisions: tuple[Decision, ...]
+
+    @classmethod
+    def read(
+        cls, trace: Sequence[Any], locations: Mapping[int, Sequence[int]] | None = None
+    ) -> Design:
+        """The design of a trace; `locations`: what else compute locations may be, by
+        instruction."""
+        instructions = before_postproc(trace)
+        labels = _labels(instructions)
+        found = []
+        for place, value in own_decisions(trace):
+            name, _, attributes, _ = instructions[place]
+            numbers = _numbers(value)
+            options: tuple[tuple[int, ...], ...] = (numbers,)
+            if name == _TILE:
+                options = factorisations(math.prod(numbers), int(attributes[0]), int(attributes[1]))
+            elif name == _CHOICE:
+                options = tuple((index,) for index in range(len(attributes[0])))
+            elif name == _LOCATION:
+                options = tuple(
+                    (at,) for at in sorted({_ROOT, *numbers, *(locations or {}).get(place, ())})
+                )
+            found.append(Decision(place, name, labels[place], len(numbers), options))
+        return cls(tuple(instructions), tuple(found))
+
+    @functools.cached_property
+    def _name(self) -> str:
+        """The same for the same design of another size: its instructions hold no extents."""
+        return "design." + hashlib.sha256(key_of([self.instructions, []]).encode()).hexdigest()[:8]
+
+    def size(self) -> int:
+        """Number of combinations of decisions; not every one need be a valid schedule."""
+        return math.prod(len(decision.options) for decision in self.decisions)
+
+    def values(self) -> Iterator[tuple[int, ...]]:
+        """Yield all combinations of decisions."""
+        for parts in itertools.product(*(decision.options for decision in self.decisions)):
+            yield tuple(itertools.chain.from_iterable(parts))
+
+    def split(self, values: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The numbers of a point by decision."""
+        numbers = iter(values)
+        return [tuple(itertools.islice(numbers, decision.parts)) for decision in self.decisions]
+
+    def trace(self, values: tuple[int, ...]) -> list[Any]:
+        """The JSON of the trace with these decisions."""
+        decided = [
+            [
+                decision.instruction,
+                list(value) if decision.kind not in (_CHOICE, _LOCATION) else value[0],
+            ]
+            for decision, value in zip(self.decisions, self.split(values), strict=True)
+        ]
+        return [list(self.instructions), decided]
+
+    def features(self, values: tuple[int, ...]) -> dict[str, float]:
+        """Return the features of a point: logarithms of each tile's factors, of their products from
+        the innermost on, and of the extent; the values of other decisions."""
+        found: dict[str, float] = {self._name: 1.0}
+        level: dict[str, float] = {}
+        for decision, value in zip(self.decisions, self.split(values), strict=True):
+            if decision.kind == _TILE:
+                inner = 0.0
+                for part in reversed(range(decision.parts)):
+                    factor = math.log2(value[part])
+                    inner += factor
+                    found[f"{decision.label}.{part}"] = factor
+                    found[f"{decision.label}.within{part}"] = inner
+                    name = f"tiles{decision.parts}.{part}"
+                    level[name] = level.get(name, 0.0) + factor
+            elif decision.kind == _CHOICE:
+                found[decision.label] = self._choice(decision, value)
+            else:
+                for part, number in enumerate(value):
+                    found[f"{decision.label}.{part}"] = float(number)
+        return found | level | self._tiling(values)
+
+    def unrolling(self, values: tuple[int, ...]) -> int:
+        """The most statements that a loop nest is unrolled to."""
+        split = zip(self.decisions, self.split(values), strict=True)
+        steps = [
+            self._choice(decision, value) for decision, value in split if decision.label == _UNROLL
+        ]
+        return int(max(steps, default=0))
+
+    def _choice(self, decision: Decision, value: tuple[int, ...]) -> float:
+        return float(self.instructions[decision.instruction][2][0][value[0]])
+
+    def _tiling(self, values: tuple[int, ...]) -> dict[str, float]:
+        """Return the `tiling_features` of a point."""
+        split = list(zip(self.decisions, self.split(values), strict=True))
+        tiles = [value for decision, value in split if decision.kind == _TILE]
+        location = sum(value[0] for decision, value in split if decision.kind == _LOCATION)
+        names = [instruction[0] for instruction in self.instructions]
+        return tiling_features(tiles, self.unrolling(values), location, names)
+
+
+def before_postproc(trace: Sequence[Any]) -> list[Any]:
+    """The instructions of a trace but those that postprocessors added."""
+    return list(itertools.takewhile(lambda instruction: instruction[0] != _POSTPROC, trace[0]))
+
+
+def own_decisions(trace: Sequence[Any]) -> list[tuple[int, Any]]:
+    """(instruction, decision) of a trace, but of what postprocessors sampled."""
+    count = len(before_postproc(trace))
+    return sorted((int(place), value) for place, value in trace[1] if int(place) < count)
+
+
+def key_of(trace: Sequence[Any]) -> str:
+    """Return a text that is equal for all traces of one design."""
+    return json.dumps(before_postproc(trace), separators=(",", ":"))
+
+
+def values_of(trace: Sequence[Any]) -> tuple[int, ...]:
+    """The decisions of a trace as the numbers of a point."""
+    return tuple(
+        itertools.chain.from_iterable(_numbers(value) for _, value in own_decisions(trace))
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def factorisations(extent: int, parts: int, innermost: int) -> tuple[tuple[int, ...], ...]:
+    """All ways to write `extent` as an ordered product of `parts` factors whose last is at most
+    `innermost`."""
+    if parts == 1:
+        return ((extent,),) if extent <= innermost else ()
+    divisors = [divisor for divisor in range(1, extent + 1) if extent % divisor == 0]
+    return tuple(
+        (first, *rest)
+        for first in divisors
+        for rest in factorisations(extent // first, parts - 1, innermost)
+    )
+
+
+def _moved(
+    value: tuple[int, ...], options: tuple[tuple[int, ...], ...], chance: Random
+) -> tuple[int, ...] | None:
+    """The tile with one prime factor at another place, if such is an option."""
+    known = _as_set(options)
+    moves = []
+    for source, factor in enumerate(value):
+        for prime in _primes(factor):
+            for goal in range(len(value)):
+                if goal != source:
+                    changed = list(value)
+                    changed[source] //= prime
+                    changed[goal] *= prime
+                    if tuple(changed) in known:
+                        moves.append(tuple(changed))
+    return chance.choice(moves) if moves else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _as_set(options: tuple[tuple[int, ...], ...]) -> frozenset[tuple[int, ...]]:
+    return frozenset(options)
+
+
+@functools.cache
+def _primes(number: int) -> tuple[int, ...]:
+    """The different prime factors."""
+    return tuple(
+        prime
+        for prime in range(2, number + 1)
+        if number % prime == 0 and all(prime % smaller for smaller in range(2, prime))
+    )
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def _labels(instructions: Sequence[Any]) -> dict[int, str]:
+    """Return for each sampling instruction a label of what it decides; it is the same in similar
+    problems."""
+    names: dict[str, str] = {}
+    used: dict[str, str] = {}
+    for name, inputs, attributes, outputs in instructions:
+        if name == "GetSBlock":
+            names[outputs[0]] = str(attributes[0])
+        elif name == "Annotate" and isinstance(inputs[1], str):
+            used[inputs[1]] = str(attributes[0])
+        else:
+            of = names.get(inputs[0], name) if inputs and isinstance(inputs[0], str) else name
+            short = {"GetLoops": "", "Split": "split"}.get(name, name)
+            names.update({output: f"{of}{short}{index}" for index, output in enumerate(outputs)})
+    labels: dict[int, str] = {}
+    for place, (name, inputs, _, outputs) in enumerate(instructions):
+        of = (
+            names.get(inputs[0], "")
+            if inputs
+            else used.get(outputs[0] if outputs else "", "choice")
+        )
+        label = f"{name}({of})"
+        repeats = sum(known == label or known.startswith(f"{label}#") for known in labels.values())
+        labels[place] = f"{label}#{repeats}" if repeats else label
+    return labels
+
+
+def tiling_features(
+    tiles: Sequence[Sequence[int]], unrolling: int, location: int, instructions: Sequence[str]
+) -> dict[str, float]:
+    """Return features of a tiled loop nest that mean the same for every problem: logarithms to the
+    base 2 of products of factors; none for a nest without spatial tiles.
+
+    MetaSchedule tiles a nest for a CPU as SSRSRS: the spatial loops four times (from 0, outermost,
+    to 3), the reductions twice. The innermost part of the last spatial loop becomes vectors; those
+    of the others are values that are kept in registers.
+
+    `tiles`: the factors of each tiled loop, the outermost first; `unrolling`: statements that a
+    nest is unrolled to at most; `location`: the sum of sampled compute locations; `instructions`:
+    names of the trace's.
+    """
+    spatial = [tile for tile in tiles if len(tile) == _SPATIAL]
+    reductions = [tile for tile in tiles if len(tile) == _REDUCTION]
+    if not spatial:
+        return {}
+    *others, last = spatial
+    found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
+    found |= {
+        f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others)
+        for part in range(_SPATIAL)
+    }
+    found |= {
+        f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)
+    }
+    inner = sum(math.log2(tile[-1]) for tile in reductions)
+    kept = found["tiling.last3"] + found["tiling.others3"]
+    lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
+    unrolled = math.log2(unrolling + 1)
+    return {
+        **found,
+        "tiling.lanes": math.log2(lanes),
+        "tiling.inner_reduction": inner,
+        "tiling.outer_reduction": sum(math.log2(tile[0]) for tile in reductions),
+        "tiling.registers": math.log2(2**kept / lanes + 1),
+        "tiling.body": kept + inner,
+        "tiling.unrolling": unrolled,
+        "tiling.beyond_unrolling": kept + inner - unrolled,
+        "tiling.location": float(location),
+        "tiling.caches": float(instructions.count("CacheWrite")),
+        "tiling.moved": float(instructions.count("ReverseComputeAt")),
+    }

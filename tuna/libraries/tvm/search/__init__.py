@@ -1,1 +1,0 @@
-"""The spaces of TVM's solvers for `tuna.libraries.search`."""

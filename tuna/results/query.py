@@ -1,0 +1,266 @@
+"""Results of sessions, golden versions and imported databases that meet a filter, whatever their
+number in the database.
+
+Rows are read a few layers at a time, in the order of the layers' import, until there are as many as
+are asked for. Which layers can have any is found out first, as far as an index tells that they are
+few.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.searches import why_ended
+from tuna.results.filter import Conditions, conditions
+from tuna.results.rows import ResultFilter, ResultRow, ResultRows
+from tuna.results.selectable import (
+    BOTH,
+    SESSIONS,
+    TRIALS,
+    GoodAttempt,
+    Results,
+    last_good_attempts,
+)
+from tuna.results.tables import config
+from tuna.vocabulary import BASELINE
+
+#: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone
+#: through in their order.
+_FEW = 2_000
+_MOST_LAYERS = 500
+#: Fields of a row that are taken over as they are.
+_COPIED = (
+    *("layer", "config_key", "kind", "driver", "library", "solver", "time_ms", "low_ms"),
+    *("high_ms", "max_error", "arch", "num_cu", "environment", "library_version", "toolchain"),
+    *("session_id", "reason", "job_id", "trial_number", "golden"),
+)
+#: Other columns of any provenance.
+_READ = (
+    *("config_id", "conditions", "environment_device", "family", "params", "workspace_bytes"),
+    *("noisy", "simulated", "clock", "source", "kept_at"),
+)
+#: Columns that only golden entries have.
+_OF_ENTRY = ("id", "worker", "device")
+
+
+def query(
+    connection: sa.Connection, wanted: ResultFilter, *, with_commands: bool = True
+) -> ResultRows:
+    """The rows that meet the filter; raises NotFound for a name that there is not, BadInput for a
+    value that cannot be.
+
+    Without commands `ResultRow.command` is empty; to make them loads the libraries.
+    """
+    meant = conditions(connection, wanted)
+    found: list[Any] = []
+    for layers in _layers(connection, meant):
+        found += (
+            _trials(connection, meant, layers)
+            if wanted.n_best
+            else _results(connection, meant, layers)
+        )
+        if len(found) > wanted.limit:
+            break
+    rows = _described(connection, found[: wanted.limit], with_commands=with_commands)
+    return ResultRows(tuple(rows), wanted.limit, len(found) > wanted.limit)
+
+
+def _layers(connection: sa.Connection, meant: Conditions) -> Iterator[list[int]]:
+    """Ids of configs in their order, in lists that grow: a layer can have one row or thousands."""
+    few = _few(connection, meant)
+    number, last = 1, 0
+    while True:
+        if few is not None:
+            part, few = few[:number], few[number:]
+        else:
+            after = (
+                sa.select(config.c.id)
+                .where(config.c.id > last, *meant.configs)
+                .order_by(config.c.id)
+                .limit(number)
+            )
+            part = list(connection.execute(after).scalars())
+        if not part:
+            return
+        yield part
+        last, number = part[-1], min(2 * number, _MOST_LAYERS)
+
+
+def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:
+    """The configs that can have rows, if they are few."""
+    of_configs: set[int] | None = None
+    if meant.configs:
+        query = sa.select(config.c.id).where(*meant.configs).limit(_FEW + 1)
+        of_configs = set(connection.execute(query).scalars())
+        of_configs = None if len(of_configs) > _FEW else of_configs
+    of_results: set[int] | None = set()
+    for results in BOTH:
+        on_rows = meant.of(results)
+        if not on_rows or of_results is None:
+            of_results = None
+            break
+        query = results.select("config_id").where(*on_rows).limit(_FEW + 1)
+        ids = list(connection.execute(query).scalars())
+        of_results = None if len(ids) > _FEW else of_results | set(ids)
+    if of_configs is None or of_results is None:
+        both = of_results if of_configs is None else of_configs
+        return None if both is None else sorted(both)
+    return sorted(of_configs & of_results)
+
+
+def _from_layers(query: sa.Select[Any], results: Results, layers: Sequence[int]) -> sa.Select[Any]:
+    """Read the results of these layers first, by the index on the config: MariaDB would begin with
+    the smallest table and read all results."""
+    for dialect in ("mysql", "mariadb"):
+        query = query.prefix_with("STRAIGHT_JOIN", dialect=dialect)
+    index = f"ix_{results.table.name}_config_id"
+    return query.with_hint(results.table, f"FORCE INDEX ({index})").where(
+        results["config_id"].in_(layers)
+    )
+
+
+def _results(connection: sa.Connection, meant: Conditions, layers: Sequence[int]) -> list[Any]:
+    """Results of these configs, one more than the limit of each source."""
+    found: list[Any] = []
+    for results in BOTH:
+        own = _OF_ENTRY if results.released else ()
+        rows = _from_layers(results.select(*_COPIED, *_READ, *own), results, layers)
+        order = (
+            results["config_id"],
+            results["time_ms"].is_(None),
+            results["time_ms"],
+            results["solver"],
+            results["session_id"],
+            results["id"],
+        )
+        found += connection.execute(
+            rows.where(*meant.of(results)).order_by(*order).limit(meant.wanted.limit + 1)
+        )
+    return sorted(found, key=_place)
+
+
+def _place(row: Any) -> tuple[Any, ...]:
+    last = (row.solver, row.session_id, row.golden or 0)
+    return (row.config_id, row.time_ms is None, row.time_ms or 0.0, *last)
+
+
+def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int]) -> list[Any]:
+    """The fastest trials of each of these configs, solver and environment, with results that were
+    imported.
+
+    Equal times are ordered by params, so that the choice does not depend on the order in which they
+    were stored.
+    """
+    n_best = meant.wanted.n_best
+    key = (TRIALS["config_id"], TRIALS["solver_id"], TRIALS["environment_id"])
+    fastest = (TRIALS["time_ms"], TRIALS["params"], TRIALS["session_id"], TRIALS["trial_number"])
+    place = sa.func.row_number().over(partition_by=key, order_by=fastest).label("place")
+    ranked = (
+        _from_layers(
+            TRIALS.over([TRIALS["trial_id"], place], ("environment_id", "time_ms")), TRIALS, layers
+        )
+        .where(*TRIALS.measured, *meant.of(TRIALS))
+        .subquery()
+    )
+    measured = (
+        _from_layers(TRIALS.select(*_COPIED, *_READ), TRIALS, layers)
+        .join(ranked, ranked.c.id == TRIALS["trial_id"])
+        .where(ranked.c.place <= n_best)
+    )
+    imported = _from_layers(SESSIONS.select(*_COPIED, *_READ), SESSIONS, layers).where(
+        *meant.of(SESSIONS),
+        SESSIONS["job_id"].is_(None),
+        SESSIONS["time_ms"] > 0,
+        SESSIONS["imported"],
+    )
+    kept: dict[tuple[int, str, str, str], list[Any]] = defaultdict(list)
+    rows = [*connection.execute(measured), *connection.execute(imported)]
+    for row in sorted(
+        rows, key=lambda row: (row.time_ms, row.params or "", row.session_id, row.trial_number or 0)
+    ):
+        of_key = kept[row.config_id, row.library, row.solver, row.environment]
+        if len(of_key) < (n_best or 0):
+            of_key.append(row)
+    chosen = [row for of_key in kept.values() for row in of_key]
+    return sorted(
+        chosen,
+        key=lambda row: (row.config_id, row.time_ms, row.solver, row.params or "", row.session_id),
+    )
+
+
+def _described(
+    connection: sa.Connection, rows: Sequence[Any], *, with_commands: bool
+) -> Iterator[ResultRow]:
+    """The rows with who measured them, and how it is repeated."""
+    jobs = {row.job_id for row in rows if row.job_id is not None}
+    attempts, ended = last_good_attempts(connection, jobs), why_ended(connection, jobs)
+    commands = _commands(connection, rows, attempts) if with_commands else [""] * len(rows)
+    for row, command in zip(rows, commands, strict=True):
+        attempt = None if row.source else attempts.get(row.job_id)
+        worker, device = (row.worker, row.device) if row.golden is not None else ("", "")
+        yield ResultRow(
+            **{name: getattr(row, name) for name in _COPIED},
+            baseline=row.family == BASELINE,
+            params=row.params or "",
+            noisy=bool(row.noisy),
+            simulated=bool(row.simulated),
+            clock=row.clock or "",
+            workspace_bytes=row.workspace_bytes or 0,
+            conditions=row.conditions or {},
+            imported_from=row.source or None,
+            search_ended=ended.get(row.job_id, "") if row.golden is None else "",
+            worker=worker or (attempt.worker if attempt else ""),
+            device=device or (attempt.device if attempt else "") or row.environment_device,
+            measured_at=row.kept_at,
+            command=command,
+        )
+
+
+def _commands(
+    connection: sa.Connection, rows: Sequence[Any], attempts: Mapping[int, GoodAttempt]
+) -> list[str]:
+    """For each row what repeats its measurement, or shows more of it."""
+    from tuna.queue.reproduction import Repeated, commands
+
+    def repeated(row: Any) -> Repeated | None:
+        if row.golden is not None or row.source or row.job_id not in attempts:
+            return None
+        return Repeated(row.job_id, attempts[row.job_id].step, row.trial_number)
+
+    of_row = [repeated(row) for row in rows]
+    found = commands(connection, [one for one in of_row if one is not None])
+    return [
+        (one and found.get(one)) or _other_command(row)
+        for row, one in zip(rows, of_row, strict=True)
+    ]
+
+
+def _other_command(row: Any) -> str:
+    """What shows more of a result that cannot be measured again here."""
+    if row.golden is not None:
+        words = [
+            "tuna",
+            "golden",
+            "explain",
+            str(row.golden),
+            str(row.id),
+            "--library",
+            row.library,
+        ]
+        return shlex.join(words)
+    words = [
+        "tuna",
+        "query",
+        "--session-id",
+        str(row.session_id),
+        "--solver",
+        row.solver,
+        "--layer",
+        row.config_key,
+    ]
+    return shlex.join([*words, "--json"])

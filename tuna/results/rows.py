@@ -1,0 +1,215 @@
+"""The question and the answer of `tuna query`: a filter, and rows that each say where they come
+from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from html import escape
+from typing import TYPE_CHECKING, Any, overload
+
+from tuna.errors import BadInput, LibraryMissing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Rows of an answer unless the user asks for more, and the most there are: `tuna export` streams
+#: all results.
+DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
+
+
+@dataclass(frozen=True)
+class ResultFilter:
+    """Which results: those that meet all conditions that are given."""
+
+    #: a model or network, `NAME` (the latest of that name) or `NAME@VERSION`
+    model: str | None = None
+    tag: str | None = None
+    #: a config key (8 digits or more), label, problem key, driver command or JSON object
+    layer: str | None = None
+    op: str | None = None  #: kind of config, also that of a task's core
+    #: `FIELD=VALUE` of the config, or text that its label contains, such as `64x56x56`
+    shape: tuple[str, ...] = ()
+    dtype: str | None = None
+    library: str | None = None
+    arch: str | None = None
+    #: text in the environment's device, or the name of the very device that measured
+    device: str | None = None
+    environment: str | None = None  #: key, or its beginning
+    solver: str | None = None
+    session_id: int | None = None
+    since: datetime | None = None  #: measured, or imported, at this time or later
+    #: trials instead of results: the fastest of each config, solver and environment
+    n_best: int | None = None
+    limit: int = DEFAULT_LIMIT
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One result, or one trial, with all that is known of it."""
+
+    layer: str  #: label of the config
+    config_key: str
+    kind: str
+    driver: str  #: the config's canonical text
+    library: str
+    solver: str
+    params: str
+    time_ms: float | None  #: None: an imported perf db knows only params
+    low_ms: float | None  #: 95 % interval of the median
+    high_ms: float | None
+    max_error: float | None  #: relative to the largest magnitude of the answer
+    noisy: bool  #: the device was not quiet while it was measured
+    simulated: bool  #: timed by a stand-in, not by a device
+    baseline: bool  #: of a solver that only shows what tuning gains
+    clock: str  #: `wall`, `cpu`, `own`; empty: not known
+    workspace_bytes: int
+    arch: str
+    num_cu: int
+    environment: str  #: key
+    library_version: str
+    toolchain: str
+    conditions: Mapping[str, str]  #: of measurement, other than the default
+    session_id: int
+    reason: str  #: of the session
+    job_id: int | None
+    trial_number: int | None
+    search_ended: str  #: why the search that it is of ended; empty: there was none, or it goes on
+    golden: int | None  #: version, for an entry of a golden version
+    imported_from: str | None  #: name and digest of the file
+    worker: str
+    device: str  #: that measured, else the environment's
+    measured_at: datetime | None  #: UTC; when it was imported, for what was imported
+    #: the command line that explains it: repeats the measurement, or shows where the result comes
+    #: from
+    command: str
+
+    @property
+    def spread(self) -> float | None:
+        """Half the interval over the time."""
+        if self.low_ms is None or self.high_ms is None or not self.time_ms:
+            return None
+        return (self.high_ms - self.low_ms) / 2 / self.time_ms
+
+    @property
+    def source(self) -> str:
+        """`session`, `golden` or `import`."""
+        return (
+            "golden" if self.golden is not None else "import" if self.imported_from else "session"
+        )
+
+    @property
+    def marks(self) -> str:
+        """What is to be known of the time, in words."""
+        return ", ".join(word for word in ("noisy", "simulated", "baseline") if getattr(self, word))
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, JSON-serialisable."""
+        document = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        document["conditions"] = dict(self.conditions)
+        document["measured_at"] = self.measured_at.isoformat() if self.measured_at else None
+        return document | {"spread": self.spread, "source": self.source}
+
+
+#: Of the table that `ResultRows` is shown as.
+_COLUMNS = ("layer", "solver", "ms", "marks", "arch", "session", "device")
+
+
+@dataclass(frozen=True)
+class ResultRows(Sequence[ResultRow]):
+    """The answer: rows by layer in the order of its import, then time, solver, session."""
+
+    rows: tuple[ResultRow, ...]
+    limit: int
+    more: bool  #: there are more rows than the limit
+
+    @overload
+    def __getitem__(self, index: int) -> ResultRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ResultRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> ResultRow | tuple[ResultRow, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ResultRow]:
+        return iter(self.rows)
+
+    def frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a column for each field; raises LibraryMissing without pandas."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise LibraryMissing("pandas is not installed.", hint="pip install pandas") from None
+        columns = [*(field.name for field in dataclasses.fields(ResultRow)), "spread", "source"]
+        found = pd.DataFrame([row.as_json() for row in self.rows], columns=columns)
+        return found.assign(measured_at=pd.to_datetime(found["measured_at"], utc=True))
+
+    def __str__(self) -> str:
+        """A line for each row; all that is known of one is in its fields."""
+        lines = [
+            _COLUMNS,
+            *(tuple("" if cell is None else f"{cell}" for cell in row) for row in self._cells()),
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        texts = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        ]
+        return "\n".join([*(text.rstrip() for text in texts), *filter(None, [self._note])])
+
+    def _repr_html_(self) -> str:
+        return html_table("", _COLUMNS, self._cells(), self._note)
+
+    def _cells(self) -> list[tuple[object, ...]]:
+        return [
+            (row.layer, row.solver, row.time_ms, row.marks, row.arch, row.session_id, row.device)
+            for row in self.rows
+        ]
+
+    @property
+    def _note(self) -> str:
+        return f"The first {self.limit}; there are more." if self.more else ""
+
+
+def html_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = ""
+) -> str:
+    """Return a table as notebooks show it: text to the left, numbers to the right, all of it
+    escaped."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    after = f"<p>{escape(note)}</p>" if note else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{after}"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (
+            f'<td style="text-align:right">{value:.4g}</td>'
+            if isinstance(value, float)
+            else f"<td>{value}</td>"
+        )
+    return f'<td style="text-align:left">{escape("" if value is None else str(value))}</td>'
+
+
+_AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def moment(text: str) -> datetime:
+    """A date or time in ISO 8601 (UTC unless it names a zone), or `7d`: seven days ago; raises
+    BadInput."""
+    ago = re.fullmatch(r"([0-9]{1,5})([mhdw])", text)
+    if ago:
+        return datetime.now(timezone.utc) - timedelta(**{_AGO[ago[2]]: int(ago[1])})
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        hint = "such as 2026-03-31, 2026-03-31T12:00, or 7d: seven days ago"
+        raise BadInput(f"{text!r} is no time.", hint=hint) from None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)

@@ -1,0 +1,70 @@
+"""Layers of a session without a result of its own, and why: no solver takes them, or a known result
+was as fast as was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tuna.db.searches import MET
+from tuna.results.tables import config, config_tag, job, no_solver
+
+
+@dataclass(frozen=True)
+class LayerWithoutSolver:
+    """A layer that jobs were asked for and that no solver of the library takes."""
+
+    config_id: int
+    layer: str  #: label
+    driver: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TargetMet:
+    """A layer and what met its target."""
+
+    config_key: str
+    layer: str
+    by: str  #: such as "1 ms in session 3"
+
+
+def without_solver(
+    connection: sa.Connection, session_id: int, tag: str | None = None
+) -> list[LayerWithoutSolver]:
+    """Return the layers of the session, with this tag if given, that no solver takes, in the order
+    of their import."""
+    row = no_solver.c
+    query = (
+        sa.select(row.config_id, config.c.label, config.c.driver, config.c.kind, row.reason)
+        .join(config, config.c.id == row.config_id)
+        .where(row.session_id == session_id, row.loaded.is_(True), *_tagged(tag))
+        .order_by(row.config_id)
+    )
+    return [LayerWithoutSolver(*each) for each in connection.execute(query)]
+
+
+def targets_met(
+    connection: sa.Connection, session_id: int, tag: str | None = None
+) -> tuple[TargetMet, ...]:
+    """Return the layers of the session, with this tag if given, that needed no trial, in the order
+    of their import."""
+    # Index ix_job_search: the rows of all other jobs are not read.
+    query = (
+        sa.select(config.c.key, config.c.label, sa.func.min(job.c.stopped))
+        .join(config, config.c.id == job.c.config_id)
+        .where(job.c.session_id == session_id, job.c.stopped.startswith(MET), *_tagged(tag))
+        .group_by(config.c.id, config.c.key, config.c.label)
+        .order_by(config.c.id)
+    )
+    return tuple(
+        TargetMet(key, label, (text or "").removeprefix(MET))
+        for key, label, text in connection.execute(query)
+    )
+
+
+def _tagged(tag: str | None) -> list[sa.ColumnElement[bool]]:
+    tagged = sa.select(config_tag.c.config_id).where(config_tag.c.tag == tag)
+    return [] if tag is None else [config.c.id.in_(tagged)]
