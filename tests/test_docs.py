@@ -10,6 +10,7 @@ from pydantic_settings import TomlConfigSettingsSource
 
 from tuna.cli.main import COMMANDS
 from tuna.db.models import Base
+from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.errors import TunaError
 from tuna.jobs.diagram import mermaid
 from tuna.settings import Settings
@@ -111,3 +112,10 @@ def test_the_tests_in_the_table_of_trust_are_there() -> None:
     for name, test in re.findall(r"`([a-z_/]+\.py)(?:::(\w+))?`", table):
         text = (ROOT / "tests" / name).read_text()
         assert f"def {test or 'test_'}" in text, name
+
+
+def test_the_options_of_a_session_are_in_the_documents() -> None:
+    text = (ROOT / "docs/usage.md").read_text()
+    for name, field in SessionOptions.model_fields.items():
+        row = f"| `{name}` | {DEFAULTS.text(name)} | {field.description} |"
+        assert row in text, name

@@ -14,7 +14,6 @@ import platformdirs
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BeforeValidator,
     Field,
     SecretStr,
     ValidationError,
@@ -29,9 +28,9 @@ from pydantic_settings import (
 
 from tuna.errors import BadInput
 from tuna.files import check_home
-from tuna.messages import nearest
+from tuna.messages import choices, nearest
 from tuna.tls import checked
-from tuna.vocabulary import COMPARED_POLICIES
+from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -69,10 +68,12 @@ def _command(value: str) -> str:
     return value
 
 
-def _publishes(value: object) -> object:
-    if value in COMPARED_POLICIES:
-        raise ValueError(f"{value} is for comparisons alone: `tuna simulate --policy {value}`")
-    return value
+def _publishes(name: str) -> str:
+    if name in COMPARED_POLICIES:
+        raise ValueError(f"{name} is for comparisons alone: `tuna simulate --policy {name}`")
+    if name not in PUBLISHING_POLICIES:
+        raise ValueError(choices(name, PUBLISHING_POLICIES, "policies"))
+    return name
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
@@ -239,9 +240,7 @@ class Settings(BaseSettings):
         3, ge=1, lt=2**31, description="failed attempts after which a job is errored"
     )
     claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
-    policy: Annotated[
-        Literal["auto", "fair", "gradient", "shortest", "deadline"], BeforeValidator(_publishes)
-    ] = Field(
+    policy: Annotated[str, AfterValidator(_publishes)] = Field(
         "auto",
         description=(
             "what a coordinator publishes next (docs/scheduling.md). auto: gradient for a single"

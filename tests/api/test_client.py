@@ -21,7 +21,7 @@ from builders import DRIVERS, DatabaseBuilder
 import tuna
 from tuna import api
 from tuna.api.chain import SessionResults
-from tuna.api.client import Model
+from tuna.api.client import ModelHandle
 from tuna.configs import ConvConfig
 from tuna.db import models
 from tuna.db.database import open_database
@@ -189,7 +189,7 @@ def test_a_model_is_built_as_it_was_tuned(home: Path, monkeypatch: pytest.Monkey
     for name, double in doubles.items():
         monkeypatch.setattr(api, name, double)
     model = tuna.open().tune("nets/net.onnx", minutes=5, batch=8, candidates=2, winograd=False)
-    assert model == Model(f"net@{stored.version}", winograd=False, errored=1)
+    assert model == ModelHandle(f"net@{stored.version}", winograd=False, errored=1)
     assert model.build("net.so") == "built"  # type: ignore[comparison-overlap]
     assert doubles["import_model"].call_args.args == ("net", Path("nets/net.onnx"))
     asked = doubles["tune_model"].call_args.kwargs

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import tracemalloc
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tuna.archives import sizes, tables
 from tuna.archives.file import verify
 from tuna.archives.restore import restore
 from tuna.archives.write import archive
+from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import (
     Base,
@@ -283,6 +285,25 @@ def test_a_file_of_an_older_schema_gets_the_defaults_of_newer_columns(
     with reading(sqlite_engine) as connection:
         query = sa.select(Job.uncharged).where(Job.session_id == found.session_id).distinct()
         assert connection.execute(query).scalars().all() == [0]
+
+
+def test_a_file_with_a_column_for_each_option_gives_the_session_its_options(
+    sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    lines = contents(path)
+    columns = lines[0][1]["columns"]["session"]
+    place = columns.index("options")
+    columns[place : place + 1] = ["priority", "deadline"]
+    for name, row in lines:
+        if name == "session":
+            row[place : place + 1] = [7, "2027-01-31T18:00:00+00:00"]
+    found = restore(sqlite_engine, rewritten(path, lines))
+    with reading(sqlite_engine) as connection:
+        options = sessions.get(connection, found.session_id).options
+    assert options.priority == 7
+    assert options.deadline == datetime(2027, 1, 31, 18, tzinfo=timezone.utc)
 
 
 def test_what_cannot_be_archived_leaves_no_file(source: sa.Engine, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_what_a_worker_refuses_spends_no_token(
     type_in: TypeIn, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:
     need(find_spec("tvm"), "TVM")
-    monkeypatch.setattr("tuna.membership.join.join", lambda *_: pytest.fail("the token is spent"))
+    monkeypatch.setattr("tuna.api.serving.ask", lambda *_: pytest.fail("the token is spent"))
     ended = type_in("tuna", "worker", *words, "--join", "redis://here#token")
     assert (ended.code, said in ended.err) == (2, True), ended
 

@@ -44,18 +44,6 @@ def test_each_command_has_the_help_that_the_map_shows(name: str) -> None:
     assert text.endswith(".")
 
 
-def test_help_imports_neither_sql_nor_celery_nor_tvm() -> None:
-    code = (
-        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['--help']);print([m"
-        " for m in ('sqlalchemy', 'celery', 'tvm', 'pydantic', 'numpy', 'rich') if m in"
-        " sys.modules])"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert out.splitlines()[-1] == "[]"
-
-
 def test_status_counts_as_in_flight_what_the_pipeline_does() -> None:
     jobs = {state.value: 1 for state in State}
     assert Overview(1, "noop", "", "", "", jobs, ()).in_flight == len(IN_FLIGHT)
@@ -272,19 +260,6 @@ def test_jobs_are_canceled_and_retried(loaded: Type) -> None:
         ended = loaded("tuna", *words)
         assert ended.code == code
         assert "Traceback" not in ended.err
-
-
-def test_status_and_help_load_no_report(type_in: Type) -> None:
-    type_in("tuna", "status")
-    code = (
-        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['status']);print([m"
-        " for m in ('prometheus_client', 'jinja2', 'celery', 'tuna.configs', 'tuna.libraries.base')"
-        " if m in sys.modules])"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert out.splitlines()[-1] == "[]"
 
 
 def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: Path) -> None:

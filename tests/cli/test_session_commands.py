@@ -115,6 +115,24 @@ def test_a_deadline_is_set_shown_and_removed(loaded: TypeIn, home: Path) -> None
     assert loaded("tuna", "session", "set", 9, "--deadline", "none").code == 3
 
 
+def test_a_new_session_takes_options_and_wrong_ones_change_nothing(
+    loaded: TypeIn, home: Path
+) -> None:
+    made = ("tuna", "init-session", "noop", "-l", "urgent", "--priority", 9)
+    assert loaded(*made).code == 0
+    shown = json.loads(loaded("tuna", "session", "show", 2, "--json").out)["options"]
+    assert shown["priority"] == 9
+    assert loaded("tuna", "session", "show", 2).out.count("priority     9\n") == 1
+    assert "priority 9" in loaded("tuna", "status").out
+    for wrong in (("--priority", 10), ("--priority", "high"), ("--deadline", "soon")):
+        ended = loaded("tuna", "session", "set", 2, "--priority", 3, *wrong)
+        assert (ended.code, "Traceback" in ended.err) == (2, False)
+    shown = json.loads(loaded("tuna", "session", "show", 2, "--json").out)["options"]
+    assert shown["priority"] == 9
+    assert loaded("tuna", "session", "set", 2, "--priority", "none").code == 0
+    assert "priority" not in loaded("tuna", "session", "show", 2).out
+
+
 def test_jobs_that_run_are_canceled_first_or_are_in_the_way(loaded: TypeIn, home: Path) -> None:
     with sqlite3.connect(home / "tuna.sqlite") as connection:
         connection.execute("UPDATE job SET state = 'compiling', chunk = 'c' WHERE id = 1")

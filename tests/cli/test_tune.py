@@ -15,9 +15,9 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder
 
+from tuna.api import running
 from tuna.cli import model, tune
-from tuna.coordinator import session_run
-from tuna.coordinator.session_run import Progress
+from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import Config, ConfigTag, Job
 
@@ -173,7 +173,7 @@ def test_the_log_of_a_run_is_in_a_file_and_not_in_the_output(
         structlog.get_logger("tuna.drain.drain").warning("chunk returned", reason="worker shutdown")
         return Progress({}, 1, 0, 0, sessions={1: Progress({"evaluated": 1}, 1, 0, 0)})
 
-    monkeypatch.setattr(session_run, "run_sessions", run_sessions)
+    monkeypatch.setattr(running, "run_sessions", run_sessions)
     ended = type_in(
         "tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1"
     )
@@ -282,8 +282,8 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
 ) -> None:
     """It was silent for as long as workers finished their work."""
 
-    def interrupted(*_: object, on_wait: Callable[[float, str], None], **__: object) -> None:
-        on_wait(30, "")
+    def interrupted(*_: object, events: RunEvents, **__: object) -> None:
+        events.on_wait(30, "")
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")

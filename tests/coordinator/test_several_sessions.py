@@ -160,7 +160,7 @@ def test_a_session_of_higher_priority_is_published_first_and_overtakes(
         assert coordinator._leases.take(chunk, "w:1/x", "{}")
     celery.sent.clear()
     with writing(engine) as connection:
-        sessions.set_priority(connection, second, 9)
+        sessions.set_options(connection, second, {"priority": 9})
     coordinator._works = coordinator._refresh()  # type: ignore[misc]
     coordinator.publish()
     assert celery.sent == [(second, "build", 0)] * 4
@@ -175,7 +175,7 @@ def test_a_session_with_a_deadline_is_published_first_under_that_policy(
     first = make_jobs(engine, 60)
     second = make_session(engine, "due")
     with writing(engine) as connection:
-        sessions.set_deadline(connection, second, utc_now() + timedelta(hours=1))
+        sessions.set_options(connection, second, {"deadline": utc_now() + timedelta(hours=1)})
     celery = Silent()
     make(celery, works_of(engine, [first, second])).publish()
     assert [session for session, *_ in celery.sent] == [second] * 4

@@ -38,7 +38,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
 def test_a_worker_joins_with_its_boards_environment(tvm_here: None, joined: list[Facts]) -> None:
     board = Board()
     tracker = Tracker(board.port)
-    api.join("eval", "redis://here#token", 2, boards=api.Boards(tracker.address, "pi"))
+    api.join("eval", "redis://here#token", 2, boards=api.WorkerBoards(tracker.address, "pi"))
     own = get_library("tvm").environment()
     (found,) = joined
     assert (own.flags["device_key"], found.device, found.processes) == ("pi", own.device, 2)
@@ -50,6 +50,6 @@ def test_a_worker_joins_with_its_boards_environment(tvm_here: None, joined: list
 def test_a_worker_without_a_board_spends_no_token(tvm_here: None, joined: list[Facts]) -> None:
     mute = Tracker(None)
     with pytest.raises(ServiceError, match=r"no board to join with.*No board"):
-        api.join("eval", "redis://here#token", boards=api.Boards(mute.address, "pi"))
+        api.join("eval", "redis://here#token", boards=api.WorkerBoards(mute.address, "pi"))
     assert not joined
     mute.close()

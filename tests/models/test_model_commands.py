@@ -20,11 +20,10 @@ from command_lines import Ended
 from nets import Net
 
 from tuna import api
-from tuna.api import jobs as api_jobs
-from tuna.api import model_tuning
+from tuna.api import model_tuning, running
 from tuna.api.model_tuning import SESSION
 from tuna.configs import ConvConfig, TaskConfig
-from tuna.coordinator.session_run import Progress, progress
+from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -262,9 +261,9 @@ def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.Mo
         on_progress(whole)
         raise AssertionError("the jobs of the other model would be waited for")
 
-    monkeypatch.setattr(api_jobs, "run", run)
+    monkeypatch.setattr(running, "run", run)
     monkeypatch.setattr(model_tuning, "_load", lambda *_: None)
-    tuned = api.tune_model("b", on_progress=seen.append)
+    tuned = api.tune_model("b", events=RunEvents(seen.append))
     assert [(one.wanted, one.unfinished) for one in seen] == [(2, 2), (2, 0)]
     assert tuned.errored == 2
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from builders import START, DatabaseBuilder
 
 from tuna import api
-from tuna.api import jobs
+from tuna.api import model_tuning, running
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models as tables
 from tuna.db.database import open_database
@@ -17,7 +17,7 @@ from tuna.db.engine import reading, writing
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.params import readable
-from tuna.models import child, process, store
+from tuna.models import child, store
 from tuna.models.manifest import Manifest, ManifestTask
 
 CORE = ConvConfig(1, 16, 8, 8, 32, 1, 1)
@@ -46,8 +46,8 @@ class InProcess:
 def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     layouts: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "ModelProcess", InProcess)
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: None)
+    monkeypatch.setattr(model_tuning, "ModelProcess", InProcess)
+    monkeypatch.setattr(running, "run", lambda *_, **__: None)
     here = api.init_session("tvm", "layers", conditions={"layouts": layouts})
     api.update_solvers("tvm")
     with reading(open_database()) as connection:

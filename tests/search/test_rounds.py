@@ -364,7 +364,7 @@ def test_a_candidate_of_a_round_is_repeated_from_its_params(
     assert [said[one] for one in wanted] == [
         f"tuna reproduce --trial {trial.id}" for trial in trials
     ]
-    monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
+    monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
     capsys.readouterr()  # what was logged so far
     for trial in trials:
         assert typed(f"tuna reproduce --trial {trial.id} --json", monkeypatch) == 0
@@ -377,7 +377,7 @@ def test_a_candidate_of_a_round_is_repeated_from_its_params(
 def test_a_trial_that_there_is_not_and_words_that_do_not_fit_are_refused(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
+    monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
     for words, code, said in (
         ("--trial 77", NotFound.exit_code, "There is no trial 77."),
         ("--trial 1 --step build", 2, "--trial says everything"),

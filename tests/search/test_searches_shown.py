@@ -99,8 +99,9 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
             ),
         )
         winners = {row.id: row for row in connection.execute(query)}
-    monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
-    monkeypatch.setattr("tuna.libraries.registry.get_library", lambda name: scene.library)
+    monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
+    for place in ("api.repeating", "libraries.registry"):
+        monkeypatch.setattr(f"tuna.{place}.get_library", lambda name: scene.library)
     repeated = []
     for command in line.split(" && "):
         capsys.readouterr()
@@ -327,8 +328,7 @@ def test_why_a_search_ended_is_shown(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(scene)
-    for place in ("tuna.db.database", "tuna.api.sessions"):
-        monkeypatch.setattr(f"{place}.open_database", lambda **_: scene.engine, raising=False)
+    monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
     monkeypatch.setattr("time.sleep", _interrupt)
     for words in ("status", "status --watch", "session show 1", "query --explain"):
         for json_too in ([], ["--json"]) if words != "query --explain" else ([],):

@@ -9,15 +9,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuna.api.model_building import check_recorded
+from tuna.db import benchmarks, networks
+from tuna.db.benchmarks import ModelTime
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.db.benchmarks import ModelTime
-    from tuna.models.arguments import Argument
-    from tuna.models.benchmark import BenchmarkDevice
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.models import arguments, benchmark
+from tuna.models.arguments import Argument
+from tuna.models.benchmark import BenchmarkDevice
+from tuna.sandbox.cores import available_cpus, measuring_with
+from tuna.settings import get_settings
+from tuna.workers.devices import device_for, measuring_on
 
 #: An error that stands for outputs that are not finite, or of another shape.
 _NONE = sys.float_info.max
@@ -26,7 +33,7 @@ _LABEL_CHARS, _FUNCTION_CHARS = 255, 128
 
 
 @dataclass(frozen=True)
-class Board:
+class BenchmarkBoard:
     """A board behind a TVM RPC tracker."""
 
     tracker: str  #: HOST:PORT
@@ -36,7 +43,7 @@ class Board:
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """How models are timed."""
+    """Limits and inputs of a timing of models."""
 
     function: str = "main"
     seed: int = 0  #: of the random inputs
@@ -49,7 +56,7 @@ _OPTIONS = BenchmarkOptions()
 
 def benchmark_model(
     library: Path,
-    board: Board | None = None,
+    board: BenchmarkBoard | None = None,
     *,
     inputs: Sequence[str] = (),
     shapes: Sequence[str] = (),
@@ -67,11 +74,6 @@ def benchmark_model(
     not fit; NotFound for an unknown device key; ServiceError for a board or tracker that does not
     answer.
     """
-    from tuna.db import benchmarks
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading, writing
-    from tuna.models import arguments, benchmark
-
     files = {benchmark.digest(path): path for path in (library, *([against] if against else []))}
     if against and len(files) == 1:
         raise BadInput(f"{against.name} is the same library as {library.name}.")
@@ -127,10 +129,6 @@ def benchmark_model(
 def list_benchmarks(model: str | None = None) -> list[ModelTime]:
     """The times of whole models, or of runs with the imports `NAME` or `NAME@VERSION`, the latest
     last. Raises NotFound."""
-    from tuna.db import benchmarks, networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-
     with reading(open_database()) as connection:
         return benchmarks.of_models(
             connection, None if model is None else networks.ids_of(connection, model)
@@ -139,20 +137,13 @@ def list_benchmarks(model: str | None = None) -> list[ModelTime]:
 
 @contextlib.contextmanager
 def _place(
-    board: Board | None, options: BenchmarkOptions, cores: int
+    board: BenchmarkBoard | None, options: BenchmarkOptions, cores: int
 ) -> Iterator[tuple[BenchmarkDevice, str]]:
     """Where to run, and the name of the device; this machine is locked against other measurements
     meanwhile.
 
     On this machine on so many `cores`, where TUNA_EVAL_CPUS names none.
     """
-    from tuna.libraries.registry import get_library
-    from tuna.libraries.tvm.rpc import Tracker
-    from tuna.models.benchmark import BenchmarkDevice
-    from tuna.sandbox.cores import available_cpus, measuring_with
-    from tuna.settings import get_settings
-    from tuna.workers.devices import device_for, measuring_on
-
     memory = None if options.memory_mib is None else options.memory_mib << 20
     library = get_library("tvm")
     if board is not None:
@@ -183,7 +174,7 @@ def _place(
 
 
 def _facts(library: Path) -> Mapping[str, Any]:
-    """What `tuna model build` wrote beside a library; empty where there is nothing of it."""
+    """Return the facts that `tuna model build` wrote beside a library, none where it wrote none."""
     try:
         found = json.loads(Path(f"{library}.json").read_text())
     except (OSError, ValueError):
@@ -214,8 +205,6 @@ def _recorded(inputs: Sequence[str]) -> tuple[Path | None, list[str]]:
 def _inputs_of(library: Path, facts: Mapping[str, Any], texts: Sequence[str]) -> list[Argument]:
     """The inputs as `texts` say, else as the facts beside the library do, which also know what an
     input can take."""
-    from tuna.models import arguments
-
     try:
         there = [(str(one.get("parameter") or one["name"]), one) for one in facts.get("inputs", [])]
         plain = [f"{name}={','.join(map(str, one['shape']))}:{one['dtype']}" for name, one in there]

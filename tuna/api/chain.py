@@ -9,20 +9,17 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuna import api
+from tuna.coordinator.session_run import Progress
 from tuna.errors import BadInput
+from tuna.exports import ExportReport
 from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRows
-
-if TYPE_CHECKING:
-    from tuna.coordinator.session_run import Progress
-    from tuna.exports import ExportReport
 
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """What is to be tuned. Each method returns another plan; nothing is written before `run()`."""
+    """A description of a session. Each method returns another plan; nothing is written before `run()`."""
 
     library: str
     reason: str

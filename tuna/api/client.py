@@ -7,25 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuna import api
 from tuna.api.chain import SessionPlan
+from tuna.coordinator.session_run import Progress, RunEvents
+from tuna.db.database import open_database
+from tuna.db.overview import Overview
 from tuna.errors import BadInput
+from tuna.models.coverage import Coverage
 from tuna.results.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, html_table, moment
-
-if TYPE_CHECKING:
-    from tuna.coordinator.session_run import Progress
-    from tuna.db.overview import Overview
-    from tuna.models.coverage import Coverage
+from tuna.settings import get_settings
 
 
 def connect(home: str | os.PathLike[str] | None) -> Tuna:
     """Tuna with the settings of this process; `home` replaces `TUNA_HOME`, also for workers that it
     starts."""
-    from tuna.db.database import open_database
-    from tuna.settings import get_settings
-
     if home is not None:
         os.environ["TUNA_HOME"] = str(Path(home).expanduser().resolve())
         get_settings.cache_clear()
@@ -56,7 +52,7 @@ class Tuna:
         candidates: int = 4,
         winograd: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Model:
+    ) -> ModelHandle:
         """Import an ONNX file or a program of `torch.export` and tune its tasks on this machine,
         `minutes` at most.
 
@@ -66,14 +62,14 @@ class Tuna:
         self._check()
         path = Path(model)
         stored = api.import_model(name or path.stem, path, batch=batch, shapes=shapes).model
-        found = Model(f"{stored.name}@{stored.version}", winograd=winograd)
+        found = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
         return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> ModelHandle:
         """An imported model, `NAME` (the latest) or `NAME@VERSION`."""
         self._check()
         stored, _ = api.show_model(name)
-        return Model(f"{stored.name}@{stored.version}")
+        return ModelHandle(f"{stored.name}@{stored.version}")
 
     def models(self) -> list[str]:
         """`NAME@VERSION` of every imported model, the latest first."""
@@ -123,7 +119,7 @@ class Tuna:
     def coverage(
         self, name: str, arch: str, *, device: str | None = None, library: str | None = None
     ) -> Coverage:
-        """How much of a model, network or tag has results on an architecture."""
+        """Return the share of a model, network or tag that has results on an architecture."""
         self._check()
         return api.coverage(name, arch, device=device, library=library)
 
@@ -134,8 +130,6 @@ class Tuna:
 
     def _check(self) -> None:
         """Settings are the process's: raise BadInput if another home was opened since."""
-        from tuna.settings import get_settings
-
         if get_settings().home != self.home:
             raise BadInput(
                 f"This process has opened {get_settings().home} since; one home at a time.",
@@ -144,7 +138,7 @@ class Tuna:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelHandle:
     """An imported model."""
 
     name: str  #: `NAME@VERSION`
@@ -157,16 +151,16 @@ class Model:
         minutes: float | None = None,
         candidates: int = 4,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Model:
+    ) -> ModelHandle:
         """Tune its tasks, for so many minutes at most; what has a result is not measured again."""
         tuned = api.tune_model(
             self.name,
             candidates=candidates,
             winograd=self.winograd,
             minutes=minutes,
-            on_progress=on_progress,
+            events=RunEvents() if on_progress is None else RunEvents(on_progress),
         )
-        return Model(self.name, winograd=self.winograd, errored=tuned.errored)
+        return ModelHandle(self.name, winograd=self.winograd, errored=tuned.errored)
 
     def build(
         self,
@@ -186,7 +180,6 @@ class Model:
         return api.show_model(self.name)[1]
 
     def _repr_html_(self) -> str:
-
         cells = [
             (
                 task.label,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from tuna.configs import Config, LineCounts, ParsedFile, Rejection, parse_file, parse_lines
+from tuna.configs.values import MAX_SIZE
+from tuna.db import configs, networks
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.db.networks import Named
 from tuna.errors import BadInput
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.configs import Config, LineCounts, ParsedFile, Rejection
-    from tuna.db.networks import Named
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,20 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Storing:
+    """Marks of layers that are stored."""
+
+    recurrent: bool = False  #: marked as tuned again whenever the library changes
+    tag_only: bool = False  #: unknown ones are left out
+    network: Network | None = None  #: that has them
+
+
+_PLAIN = Storing()
+
+
+@dataclass(frozen=True)
 class ImportedConfigs:
-    """What an import read and stored."""
+    """Counts of an import: read and stored."""
 
     counts: LineCounts
     rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
@@ -64,27 +78,22 @@ def import_configs(
     strict: bool = False,
     batches: Sequence[int] = (),
     command: str | None = None,
-    recurrent: bool = False,
-    tag_only: bool = False,
-    network: Network | None = None,
+    storing: Storing = _PLAIN,
 ) -> ImportedConfigs:
     """Import the layers of a text file or a log, or the one in the driver command `driver`, under a
     tag.
 
     `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines
-    (conv, convfp16, convbfp16); `recurrent`: marked as tuned again whenever the library changes;
-    `tag_only`: nothing is added. Raises NothingImported if no layer is left, or with `strict` if
+    (conv, convfp16, convbfp16). Raises NothingImported if no layer is left, or with `strict` if
     any line is rejected; BadInput for a file that is not a list of layers.
     """
-    from tuna.configs import parse_lines
-
     check_tag(tag)
     if path is None:
         parsed = parse_lines([driver or ""], "-d", batches=tuple(batches), command=command)
         _check(parsed, "-d", strict=strict)
     else:
         parsed = read_layers(path, strict=strict, batches=batches, command=command)
-    return store_parsed(parsed, tag, recurrent=recurrent, tag_only=tag_only, network=network)
+    return store_parsed(parsed, tag, storing)
 
 
 def read_layers(
@@ -92,8 +101,6 @@ def read_layers(
 ) -> ParsedFile:
     """The layers of a file, with the arguments and the errors of `import_configs`; nothing is
     stored."""
-    from tuna.configs import parse_file
-
     parsed = parse_file(path, batches=tuple(batches), command=command)
     _check(parsed, str(path), strict=strict)
     return parsed
@@ -119,21 +126,9 @@ def check_tag(tag: str) -> None:
         raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
 
 
-def store_parsed(
-    parsed: ParsedFile,
-    tag: str,
-    *,
-    recurrent: bool = False,
-    tag_only: bool = False,
-    network: Network | None = None,
-) -> ImportedConfigs:
-    """Store the layers that were read, with the arguments of `import_configs`; `network` must be
-    there."""
-    from tuna.configs.values import MAX_SIZE
-    from tuna.db import configs, networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-
+def store_parsed(parsed: ParsedFile, tag: str, storing: Storing = _PLAIN) -> ImportedConfigs:
+    """Store the layers that were read; the network must be there."""
+    network = storing.network
     with writing(open_database()) as connection:
         ids = network and networks.ids(
             connection,
@@ -141,7 +136,11 @@ def store_parsed(
             networks.Named(network.framework, network.fw_version),
         )
         stored = configs.store(
-            connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only
+            connection,
+            parsed.configs,
+            tag,
+            recurrent=storing.recurrent,
+            tag_only=storing.tag_only,
         )
         if network and ids:
             pairs = zip(stored.ids, parsed.weights, strict=True)
@@ -164,20 +163,12 @@ def store_parsed(
 
 def list_configs(tag: str) -> list[Config]:
     """The layers that carry a tag; raises NotFound for an unknown tag."""
-    from tuna.db import configs
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-
     with reading(open_database()) as connection:
         return list(configs.tagged(connection, tag))
 
 
 def add_network(what: Literal["model", "framework"], name: str, version: str) -> bool:
     """Store a model or a framework; False if it is there already."""
-    from tuna.db import networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-
     add = {"model": networks.add_model, "framework": networks.add_framework}[what]
     with writing(open_database()) as connection:
         return add(connection, networks.Named(name, version))
@@ -185,9 +176,5 @@ def add_network(what: Literal["model", "framework"], name: str, version: str) ->
 
 def list_networks() -> Networks:
     """All models and frameworks."""
-    from tuna.db import networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-
     with reading(open_database()) as connection:
         return Networks(tuple(networks.models(connection)), tuple(networks.frameworks(connection)))

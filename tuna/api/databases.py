@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tuna.api.services import open_database
+from tuna import exports
+from tuna.db import sessions, solvers
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.exports import ExportReport
-    from tuna.exports.diff import Diff
-    from tuna.exports.intake import ImportReport
-    from tuna.exports.merge import MergeReport
-    from tuna.libraries.exporter import Findings, Pair
+from tuna.exports import ExportReport
+from tuna.exports.check import check
+from tuna.exports.diff import Diff, diff
+from tuna.exports.importer import import_db
+from tuna.exports.intake import ImportReport
+from tuna.exports.merge import MergeReport, merge
+from tuna.exports.registry import exporter_of
+from tuna.exports.source import kernels_of
+from tuna.libraries.exporter import CheckFacts, Findings, Pair
+from tuna.libraries.miopen import names
+from tuna.libraries.registry import get_library
 
 
 @dataclass(frozen=True)
@@ -32,17 +40,12 @@ def export(session_id: int, form: str, directory: Path, **options: Any) -> Expor
     Options that are None or False count as not given. Raises NotFound if there is nothing to
     export, BadInput for an unknown form or option.
     """
-    from tuna.db.engine import reading
-    from tuna.exports import export as write
-
     with reading(open_database()) as connection:
-        return write(connection, session_id, form, directory, **_given(options))
+        return exports.export(connection, session_id, form, directory, **_given(options))
 
 
 def forms_of(library: str) -> list[str]:
     """The forms of export that suit a library: its own, and JSON."""
-    from tuna.libraries.registry import get_library
-
     return [*(exporter.form for exporter in get_library(library).exporters), "json"]
 
 
@@ -57,12 +60,9 @@ def export_golden(
     **options: Any,
 ) -> ExportReport:
     """Write the database `form` of a golden version for a device, as `export` does."""
-    from tuna.db.engine import reading
-    from tuna.exports import export_golden as write
-
     with reading(open_database()) as connection:
         wanted = _given(options)
-        return write(
+        return exports.export_golden(
             connection,
             version,
             form,
@@ -95,14 +95,6 @@ def import_database(
     complete those in the file's name. Raises BadInput for an invalid file, or facts that are
     missing or not expected.
     """
-    from functools import partial
-
-    from tuna.db import sessions
-    from tuna.exports.importer import import_db
-    from tuna.exports.registry import exporter_of
-    from tuna.libraries.miopen import names
-    from tuna.libraries.registry import get_library
-
     engine = open_database()
     if session_id is None and (exporter := exporter_of(path)).importable:
         raise BadInput(
@@ -136,8 +128,6 @@ def merge_databases(
 ) -> list[MergedDatabase]:
     """Merge `target`, whose entries win, into copies of `master`, a database or a folder of them,
     in `output`."""
-    from tuna.exports.merge import merge
-
     masters = (
         sorted(path for path in master.iterdir() if path.is_file()) if master.is_dir() else [master]
     )
@@ -156,22 +146,12 @@ def merge_databases(
 
 
 def compare_databases(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
-    """How database `b` differs from `a`; `each` is given every entry that differs."""
-    from tuna.exports.diff import diff
-
+    """Return the differences of database `b` from `a`; `each` is given every entry that differs."""
     return diff(a, b, each)
 
 
 def check_databases(directory: Path, library: str = "miopen") -> Findings:
-    """What is wrong with the databases in a folder, by the rules of their forms."""
-    from functools import partial
-
-    from tuna.db import solvers
-    from tuna.db.engine import reading
-    from tuna.exports.check import check
-    from tuna.exports.source import kernels_of
-    from tuna.libraries.exporter import CheckFacts
-
+    """Return the faults of the databases in a folder, by the rules of their forms."""
     known: dict[str, bool] | None
     with reading(open_database()) as connection:
         try:

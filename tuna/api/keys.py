@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuna.api.services import artifact_store
+from tuna.artifacts.signatures import key_id
+from tuna.coordinator import key_rotation
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput
+from tuna.queue.connection import connect, ensure_services
+from tuna.settings import get_settings
 
 
 @dataclass(frozen=True)
@@ -27,12 +35,6 @@ class RotatedKey:
 
 def list_keys() -> list[SigningKey]:
     """Return the key that signs artifacts, then the former one, if it is still accepted."""
-    from tuna.artifacts.signatures import key_id
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.settings import get_settings
-
     with reading(open_database()) as connection:
         keys = sessions.artifact_keys(connection, get_settings())
     return [
@@ -46,14 +48,6 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
     `leaked`: what former keys signed is refused at once, and compiled again. Raises BadInput where
     TUNA_ARTIFACTS_KEY is the key, ServiceError if Redis or the artifact store does not answer.
     """
-    from tuna.api.services import artifact_store
-    from tuna.coordinator import key_rotation
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.queue.connection import connect, ensure_services
-    from tuna.settings import get_settings
-
     settings, engine = get_settings(), open_database()
     if settings.artifacts_key is not None:
         raise BadInput(

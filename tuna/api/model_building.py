@@ -12,16 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuna.api.models import artifacts_of_models
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput, NotFound, TunaError
+from tuna.golden.versions import find
+from tuna.models import choice, files, store
+from tuna.models.build_cache import BuildCache, key_of
+from tuna.models.choice import Winner
+from tuna.models.manifest import Class, Manifest
+from tuna.models.process import ModelProcess
 from tuna.models.refusals import TOLERANCE
-
-if TYPE_CHECKING:
-    from tuna.models.choice import Winner
-    from tuna.models.manifest import Class, Manifest
-    from tuna.models.store import StoredModel
+from tuna.models.store import StoredModel
+from tuna.sandbox.cores import available_cpus, eval_cpus, some_cpus
+from tuna.settings import get_settings
 
 #: How a file of numpy.savez begins: it is a zip archive.
 _NPZ = b"PK\x03\x04"
@@ -59,7 +65,7 @@ class BuiltModel:
 
 @dataclass(frozen=True)
 class Checks:
-    """What a built model is compared with; raises BadInput for a file that has no recorded
+    """Contenders and inputs of the check of a built model; raises BadInput for a file that has no recorded
     inputs."""
 
     rivals: bool = True  #: onnxruntime and PyTorch, where they are installed
@@ -73,7 +79,7 @@ class Checks:
 
     @property
     def key(self) -> list[Any]:
-        """What the answers of the checks depend on."""
+        """Return all that the answers of the checks depend on."""
         recorded = (
             "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
         )
@@ -111,10 +117,6 @@ def build_model(
     before is taken as it is. Raises NotFound, and BadInput if the answer differs from ONNX's
     reference by more than `TOLERANCE`.
     """
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import choice, store
-
     if not output.parent.is_dir():
         raise BadInput(f"There is no folder {output.parent}.")
     if session_id is not None and golden is not None:
@@ -133,7 +135,8 @@ def build_model(
     records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name[:99]}.") as folder:
         temporary = Path(folder) / "new.so"
-        facts, cached = _made(model, manifest, records, winograd, compare, checks, temporary)
+        wanted = _Build(model, manifest, records, winograd, compare, checks)
+        facts, cached = _made(wanted, temporary)
         temporary.replace(output)
     built = _described(
         output, model, facts, known, cached=cached, lookup_s=lookup_s, cores=manifest.cores
@@ -150,72 +153,57 @@ def check_model(
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import store
-
     with reading(open_database()) as connection:
         model = store.find(connection, name)
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "new.so"
         checks = replace(checks, untuned=False)
-        facts, _ = _made(model, _for_cores(model.manifest), {}, winograd, compare, checks, library)
+        wanted = _Build(model, _for_cores(model.manifest), {}, winograd, compare, checks)
+        facts, _ = _made(wanted, library)
     errors: Mapping[str, float] = facts["checked"]["errors"]
     return next(iter(errors.values()))
 
 
-def _made(
-    model: StoredModel,
-    manifest: Manifest,
-    records: Mapping[str, Any],
-    winograd: bool,
-    compare: bool,
-    checks: Checks,
-    library: Path,
-) -> tuple[dict[str, Any], bool]:
-    """As `_make`, and whether it was taken from the cache, which has every build."""
-    from tuna.models.build_cache import BuildCache, key_of
-    from tuna.settings import get_settings
+@dataclass(frozen=True)
+class _Build:
+    """A build of a model."""
 
-    request = _request(manifest, records, winograd, compare, checks)
-    cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
+    model: StoredModel
+    manifest: Manifest  #: for the cores that it is for
+    records: Mapping[str, Any]
+    winograd: bool
+    compare: bool
+    checks: Checks
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """All that the build depends on, but for Tuna's own code."""
+        return {
+            "model": self.manifest.digest,
+            "records": self.records,
+            "winograd": self.winograd,
+            "compare": self.compare,
+            "checks": self.checks.key,
+        }
+
+
+def _made(wanted: _Build, library: Path) -> tuple[dict[str, Any], bool]:
+    """As `_make`, and whether it was taken from the cache, which has every build."""
+    cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(wanted.request)
     facts = cache.find(key, library)
     if facts is not None:
         return facts, True
-    facts = _make(model, manifest, records, winograd, compare, checks, library)
+    facts = _make(wanted, library)
     # a full disk: the next build takes as long as this one
     with contextlib.suppress(TunaError, OSError):
         cache.keep(key, library, facts)
     return facts, False
 
 
-def _request(
-    manifest: Manifest, records: Mapping[str, Any], winograd: bool, compare: bool, checks: Checks
-) -> dict[str, Any]:
-    """All that a build depends on, but for Tuna's own code."""
-    return {
-        "model": manifest.digest,
-        "records": records,
-        "winograd": winograd,
-        "compare": compare,
-        "checks": checks.key,
-    }
-
-
-def _make(
-    model: StoredModel,
-    manifest: Manifest,
-    records: Mapping[str, Any],
-    winograd: bool,
-    compare: bool,
-    checks: Checks,
-    library: Path,
-) -> dict[str, Any]:
-    """The child's answers after it is built for `manifest`'s target, checked and timed; `library`
+def _make(wanted: _Build, library: Path) -> dict[str, Any]:
+    """The child's answers after it is built for the manifest's target, checked and timed; `library`
     is in a temporary folder."""
-    from tuna.models.process import ModelProcess
-    from tuna.sandbox.cores import available_cpus, some_cpus
-
+    model, manifest, checks = wanted.model, wanted.manifest, wanted.checks
     plain = library.with_suffix(".untuned.so")
     # Several threads are timed by the wall clock: each gets a core.
     cpus = some_cpus(min(manifest.cores, len(available_cpus()))) if manifest.cores > 1 else None
@@ -241,9 +229,9 @@ def _make(
             "make",
             **common,
             **target,
-            records=records,
-            winograd=winograd,
-            compare_on=given if compare else None,
+            records=wanted.records,
+            winograd=wanted.winograd,
+            compare_on=given if wanted.compare else None,
             output=str(library),
         )
         if checks.untuned:
@@ -274,7 +262,7 @@ def _make(
 
 
 def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
-    """What a user should know of the check of a model, empty where its answer is the reference's;
+    """Return a remark on the check of a model, empty where its answer is the reference's;
     raises BadInput for a wrong one.
 
     Where the reference cannot compute the model, the others' answers count. Where all of them agree
@@ -325,8 +313,6 @@ def _described(
     lookup_s: float,
     cores: int,
 ) -> BuiltModel:
-    from tuna.models.manifest import Class
-
     made, checked = facts["made"], facts["checked"]
     labels = {entry.task.key: entry.task.label for entry in model.manifest.tasks}
     spent: dict[Class, float] = defaultdict(float)
@@ -377,7 +363,7 @@ def _described(
 
 
 def _for_programs(built: BuiltModel) -> dict[str, Any]:
-    """What stands beside the library, for programs that load it."""
+    """Return the facts that stand beside the library, for programs that load it."""
     return {
         "model": built.model.name,
         "version": built.model.version,
@@ -390,23 +376,16 @@ def _for_programs(built: BuiltModel) -> dict[str, Any]:
 
 
 def _for_cores(manifest: Manifest) -> Manifest:
-    from tuna.sandbox.cores import eval_cpus
-    from tuna.settings import get_settings
-
     return manifest.for_cores(len(eval_cpus())) if get_settings().eval_cpus else manifest
 
 
 def _golden_id(connection: Any, version: int | None) -> int | None:
-    from tuna.golden.versions import find
-
     return None if version is None else find(connection, version, "tvm").id
 
 
 def _lay_out(model: StoredModel, path: Path) -> None:
     """Write the model's file to `path`, and its weights where it looks for them; raises
     NotFound."""
-    from tuna.models import files
-
     artifacts = artifacts_of_models()
     try:
         beside = {place: artifacts.get(digest) for place, digest in model.manifest.data.items()}

@@ -8,15 +8,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tuna.api import jobs, sessions
+from tuna.api import jobs, preparation, running
+from tuna.coordinator.session_run import Progress, RunEvents, progress
+from tuna.db import configs
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.libraries.registry import get_library
+from tuna.models import choice, store, tuning
+from tuna.models.process import ModelProcess
+from tuna.models.store import StoredModel
+from tuna.models.tuning import Tunable, Wanted
+from tuna.workers.launch import RunStopped
 
-if TYPE_CHECKING:
-    from tuna.coordinator.session_run import Progress
-    from tuna.models.store import StoredModel
-    from tuna.models.tuning import Tunable, Wanted
-
+_SILENT = RunEvents()
 #: Reason of the session in which the tasks of all models are tuned, so that one that two models
 #: have is tuned once.
 SESSION = "models"
@@ -24,7 +30,7 @@ SESSION = "models"
 
 @dataclass(frozen=True)
 class TunedModel:
-    """What tuning a model did."""
+    """Counts of the jobs of a model that was tuned."""
 
     model: StoredModel
     session_id: int
@@ -42,8 +48,7 @@ def tune_model(
     winograd: bool = True,
     minutes: float | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_wait: Callable[[float, str], None] | None = None,
+    events: RunEvents = _SILENT,
     on_log: Callable[[Path], None] | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
@@ -51,25 +56,18 @@ def tune_model(
     Each task is tuned by the solver that should win, the heaviest task first, then by others that
     may win; `minutes` limits the time. Nothing that is known already is measured again, whichever
     model it was tuned for. After an interruption a second call resumes. `on_start` gets what is to
-    be done before the workers start; `on_progress`, `on_wait` and `on_log` are those of `api.run`,
-    with the numbers of this model's jobs alone. It ends with them: what another model has left is
+    be done before the workers start; `events` and `on_log` are those of `api.run`, with the
+    numbers of this model's jobs alone. It ends with them: what another model has left is
     for its own call. Raises NotFound.
     """
-    from tuna.coordinator.session_run import progress
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.libraries.registry import get_library
-    from tuna.models import choice, store, tuning
-    from tuna.workers.launch import RunStopped
-
     started = time.monotonic()
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         source = choice.ResultScope(winograd=winograd)
         known = choice.winners(connection, model.manifest, source)
-    session = sessions.init_session("tvm", SESSION, conditions={"caches": "cold"})
-    sessions.update_solvers("tvm")
-    sessions.update_applicability(session.id, model.tag)
+    session = preparation.init_session("tvm", SESSION, conditions={"caches": "cold"})
+    preparation.update_solvers("tvm")
+    preparation.update_applicability(session.id, model.tag)
     tasks = _tunable(model, session.id, winograd)
     waiting = deque(tuning.order(tasks, candidates))
     tuned = TunedModel(model, session.id, len(tasks), len(known), len(waiting))
@@ -85,8 +83,7 @@ def tune_model(
         with reading(open_database()) as connection:
             mine = progress(connection, library, session.id, (), model.tag)
         seen.append(mine)
-        if on_progress is not None:
-            on_progress(mine)
+        events.on_progress(mine)
         elapsed_s = time.monotonic() - started
         if budget is not None and mine.unfinished:
             if elapsed_s > budget.seconds:
@@ -103,7 +100,7 @@ def tune_model(
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
         with contextlib.suppress(RunStopped):
-            jobs.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
+            running.run(session.id, on_progress=follow, events=events, on_log=on_log)
     return replace(
         tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0
     )
@@ -122,18 +119,11 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
             reason=SESSION,
             solvers=[job.solver],
             options=options,
-            config_ids=[job.config_id],
+            only=jobs.Only(config_ids=[job.config_id]),
         )
 
 
 def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunable]:
-    from tuna.db import configs
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import choice, store
-    from tuna.models.process import ModelProcess
-    from tuna.models.tuning import Tunable
-
     with reading(open_database()) as connection:
         found = store.tunable(connection, model, session_id, winograd=winograd)
         won = choice.warm_starts(connection, model.manifest, choice.ResultScope(winograd=winograd))

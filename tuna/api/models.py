@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tuna.artifacts.store import Artifacts
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.artifacts.store import Artifacts
-    from tuna.models.choice import Winner
-    from tuna.models.store import StoredModel
-
+from tuna.libraries.registry import get_library
+from tuna.models import choice, files, store
+from tuna.models.choice import Winner
+from tuna.models.manifest import Manifest
+from tuna.models.process import ModelProcess
+from tuna.models.store import StoredModel
+from tuna.settings import get_settings
 
 #: How files end that are models.
 MODEL_ENDINGS = (".onnx", ".pt2")
@@ -54,16 +60,6 @@ def import_model(
     model's folder. Raises BadInput for a file that cannot be imported, with all the operators and
     open extents that are in the way; LibraryMissing without TVM or onnx.
     """
-    import hashlib
-    import tempfile
-
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-    from tuna.libraries.registry import get_library
-    from tuna.models import files, store
-    from tuna.models.manifest import Manifest
-    from tuna.models.process import ModelProcess
-
     data = _read(path)
     target = get_library("tvm").environment().target
     engine = open_database()
@@ -102,20 +98,12 @@ def import_model(
 
 def list_models() -> list[StoredModel]:
     """Every import, the latest first."""
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import store
-
     with reading(open_database()) as connection:
         return store.list_all(connection)
 
 
 def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
     """The latest import under a name with its tasks; raises NotFound."""
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import choice, store
-
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         winners, shared = (
@@ -145,18 +133,10 @@ def _read(path: Path) -> bytes:
             f"{path.name} is no model that can be imported.",
             hint="*.onnx, or *.pt2 as torch.export.save writes it",
         )
-    from tuna.models import files
-
     return files.read(path)
 
 
 def artifacts_of_models() -> Artifacts:
     """The store that has the files of models, whose digests are in SQL: no signature is needed."""
-    from tuna.artifacts.store import Artifacts
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.settings import get_settings
-
     with reading(open_database()) as connection:
         return Artifacts.from_settings(get_settings(), sessions.namespace(connection))

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import socket
 from collections.abc import Iterator
 
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput
+from tuna.membership.tcp_port import open_port, open_ports
+from tuna.queue.connection import embedded, uses_embedded
+from tuna.reports.status import live_workers
+from tuna.settings import get_settings
+from tuna.vocabulary import queue_name
 
 
 @contextlib.contextmanager
@@ -17,10 +27,6 @@ def listening(host: str, port: int) -> Iterator[str]:
     however that ends. Raises BadInput, before anything is written, for an address that is not
     usable or in use, and where TUNA_BROKER_URL is set.
     """
-    from tuna.membership.tcp_port import open_port
-    from tuna.queue.connection import embedded, uses_embedded
-    from tuna.settings import get_settings
-
     settings = get_settings()
     if not uses_embedded(settings):
         raise BadInput(
@@ -33,9 +39,6 @@ def listening(host: str, port: int) -> Iterator[str]:
 
 def master_url() -> str:
     """The URL of an open port of this home's embedded Redis; raises BadInput if there is none."""
-    from tuna.membership.tcp_port import open_ports
-    from tuna.settings import get_settings
-
     found = open_ports(get_settings().run_dir)
     if not found:
         raise BadInput(
@@ -50,9 +53,6 @@ def master_url() -> str:
 
 def _url(host: str, port: int) -> str:
     """How others reach a port that is listened on; one on all addresses by this machine's name."""
-    import ipaddress
-    import socket
-
     with contextlib.suppress(ValueError):  # a name
         if ipaddress.ip_address(host).is_unspecified:
             host = socket.getfqdn()
@@ -62,13 +62,6 @@ def _url(host: str, port: int) -> str:
 def count_workers(session_id: int) -> int:
     """Live worker processes that measure for a session, by their heartbeats; 0 also where Redis
     does not answer."""
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.reports.status import live_workers
-    from tuna.settings import get_settings
-    from tuna.vocabulary import queue_name
-
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
         environment = sessions.get(connection, session_id).environment

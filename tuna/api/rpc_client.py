@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from tuna.api.workers import create_client_token
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.membership.tcp_port import open_ports
+from tuna.queue.connection import release_services, uses_embedded
+from tuna.settings import get_settings
+from tuna.workers.rpc_client import Client, Runner, own_master
 
 #: Expiry of a token that a client of this home makes for itself.
 _OWN_TOKEN_S = 600.0
@@ -30,9 +32,6 @@ def rpc_client(
     tracker on `runner_port` of this machine. `line`: what `create_client_token` gave; needless for
     a master of this home. Needs the main thread. Raises BadInput, LibraryMissing, ServiceError.
     """
-    from tuna.settings import get_settings
-    from tuna.workers.rpc_client import Client, Runner
-
     client = Client(server, Runner.parse(target, device, runner_port), get_settings(), say)
     client.connect()
     return client.serve(client.join(line) if line else client.join(*_own_token(server)))
@@ -41,12 +40,6 @@ def rpc_client(
 def _own_token(server: str) -> tuple[str, Tracker]:
     """A token of this home, if its master is the one at `server`, and the address of that; raises
     BadInput."""
-    from tuna.api.workers import create_client_token
-    from tuna.membership.tcp_port import open_ports
-    from tuna.queue.connection import release_services, uses_embedded
-    from tuna.settings import get_settings
-    from tuna.workers.rpc_client import own_master
-
     settings = get_settings()
     master = own_master(server, open_ports(settings.run_dir)) if uses_embedded(settings) else None
     if master is None:

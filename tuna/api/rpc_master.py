@@ -4,26 +4,35 @@ table of its results."""
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tuna.api.jobs import LoadedJobs, Options, enqueue, load_jobs
+import sqlalchemy as sa
+
+from tuna.api.jobs import LoadedJobs, Options, load_jobs
+from tuna.api.preparation import init_session, update_applicability, update_solvers
 from tuna.api.rpc import count_workers
-from tuna.api.sessions import init_session, update_applicability, update_solvers
+from tuna.api.running import enqueue
+from tuna.api.services import artifact_store
+from tuna.archives.trace import ENDED, Trace
+from tuna.archives.trace_restore import restore, session_of
+from tuna.configs import Config
+from tuna.coordinator.session_run import Progress, RunEvents
+from tuna.db import configs, models
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-    from tuna.archives.trace import Trace
-    from tuna.configs import Config
-    from tuna.coordinator.session_run import Progress
-    from tuna.exports.commit import Commit
-    from tuna.exports.trial_logs import TrialLogs
+from tuna.exports.commit import Commit, commit
+from tuna.exports.trial_logs import TrialLogs
+from tuna.libraries.base import FINALS
+from tuna.libraries.options import check
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm import targets
 
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 #: How often all jobs are compared with the trace; those that this process drains are written at
@@ -70,12 +79,6 @@ class Master:
 
     def counts(self) -> LayerCounts:
         """The layers, and the live workers."""
-        import sqlalchemy as sa
-
-        from tuna.archives.trace import ENDED
-        from tuna.db.engine import reading
-        from tuna.db.models import Job
-
         distinct = sa.select(sa.func.count(sa.distinct(Job.config_id))).where(
             Job.session_id == self.session_id
         )
@@ -102,7 +105,7 @@ class Master:
                 self.catch_up()
 
         try:
-            enqueue(self.session_id, on_progress=progress, on_stored=stored)
+            enqueue(self.session_id, on_progress=progress, events=RunEvents(on_stored=stored))
         finally:
             self.catch_up()
         if self.logs is not None:
@@ -117,9 +120,6 @@ class Master:
     def commit(self, path: Path, n_best: int) -> Commit:
         """Add the session's results to a table, of which the `n_best` of each layer stay; see
         `exports.commit`."""
-        from tuna.db.engine import reading
-        from tuna.exports.commit import commit
-
         with reading(self.engine) as connection:
             return commit(connection, self.session_id, path, n_best)
 
@@ -132,12 +132,6 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
     Raises BadInput, before anything is stored, for a plan that cannot be, a trace file that is none
     or in use, and one of another table or target.
     """
-    from tuna.archives.trace import Trace
-    from tuna.db.database import open_database
-    from tuna.exports.trial_logs import TrialLogs
-    from tuna.libraries.options import check
-    from tuna.libraries.registry import get_library
-
     if not _TABLE.fullmatch(plan.table):
         text = (
             "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
@@ -169,11 +163,6 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
 def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
     """The facts of the session's environment, none for this machine's own, and the target in
     words."""
-    import json
-
-    from tuna.libraries.registry import get_library
-    from tuna.libraries.tvm import targets
-
     if plan.library != "tvm":
         return {}, plan.target
     target = targets.parse(plan.target)
@@ -192,11 +181,6 @@ def _session(
     engine: sa.Engine, plan: MasterPlan, facts: dict[str, str], trace: Trace
 ) -> tuple[int, bool]:
     """The session of the trace, else that of the plan; True if it was restored."""
-    from tuna.api.services import artifact_store
-    from tuna.archives.trace_restore import restore, session_of
-    from tuna.db.engine import reading
-    from tuna.libraries.registry import get_library
-
     if trace.header is None:
         return init_session(plan.library, plan.table, facts).id, False
     library = get_library(plan.library)
@@ -218,9 +202,6 @@ def _session(
 
 
 def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
-    from tuna.db import configs
-    from tuna.db.engine import writing
-
     if plan.layers:
         with writing(engine) as connection:
             configs.store(connection, plan.layers, plan.table)
@@ -230,11 +211,6 @@ def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
 
 def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> list[str]:
     """Labels of layers that have no job."""
-    import sqlalchemy as sa
-
-    from tuna.db import models
-    from tuna.db.engine import reading
-
     query = sa.select(models.Config.key).join(models.Job, models.Job.config_id == models.Config.id)
     with reading(engine) as connection:
         keys = set(
@@ -247,12 +223,6 @@ def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> l
 
 def _others(engine: sa.Engine, session_id: int, options: Options) -> int:
     """How many jobs have other options; finals have none."""
-    import sqlalchemy as sa
-
-    from tuna.db.engine import reading
-    from tuna.db.models import Job
-    from tuna.libraries.base import FINALS
-
     query = sa.select(Job.options).where(Job.session_id == session_id, Job.steps != FINALS)
     with reading(engine) as connection:
         return sum(found != options for found in connection.execute(query).scalars())

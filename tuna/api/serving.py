@@ -3,14 +3,32 @@ RPC."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from tuna.api.workers import Role
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError
+from tuna.libraries.tvm import targets
+from tuna.libraries.tvm.boards import BoardPool
+from tuna.libraries.tvm.environment import tvm_version
+from tuna.membership.join import MAX_PROCESSES, Facts
+from tuna.membership.join import join as ask
+from tuna.queue.served_queues import ServedQueues, Unavailable
+from tuna.sandbox import discovery
+from tuna.settings import get_settings
+from tuna.workers.compatibility import session_text
+from tuna.workers.serve import check_options, serve
 
 
 @dataclass(frozen=True)
-class Boards:
+class WorkerBoards:
     """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings
     say."""
 
@@ -26,7 +44,7 @@ def join(
     processes: int = 1,
     *,
     devices: str | None = None,
-    boards: Boards | None = None,
+    boards: WorkerBoards | None = None,
 ) -> None:
     """Become a member with the token of `line`; its settings go into this process's environment,
     for its workers.
@@ -34,18 +52,6 @@ def join(
     `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before
     the token is spent.
     """
-    import os
-    import socket
-
-    from pydantic import ValidationError
-
-    from tuna.membership.join import MAX_PROCESSES, Facts
-    from tuna.membership.join import join as ask
-    from tuna.queue.served_queues import ServedQueues, Unavailable
-    from tuna.sandbox import discovery
-    from tuna.settings import get_settings
-    from tuna.workers.serve import check_options
-
     variables = _of_boards(role, boards, "") if boards else {}
     check_options(role, processes, devices, bool(boards))
     if devices is not None:
@@ -84,7 +90,7 @@ def serve_workers(
     devices: str | None = None,
     session_id: int | None = None,
     once: bool = False,
-    boards: Boards | None = None,
+    boards: WorkerBoards | None = None,
 ) -> int:
     """Run workers in the foreground until they have ended; returns the exit code. Needs the main
     thread.
@@ -92,22 +98,13 @@ def serve_workers(
     `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only
     session to work for; `once`: leave when the queues are empty; `boards`: measure on these.
     """
-    from tuna.workers.serve import serve
-
     session = "" if session_id is None else _session_text(session_id)
     variables = _of_boards(role, boards, session) if boards else {}
     return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
 
 
-def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
+def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]:
     """The settings of a worker that measures on boards; raises BadInput, LibraryMissing."""
-    import json
-
-    from tuna.libraries.tvm import targets
-    from tuna.libraries.tvm.boards import BoardPool as Found
-    from tuna.libraries.tvm.environment import tvm_version
-    from tuna.settings import get_settings
-
     if role != "eval":
         raise BadInput(
             "Only eval workers measure on boards.",
@@ -122,7 +119,7 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
         json.loads(session)["environment"]["target"] if session else settings.tvm_target
     )
     tvm_version()  # refused here, for a worker that ends is started again
-    Found.at(tracker, key)
+    BoardPool.at(tracker, key)
     if target:
         targets.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
@@ -130,10 +127,5 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
 
 
 def _session_text(session_id: int) -> str:
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.workers.compatibility import session_text
-
     with reading(open_database()) as connection:
         return session_text(session_id, sessions.get(connection, session_id).environment)

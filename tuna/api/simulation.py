@@ -1,23 +1,18 @@
-"""What a policy would do with sessions: simulations over given or recorded durations."""
+"""Simulations of sessions under a policy, over given or recorded durations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tuna.db.database import open_database
+from tuna.db.engine import reading
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.simulation.outcome import Simulated
-    from tuna.simulation.scenario import Scenario
-
-
-def read_scenario(path: Path) -> Scenario:
-    """A scenario from a TOML or JSON file; raises BadInput with the place of the mistake."""
-    from tuna.simulation.scenario import read_scenario as read
-
-    return read(path)
+from tuna.messages import choices
+from tuna.policies import POLICIES
+from tuna.simulation.engine import simulate as run
+from tuna.simulation.outcome import Simulated
+from tuna.simulation.recorded import recorded
+from tuna.simulation.scenario import Scenario
 
 
 def recorded_scenario(
@@ -25,21 +20,13 @@ def recorded_scenario(
 ) -> Scenario:
     """A scenario of sessions as they were recorded; see `tuna.simulation.recorded`. Raises
     NotFound, BadInput."""
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.simulation.recorded import recorded
-
     with reading(open_database()) as connection:
         return recorded(connection, session_ids, workers=workers, devices=devices)
 
 
 def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
-    """What happens if the policy of this name decides; equal arguments give equal outcomes. Raises
+    """Simulate a scenario under the policy of this name; equal arguments give equal outcomes. Raises
     BadInput."""
-    from tuna.messages import choices
-    from tuna.policies import POLICIES
-    from tuna.simulation.engine import simulate as run
-
     if policy not in POLICIES:
         raise BadInput(
             f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")

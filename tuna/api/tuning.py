@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuna.api.configs import (
     ImportedConfigs,
     Network,
+    Storing,
     add_network,
     check_tag,
     read_layers,
     store_parsed,
 )
 from tuna.api.jobs import LoadedJobs, Options, load_jobs, nothing_to_tune
-from tuna.api.sessions import (
+from tuna.api.preparation import (
     StartedSession,
     init_session,
-    list_solvers,
     session_environment,
     update_applicability,
     update_solvers,
 )
+from tuna.configs import Config
+from tuna.db.solvers import Applicability
+from tuna.libraries.base import Environment, Library
+from tuna.libraries.options import check
+from tuna.libraries.registry import get_library
 
-if TYPE_CHECKING:
-    from tuna.configs import Config
-    from tuna.db.solvers import Applicability
-    from tuna.libraries.base import Environment, Library
+
+@dataclass(frozen=True)
+class Tuning:
+    """A session that is wanted, and its jobs."""
+
+    library: str = "tvm"
+    reason: str = ""  #: default: made from the tag
+    options: Options = field(default_factory=dict)
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    solvers: Sequence[str] = ()  #: default: every applicable one
+
+
+_TVM = Tuning()
 
 
 @dataclass(frozen=True)
@@ -45,43 +58,37 @@ class PreparedTuning:
 def prepare_tuning(
     path: Path,
     tag: str,
+    wanted: Tuning = _TVM,
     *,
-    library: str = "tvm",
-    reason: str = "",
-    options: Options | None = None,
-    conditions: Mapping[str, str] | None = None,
     strict: bool = False,
     network: Network | None = None,
-    without: str = "",
 ) -> PreparedTuning:
     """A session with the jobs of all layers of a file; called again, the same one, with what is
     missing.
 
-    `reason`: by default from the tag; `without`: solvers that have this in their names get no jobs.
     Everything is checked first: raises what `read_layers`, `init_session` and `load_jobs` raise for
     bad values, and then nothing is stored.
     """
-    from tuna.libraries.options import check
-    from tuna.libraries.registry import get_library
-
     check_tag(tag)
-    check(get_library(library).options, options or {}, library)
+    library = get_library(wanted.library)
+    check(library.options, wanted.options, library.name)
     parsed = read_layers(path, strict=strict)
-    reason = reason or f"tune {tag}"
+    reason = wanted.reason or f"tune {tag}"
     _check_solvers(
-        get_library(library), parsed.configs, session_environment(library, None, conditions)
+        library,
+        parsed.configs,
+        session_environment(library.name, conditions=wanted.conditions),
     )
-    session = init_session(library, reason, conditions=conditions)
+    session = init_session(library.name, reason, conditions=wanted.conditions)
     if network is not None:
         add_network("model", network.model, network.md_version)
         add_network("framework", network.framework, network.fw_version)
-    imported = store_parsed(parsed, tag, network=network)
-    solvers = update_solvers(library)
+    imported = store_parsed(parsed, tag, Storing(network=network))
+    solvers = update_solvers(library.name)
     applicability = update_applicability(session.id, tag)
-    names = (
-        [one.name for one in list_solvers(library) if without not in one.name] if without else []
+    loaded = load_jobs(
+        session.id, tag=tag, reason=reason, solvers=wanted.solvers, options=wanted.options
     )
-    loaded = load_jobs(session.id, tag=tag, reason=reason, solvers=names, options=options)
     return PreparedTuning(session, imported, solvers, applicability, loaded)
 
 

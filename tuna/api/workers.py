@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import redis
+from sqlalchemy import Connection
+
+from tuna.api.rpc import master_url
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.membership import members
+from tuna.membership.gate import Gate
+from tuna.membership.join import JoinToken, client_line, without_secrets
+from tuna.membership.members import Member
+from tuna.membership.revocation import Failure
 from tuna.messages import choices
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from tuna.membership.gate import Gate
-    from tuna.membership.members import Member
-    from tuna.membership.revocation import Failure
-    from tuna.queue.heartbeat import WorkerStatus
-    from tuna.workers.remote_exec import Answer
+from tuna.queue.announcements import control_key
+from tuna.queue.connection import (
+    connect,
+    connect_admin,
+    ensure_services,
+    impatient_clients,
+    redis_url,
+    uses_embedded,
+)
+from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.leases import Leases
+from tuna.services.redis_client import is_outage
+from tuna.settings import get_settings
+from tuna.workers.remote_exec import Answer, execute
 
 Role = Literal["compile", "eval"]
 #: How long a revocation waits for each answer of Redis.
@@ -65,13 +84,6 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
     `url`: how workers reach this Redis; default: as this machine does. Raises BadInput unless that
     is over the network, ServiceError if this Redis user may not administer users.
     """
-    import redis
-
-    from tuna.api.rpc import master_url
-    from tuna.membership.join import without_secrets
-    from tuna.queue.connection import redis_url, uses_embedded
-    from tuna.settings import get_settings
-
     settings = get_settings()
     own = master_url() if uses_embedded(settings) else redis_url(settings)
     reached = without_secrets(url or own)
@@ -90,8 +102,6 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
 def create_client_token(ttl_s: float, url: str | None = None) -> str:
     """Two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
     measures. Else like `create_token`."""
-    from tuna.membership.join import JoinToken, client_line
-
     return client_line(
         *(JoinToken.parse(create_token(role, ttl_s, url)) for role in ("compile", "eval"))
     )
@@ -99,10 +109,6 @@ def create_client_token(ttl_s: float, url: str | None = None) -> str:
 
 def list_tokens() -> list[Token]:
     """All tokens, newest first."""
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.db.types import utc_now
-    from tuna.membership import members
 
     def state(row: Any) -> str:
         if row.used_at or row.revoked_at:
@@ -120,8 +126,6 @@ def revoke_token(token_id: str) -> None:
     """Revoke a token; a worker that joined with it stays. Raises NotFound; ServiceError if this
     Redis user may not administer users (nothing was changed), or if Redis is to be cleared of it by
     a coordinator."""
-    from tuna.membership import members
-
     _revoke(
         token_id,
         lambda connection: members.revoke_token(connection, token_id),
@@ -131,17 +135,6 @@ def revoke_token(token_id: str) -> None:
 
 def list_workers() -> list[Worker]:
     """Live worker processes, then members without a live process."""
-    import time
-
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.membership import members
-    from tuna.queue.announcements import control_key
-    from tuna.queue.connection import connect, ensure_services
-    from tuna.queue.heartbeat import HeartbeatBoard
-    from tuna.settings import get_settings
-
     settings = get_settings()
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
@@ -207,10 +200,6 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
     at once. Raises NotFound, or BadInput for a change without effect, or an impossible one;
     ServiceError like `revoke_token`.
     """
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading, writing
-    from tuna.membership import members
-
     with reading(open_database()) as connection:
         joined = {
             member.name: member for member in members.members(connection, include_former=True)
@@ -256,12 +245,6 @@ def _revoke(
 ) -> None:
     """Change SQL, then clear Redis; a coordinator repeats what fails in Redis. Without the right to
     clear it, change nothing."""
-    import redis
-
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-    from tuna.services.redis_client import is_outage
-
     gate, fault = _gate(impatient=True), None
     try:
         gate.access.check()
@@ -285,14 +268,6 @@ def _revoke(
 
 def _gate(*, impatient: bool = False) -> Gate:
     """The gate; `impatient`: with clients that do not retry."""
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.membership.gate import Gate
-    from tuna.queue.connection import connect, connect_admin, ensure_services, impatient_clients
-    from tuna.queue.leases import Leases
-    from tuna.settings import get_settings
-
     settings, engine = get_settings(), open_database()
     ensure_services(settings)
     with reading(engine) as connection:
@@ -309,7 +284,4 @@ def _gate(*, impatient: bool = False) -> Gate:
 def remote_exec(command: str) -> Sequence[Answer]:
     """Run a command line, without a shell, here and on each worker that allows it; one answer for
     each."""
-    from tuna.settings import get_settings
-    from tuna.workers.remote_exec import execute
-
     return execute(command, get_settings())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tuna.archives.file import BATCH, ArchiveHeader, ArchiveLine, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
+from tuna.db.session_options import SessionOptions
 from tuna.db.upsert import upsert
 from tuna.drain.find_db_writer import fits
 from tuna.errors import BadInput, StorageFull
@@ -91,8 +92,8 @@ def _batches(
     lines: Iterable[ArchiveLine], header: ArchiveHeader
 ) -> Iterator[dict[str, list[_Row]]]:
     """Yield bounded batches of rows by table; an empty one ends rows that refer to each other."""
-    readers = {
-        name: tables.RowReader(name, names)
+    readers: dict[str, tables.RowReader] = {
+        name: (tables.FormerSessions if _is_former(name, names) else tables.RowReader)(name, names)
         for name, names in header.columns.items()
         if name in _KNOWN
     }
@@ -111,6 +112,10 @@ def _batches(
         held_bytes += size_bytes
     if batch:
         yield batch
+
+
+def _is_former(name: str, names: Collection[str]) -> bool:
+    return name == "session" and "options" not in names
 
 
 #: Bytes of the lines whose rows are in memory together.
@@ -206,6 +211,7 @@ class _Restoration:
 
     def _session(self, row: _Row) -> None:
         """Insert the session, or take the row that golden versions kept of it."""
+        SessionOptions.stored(row["options"])
         row = self._translated("session", row) | {
             "reason": self.reason or row["reason"],
             "uuid": self.header.uuid,

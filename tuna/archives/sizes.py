@@ -22,6 +22,7 @@ from tuna.db.models import (
     Trial,
 )
 from tuna.db.searches import Searches
+from tuna.db.session_options import SessionOptions
 from tuna.errors import TunaError
 from tuna.jobs.states import is_open
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
@@ -52,6 +53,7 @@ class SessionSize:
     artifacts: int  #: in the database, for its results
     artifact_bytes: int
     golden: tuple[int, ...]  #: versions with results of it
+    options: SessionOptions
 
 
 def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
@@ -131,6 +133,7 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         artifacts=artifacts,
         artifact_bytes=int(artifact_bytes or 0),
         golden=tuple(connection.execute(versions).scalars()),
+        options=SessionOptions.stored(row.options),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.models import Base
+from tuna.db.session_options import DEFAULTS
 from tuna.db.types import UtcDateTime
 
 #: The columns of each kind of config.
@@ -23,6 +24,8 @@ OWN = (
     *("step_result", "trial", "find_db", "find_db_kernel", "search_sibling"),
 )
 _INT64 = 1 << 63
+#: The options of a session that had columns.
+_FORMER_OPTIONS = ("priority", "deadline")
 #: Tables whose ids are the session's own.
 WITH_IDS = ("job", "step_result", "trial", "find_db")
 
@@ -82,6 +85,22 @@ class RowReader:
                 raise ValueError(f"{name} is missing")
             found[name] = None if value is None else reader(value)
         return found
+
+
+class FormerSessions(RowReader):
+    """Reads sessions of archives that have a column for each option (before revision 0032)."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        self._names = names
+        super().__init__(name, [one for one in names if one not in _FORMER_OPTIONS])
+
+    def read(self, row: Any) -> dict[str, Any]:
+        if not isinstance(row, list) or len(row) != len(self._names):
+            raise ValueError("a row has not one value for each column")
+        pairs = list(zip(self._names, row, strict=True))
+        options = {name: value for name, value in pairs if name in _FORMER_OPTIONS}
+        rest = super().read([value for name, value in pairs if name not in _FORMER_OPTIONS])
+        return rest | {"options": DEFAULTS.changed(options).json_values()}
 
 
 def _default(column: sa.Column[Any]) -> bool:

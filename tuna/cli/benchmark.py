@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,100 +13,94 @@ from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
 
-if TYPE_CHECKING:
-    from tuna.db.benchmarks import ModelTime
+
+@dataclass(frozen=True)
+class _Timing:
+    """A board or this machine, inputs, and limits."""
+
+    tracker: str | None = options.option(
+        "--tvm-tracker", metavar="HOST:PORT", help="TVM RPC tracker of the board."
+    )
+    device_key: str | None = options.option(
+        "--device-key", metavar="KEY", help="Key with which the board registered."
+    )
+    local: bool = options.option(
+        "--local", is_flag=True, help="Run on this machine's measuring cores, in a box."
+    )
+    inputs: tuple[str, ...] = options.option(
+        "--input",
+        multiple=True,
+        metavar="NAME=SHAPE:TYPE",
+        help="An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of"
+        " MODEL.so.json. FILE.npz: the values of all.",
+    )
+    shapes: tuple[str, ...] = options.option(
+        "--shape",
+        multiple=True,
+        metavar="n=1,4,8",
+        help="Values of an open extent; may be repeated.",
+    )
+    against: Path | None = options.option(
+        "--against",
+        type=click.Path(path_type=Path),
+        metavar="OTHER.so",
+        help="Time this one in turn with it.",
+    )
+    function: str = options.option(
+        "--function", default="main", show_default=True, help="Function of the models."
+    )
+    seed: int = options.option(
+        "--seed",
+        type=click.IntRange(min=0, max=2**31 - 1),
+        default=0,
+        show_default=True,
+        help="Of the inputs.",
+    )
+    wait_s: float = options.option(
+        "--wait", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds."
+    )
+    limit_s: float = options.option(
+        "--timeout",
+        type=click.FloatRange(min=1),
+        default=600.0,
+        show_default=True,
+        help="Seconds of one call.",
+    )
+    memory_mib: int | None = options.option(
+        "--memory", type=options.COUNT, metavar="MIB", help="That the inputs may take on the board."
+    )
 
 
 @click.command("benchmark-model")
 @click.argument("library", metavar="MODEL.so", type=click.Path(path_type=Path))
-@click.option("--tvm-tracker", "tracker", metavar="HOST:PORT", help="TVM RPC tracker of the board.")
-@click.option("--device-key", metavar="KEY", help="Key with which the board registered.")
-@click.option("--local", is_flag=True, help="Run on this machine's measuring cores, in a box.")
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=SHAPE:TYPE",
-    help=(
-        "An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of"
-        " MODEL.so.json. FILE.npz: the values of all."
-    ),
-)
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="n=1,4,8",
-    help="Values of an open extent; may be repeated.",
-)
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    metavar="OTHER.so",
-    help="Time this one in turn with it.",
-)
-@click.option("--function", default="main", show_default=True, help="Function of the models.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0, max=2**31 - 1),
-    default=0,
-    show_default=True,
-    help="Of the inputs.",
-)
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    help="Seconds.",
-)
-@click.option(
-    "--timeout",
-    "limit_s",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    show_default=True,
-    help="Seconds of one call.",
-)
-@click.option(
-    "--memory",
-    "memory_mib",
-    type=options.COUNT,
-    metavar="MIB",
-    help="That the inputs may take on the board.",
-)
+@options.collected(_Timing)
 @options.cores
 @options.as_json
 def benchmark_model(
     library: Path,
-    tracker: str | None,
-    device_key: str | None,
-    local: bool,
-    inputs: tuple[str, ...],
-    shapes: tuple[str, ...],
-    against: Path | None,
-    function: str,
-    seed: int,
-    wait_s: float,
-    limit_s: float,
-    memory_mib: int | None,
     as_json: bool,
+    wanted: _Timing,
 ) -> int:
     """Time a built model on a board behind TVM RPC, or on this machine.
 
     With --against both are timed in turn in one session, on the same random inputs, and their
     outputs are compared; the exit code is 1 if these differ.
     """
-    if local == bool(tracker and device_key) or (local and (tracker or device_key)):
+    if wanted.local == bool(wanted.tracker and wanted.device_key) or (
+        wanted.local and (wanted.tracker or wanted.device_key)
+    ):
         raise BadInput("Name a board with --tvm-tracker and --device-key, or use --local.")
     found = api.benchmark_model(
         library,
-        None if local else api.Board(str(tracker), str(device_key), wait_s),
-        inputs=inputs,
-        shapes=shapes,
-        against=against,
-        options=api.BenchmarkOptions(function, seed, limit_s, memory_mib),
+        None
+        if wanted.local
+        else api.BenchmarkBoard(str(wanted.tracker), str(wanted.device_key), wanted.wait_s),
+        inputs=wanted.inputs,
+        shapes=wanted.shapes,
+        against=wanted.against,
+        options=api.BenchmarkOptions(
+            wanted.function, wanted.seed, wanted.limit_s, wanted.memory_mib
+        ),
         on_point=lambda number, points: (
             say(f"{number + 1}/{points}", err=True) if points > 1 else None
         ),
@@ -142,7 +136,7 @@ def benchmarks(name: str | None, as_json: bool) -> None:
         print_times(found)
 
 
-def print_times(rows: Sequence[ModelTime]) -> None:
+def print_times(rows: Sequence[api.ModelTime]) -> None:
     """A line for each model and set of open extents."""
     print_table(
         "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +10,6 @@ from tuna import api
 from tuna.cli import show
 from tuna.cli.console import print_table, say
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.api import CapturedProgram
 
 _ROWS = 30
 
@@ -51,7 +47,7 @@ def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
     return found.exit_code
 
 
-def _show_layers(found: CapturedProgram, tag: str) -> None:
+def _show_layers(found: api.CapturedProgram, tag: str) -> None:
     assert found.imported is not None
     rows = [
         (config.label, count, f"{config.flops * count / 1e9:.3f}")
@@ -71,7 +67,7 @@ def _show_layers(found: CapturedProgram, tag: str) -> None:
     )
 
 
-def _say_nothing(found: CapturedProgram) -> None:
+def _say_nothing(found: api.CapturedProgram) -> None:
     counts = found.parsed.counts
     if counts.total:
         say(

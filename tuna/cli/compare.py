@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.reports.comparison import ComparedLayer, Comparison
-    from tuna.reports.ratios import Ratio
 
 
 @click.command()
@@ -43,7 +37,7 @@ def compare(session_ids: tuple[int, ...], tag: str | None, as_json: bool) -> Non
         _show(found)
 
 
-def _show(found: Comparison) -> None:
+def _show(found: api.Comparison) -> None:
     for session in found.sessions:
         where = f"{session.device or session.arch} x {session.num_cu}"
         chosen = [f"{name} {value}" for name, value in session.conditions.items()]
@@ -82,7 +76,7 @@ def _show(found: Comparison) -> None:
     say(f"fastest for so many layers: {wins}")
 
 
-def _row(found: Comparison, layer: ComparedLayer) -> list[str]:
+def _row(found: api.Comparison, layer: api.ComparedLayer) -> list[str]:
     times = [
         _ms(best.time_ms) if best else why
         for best, why in zip(layer.bests, layer.missing, strict=True)
@@ -102,7 +96,7 @@ def _row(found: Comparison, layer: ComparedLayer) -> list[str]:
     return [layer.label, *times, *map(_ratio, layer.ratios[1:]), fastest]
 
 
-def _ratio(ratio: Ratio | None) -> str:
+def _ratio(ratio: api.Ratio | None) -> str:
     if ratio is None:
         return "-"
     if ratio.low is None or ratio.high is None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from tuna.api import names
+from tuna import api
 
 _Values = Callable[[click.Context], Iterable[tuple[str, str | None]]]
 
@@ -37,9 +37,9 @@ def _plain(values: Iterable[str]) -> list[tuple[str, None]]:
     return [(value, None) for value in values]
 
 
-_SESSIONS = _Known(lambda _: names.known_sessions())
-_TAGS = _Known(lambda _: _plain(names.known_tags()))
-_LIBRARIES = _Known(lambda _: _plain(names.known_libraries()))
+_SESSIONS = _Known(lambda _: api.known_sessions())
+_TAGS = _Known(lambda _: _plain(api.known_tags()))
+_LIBRARIES = _Known(lambda _: _plain(api.known_libraries()))
 #: What is known of a parameter, by its name.
 KNOWN: dict[str, _Known] = {
     "session_id": _SESSIONS,
@@ -47,9 +47,9 @@ KNOWN: dict[str, _Known] = {
     "tag": _TAGS,
     "config_tag": _TAGS,
     "library": _LIBRARIES,
-    "solver": _Known(lambda ctx: _plain(names.known_solvers(ctx.params.get("library")))),
+    "solver": _Known(lambda ctx: _plain(api.known_solvers(ctx.params.get("library")))),
     "solvers": _Known(
-        lambda ctx: _plain(names.known_solvers(ctx.params.get("library"))), several=True
+        lambda ctx: _plain(api.known_solvers(ctx.params.get("library"))), several=True
     ),
 }
 

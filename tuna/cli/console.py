@@ -13,15 +13,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import click
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from tuna.messages import counted, inert, one_line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
 
 _LINE_EVERY_S = 10.0
 #: Seconds that the rate is taken over.
@@ -99,8 +102,6 @@ def print_table(
     `width`: where there is no terminal, more where a word needs it; by default each row is one
     line, for programs such as grep.
     """
-    from rich.console import Console
-
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     console = Console(stderr=err)
     if not console.is_terminal:
@@ -121,10 +122,6 @@ def table(
 ) -> RenderableType:
     """A table whose cells break between words only; where that does not fit, a paragraph for each
     row."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     longest = [_most(column, cells, place, words=True) for place, column in enumerate(columns)]
     widths = [_most(column, cells, place, words=False) for place, column in enumerate(columns)]
@@ -152,8 +149,6 @@ def table(
 
 def _most(column: str, cells: Sequence[Sequence[str]], place: int, *, words: bool) -> int:
     """Columns of the longest line, or word, of a table's column."""
-    from rich.cells import cell_len
-
     texts = [column, *(row[place] for row in cells)]
     return max(
         (
@@ -168,10 +163,6 @@ def _most(column: str, cells: Sequence[Sequence[str]], place: int, *, words: boo
 def _paragraphs(
     title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> RenderableType:
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
     parts: list[RenderableType] = [Text(title)] if title else []
     for row in cells:
         parts.append(Text(row[0], overflow="fold"))
@@ -213,8 +204,6 @@ class ProgressView:
 
     def __init__(self, title: str, notice: str = "") -> None:
         """`notice`: a sentence to print before the first counts, if there are any."""
-        from rich.console import Console
-
         self._title, self._notice = title, notice
         self._console = Console(stderr=True)
         self._live: Live | None = None
@@ -223,8 +212,6 @@ class ProgressView:
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
-            from rich.live import Live
-
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         return self
@@ -272,8 +259,6 @@ class ProgressView:
         note = "; ".join(filter(None, parts))
         done = f"{counts.finished}/{counted(counts.wanted, 'job')}{self._pace(now, counts)}"
         if self._live is not None:
-            from rich.text import Text
-
             line = f"{done}  {self._title}: {note}"
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now - self._printed_at >= _LINE_EVERY_S or counts.finished == counts.wanted:

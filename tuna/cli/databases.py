@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
+from tuna.exports.diff import line
 from tuna.messages import counted
 
 _PATH = click.Path(path_type=Path)
@@ -23,31 +24,38 @@ class _Export(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The available forms; loaded lazily, because the libraries that bring them are slow to
         import."""
-        from tuna.exports.registry import exporters
-
         with formatter.section("Forms, with their options"):
             formatter.write_dl(
                 [
                     (one.form, f"{one.title}: {', '.join(one.options.model_fields)}")
-                    for one in exporters()
+                    for one in api.exporters()
                 ]
             )
 
 
+@dataclass(frozen=True)
+class _Source:
+    """The session or the golden version that is exported."""
+
+    session_id: int | None = options.option("--session-id", type=options.ID, help="Whose results.")
+    golden: int | None = options.option(
+        "--golden", type=options.GOLDEN, help="Golden version, instead of a session; needs --arch."
+    )
+    arch: str | None = options.option("--arch", help="With --golden: architecture, such as gfx90a.")
+    num_cu: int | None = options.option(
+        "--num-cu",
+        type=options.COUNT,
+        help="With --golden: compute units; default: all of them mixed.",
+    )
+    library: str = options.option(
+        "--library", default="miopen", show_default=True, help="With --golden: whose version."
+    )
+
+
 @click.command(cls=_Export)
-@click.option("--session-id", type=options.ID, help="Whose results.")
-@click.option(
-    "--golden", type=options.GOLDEN, help="Golden version, instead of a session; needs --arch."
-)
+@options.collected(_Source)
 @click.option("--form", required=True, help="Which database; see below.")
 @click.option("-d", "--directory", type=options.OUTPUT_FOLDER, default=Path(), help="Where to.")
-@click.option("--arch", help="With --golden: architecture, such as gfx90a.")
-@click.option(
-    "--num-cu", type=options.COUNT, help="With --golden: compute units; default: all of them mixed."
-)
-@click.option(
-    "--library", default="miopen", show_default=True, help="With --golden: whose version."
-)
 @click.option(
     "--filename", help="Base name; default: from architecture and number of compute units."
 )
@@ -62,26 +70,26 @@ class _Export(click.Command):
     "--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form."
 )
 def export(
-    session_id: int | None,
-    golden: int | None,
     form: str,
     directory: Path,
-    arch: str | None,
-    num_cu: int | None,
-    library: str,
     pairs: tuple[str, ...],
+    wanted: _Source,
     **wishes: Any,
 ) -> None:
     """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's
     own form."""
-    if (session_id is None) == (golden is None):
+    if (wanted.session_id is None) == (wanted.golden is None):
         raise BadInput("Say whose results: either --session-id or --golden.")
     wishes |= options.job_options(pairs)
-    if session_id is not None:
-        show.exported(api.export(session_id, form, directory, **wishes))
+    if wanted.session_id is not None:
+        show.exported(api.export(wanted.session_id, form, directory, **wishes))
     else:
-        device: dict[str, Any] = {"arch": arch or "", "num_cu": num_cu, "library": library}
-        show.exported(api.export_golden(golden or 0, form, directory, **device, **wishes))
+        device: dict[str, Any] = {
+            "arch": wanted.arch or "",
+            "num_cu": wanted.num_cu,
+            "library": wanted.library,
+        }
+        show.exported(api.export_golden(wanted.golden or 0, form, directory, **device, **wishes))
 
 
 @click.command()
@@ -132,8 +140,6 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it
     does."""
-    from tuna.exports.diff import line
-
     if as_json:
         each: list[dict[str, Any]] = []
         found = api.compare_databases(

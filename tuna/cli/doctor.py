@@ -1,4 +1,4 @@
-"""`tuna doctor`: prints the findings on this machine and its services."""
+"""`tuna doctor` and `tuna db`: this machine, its services and the database."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, say
 from tuna.messages import counted
+from tuna.sandbox.load import load
+from tuna.settings import get_settings
 
 #: After so many pairs a line tells how far it is.
 _EVERY = 5
@@ -54,8 +56,6 @@ def doctor(noise: bool, pairs: int, as_json: bool) -> int:
 
 
 def _noise(pairs: int, *, as_json: bool) -> None:
-    from tuna.sandbox.load import load
-
     if advice := load().advice:
         say(f"Warning: {advice}", err=True)
 
@@ -64,8 +64,20 @@ def _noise(pairs: int, *, as_json: bool) -> None:
             say(f"noise: {number}/{counted(pairs, 'measurement')}", err=True)
 
     found = api.measure_noise(pairs, on_pair=progress)
-    quiet = api.quiet_needed()
+    quiet = api.quiet_needed(get_settings())
     if as_json:
         print_json({**asdict(found), "noisy": found.noisy, "quiet": asdict(quiet)})
     else:
         show.noise(found, quiet)
+
+
+@click.group()
+def db() -> None:
+    """Look after the database."""
+
+
+@db.command()
+def upgrade() -> None:
+    """Bring the schema of the database to the one that this version needs."""
+    done = api.upgrade_database()
+    say(f"{done.url}: schema {done.before or 'none'} -> {done.after}")

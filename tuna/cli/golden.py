@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
-from tuna.api import open_database
+from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.mituna import common
 from tuna.errors import NotFound
 from tuna.messages import choices
-
-if TYPE_CHECKING:
-    from tuna.golden import BuildReport, Version
 
 
 class _Kind(click.ParamType[str]):
@@ -25,11 +23,11 @@ class _Kind(click.ParamType[str]):
     name = "kind"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from tuna.configs import KINDS
-
-        if value not in KINDS.names():
+        if value not in api.KINDS.names():
             self.fail(
-                f"there is no kind {value!r}; {choices(value, KINDS.names(), 'kinds')}.", param, ctx
+                f"there is no kind {value!r}; {choices(value, api.KINDS.names(), 'kinds')}.",
+                param,
+                ctx,
             )
         return value
 
@@ -98,11 +96,9 @@ def build(
 ) -> None:
     """Build a version from a base version, a session, or both; where both have a result the
     session's counts."""
-    from tuna.golden import build
-
-    engine = open_database()
+    engine = api.open_database()
     _tell(
-        build(
+        api.golden.build(
             engine,
             version=version,
             session_id=session_id,
@@ -113,7 +109,7 @@ def build(
     )
 
 
-def _tell(report: BuildReport) -> None:
+def _tell(report: api.golden.BuildReport) -> None:
     say(str(report))
     say(
         f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`",
@@ -126,17 +122,13 @@ def _tell(report: BuildReport) -> None:
 @options.as_json
 def list_versions(library: str | None, as_json: bool) -> None:
     """List the versions; the current one is marked."""
-    from tuna.db.engine import reading
-    from tuna.golden import versions
-    from tuna.golden.versions import current
-
-    with reading(open_database()) as connection:
-        found = versions(connection, library)
+    with api.reading(api.open_database()) as connection:
+        found = api.golden.versions(connection, library)
     names = sorted({one.library for one in found})
     now = {
         one.id
         for name in names
-        if (one := current(v for v in found if v.library == name)) is not None
+        if (one := api.golden.current(v for v in found if v.library == name)) is not None
     }
     if not found and library is not None:
         raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
@@ -149,7 +141,7 @@ def list_versions(library: str | None, as_json: bool) -> None:
         print_table("", columns, [_row(one, one.id in now) for one in found], right=(1, 4, 5))
 
 
-def _document(one: Version, current: bool) -> dict[str, Any]:
+def _document(one: api.golden.Version, current: bool) -> dict[str, Any]:
     return {
         "library": one.library,
         "version": one.version,
@@ -162,7 +154,7 @@ def _document(one: Version, current: bool) -> dict[str, Any]:
     }
 
 
-def _row(one: Version, current: bool) -> tuple[object, ...]:
+def _row(one: api.golden.Version, current: bool) -> tuple[object, ...]:
     base = "-" if one.base_version is None else one.base_version
     promoted = f"{one.promoted_at:%Y-%m-%d %H:%M}" if one.promoted_at else "-"
     mark = "current" if current else ""
@@ -194,20 +186,16 @@ def report(
     With --session-id a session is compared with VERSION, for the session's device model, before
     anything is built.
     """
-    from tuna.db.engine import reading
-    from tuna.golden import check_gate, report_session
-    from tuna.golden import report as compare
-
     if against is not None and session_id is not None:
         raise click.UsageError(
             "With --session-id, VERSION is what is compared with: leave --against away."
         )
-    with reading(open_database()) as connection:
+    with api.reading(api.open_database()) as connection:
         if session_id is None:
-            found = compare(connection, version, against, library)
+            found = api.golden.report(connection, version, against, library)
         else:
-            found = report_session(connection, session_id, version, library)
-    violations = check_gate(found, max_regression, min_gain)
+            found = api.golden.report_session(connection, session_id, version, library)
+    violations = api.golden.check_gate(found, max_regression, min_gain)
     if as_json:
         print_json(found.as_json() | {"violations": violations})
     else:
@@ -230,9 +218,7 @@ def report(
 def promote(version: int, library: str | None, **wishes: Any) -> None:
     """Release a draft, if it keeps the limits beside the current version (its base, where none is);
     then it is frozen."""
-    from tuna.golden import promote
-
-    found = promote(open_database(), version, library=library, **wishes)
+    found = api.golden.promote(api.open_database(), version, library=library, **wishes)
     t = found.total
     beside = (
         ""
@@ -246,9 +232,7 @@ def promote(version: int, library: str | None, **wishes: Any) -> None:
 @options.library_argument
 def rollback(library: str) -> None:
     """Withdraw the newest release of LIBRARY; the one before it is current again."""
-    from tuna.golden import rollback
-
-    withdrawn, now = rollback(open_database(), library)
+    withdrawn, now = api.golden.rollback(api.open_database(), library)
     after = f"version {now.version} is current again" if now else "no version is current"
     say(f"golden version {withdrawn.version} of {library} is withdrawn; {after}")
 
@@ -265,11 +249,8 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
     KEY is the number of an entry, or names a layer: config key, problem key, label or driver
     command.
     """
-    from tuna.db.engine import reading
-    from tuna.golden import explain
-
-    with reading(open_database()) as connection:
-        found = explain(connection, version, key, solver, library)
+    with api.reading(api.open_database()) as connection:
+        found = api.golden.explain(connection, version, key, solver, library)
     if as_json:
         print_json([one.as_json() for one in found])
         return
@@ -278,52 +259,52 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
             say(line)
 
 
+@dataclass(frozen=True)
+class _GoldenBuild:
+    """The parts that a version is built from."""
+
+    version: int = options.option(
+        "--golden_v", type=_NUMBER, required=True, help="Golden version to create."
+    )
+    base_version: int | None = options.option(
+        "--base_golden_v", type=_NUMBER, help="Golden version to start from."
+    )
+    overwrite: bool = options.option(
+        "-o",
+        "--overwrite",
+        is_flag=True,
+        help="Write into a version that exists, if it is still a draft.",
+    )
+    kind: str | None = options.option(
+        "-C",
+        "--config_type",
+        type=_KINDS,
+        help="Only the session's results for layers of this kind.",
+    )
+    allow_imported: bool = options.option(
+        "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
+    )
+    allow_noisy: bool = options.option(
+        "--allow_noisy",
+        is_flag=True,
+        help="Accept results that were measured on a device that was not quiet.",
+    )
+
+
 @click.command(context_settings=common.CONTEXT)
 @common.session_id
-@click.option("--golden_v", type=_NUMBER, required=True, help="Golden version to create.")
-@click.option("--base_golden_v", type=_NUMBER, help="Golden version to start from.")
-@click.option(
-    "-o",
-    "--overwrite",
-    is_flag=True,
-    help="Write into a version that exists, if it is still a draft.",
-)
-@click.option(
-    "-C", "--config_type", type=_KINDS, help="Only the session's results for layers of this kind."
-)
-@click.option(
-    "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
-)
-@click.option(
-    "--allow_noisy",
-    is_flag=True,
-    help="Accept results that were measured on a device that was not quiet.",
-)
+@options.collected(_GoldenBuild)
 @common.debug
 @click.pass_context
 def update_golden_command(
     ctx: click.Context,
     session_id: int | None,
-    golden_v: int,
-    base_golden_v: int | None,
-    overwrite: bool,
-    config_type: str | None,
-    allow_imported: bool,
-    allow_noisy: bool,
+    wanted: _GoldenBuild,
 ) -> int:
     """Build a golden version from a session, an earlier version, or both."""
-    from tuna.golden import build
-
-    report = build(
-        open_database(),
-        version=golden_v,
-        session_id=session_id,
-        base_version=base_golden_v,
-        overwrite=overwrite,
-        allow_imported=allow_imported,
-        allow_noisy=allow_noisy,
-        kind=config_type,
-        library=ctx.obj if isinstance(ctx.obj, str) else None,
+    library = ctx.obj if isinstance(ctx.obj, str) else None
+    report = api.golden.build(
+        api.open_database(), session_id=session_id, library=library, **asdict(wanted)
     )
     _tell(report)
     return 0

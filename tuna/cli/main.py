@@ -37,7 +37,7 @@ COMMANDS = {
     "session": (
         "tuna.cli.session",
         "session",
-        "List, archive, restore and delete sessions; set their priority and deadline.",
+        "List, archive, restore and delete sessions; set their options.",
     ),
     "import": (
         "tuna.cli.setup",
@@ -102,8 +102,8 @@ COMMANDS = {
     ),
     "simulate": ("tuna.cli.simulate", "simulate", "Simulate sessions under a scheduling policy."),
     "metrics": ("tuna.cli.status", "metrics", "Answer Prometheus with figures of all sessions."),
-    "retry": ("tuna.cli.jobs", "retry", "Send errored jobs back to the step that failed."),
-    "cancel": ("tuna.cli.jobs", "cancel", "End jobs that are not finished."),
+    "retry": ("tuna.cli.work", "retry", "Send errored jobs back to the step that failed."),
+    "cancel": ("tuna.cli.work", "cancel", "End jobs that are not finished."),
     "export": ("tuna.cli.databases", "export", "Write results as a database."),
     "report": (
         "tuna.cli.status",
@@ -143,7 +143,7 @@ COMMANDS = {
         "doctor",
         "Check this machine and its services, and say what to change.",
     ),
-    "db": ("tuna.cli.database", "db", "Look after the database."),
+    "db": ("tuna.cli.doctor", "db", "Look after the database."),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,6 @@ from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.messages import counted, size
-
-_WINOGRAD = click.option(
-    "--winograd/--no-winograd",
-    default=True,
-    help="Whether kernels may use Winograd, or direct sums only.",
-)
 
 
 @click.group()
@@ -125,35 +119,40 @@ def show(name: str, as_json: bool) -> None:
     )
 
 
-_BUILD_OPTIONS = (
-    click.option(
+@dataclass(frozen=True)
+class _Kernels:
+    """The kernels that a model is built with, and what it is compared with."""
+
+    winograd: bool = options.option(
+        "--winograd/--no-winograd",
+        default=True,
+        help="Whether kernels may use Winograd, or direct sums only.",
+    )
+    compare: bool = options.option(
         "--compare/--no-compare",
         default=True,
         help="Whether the fastest few kernels are timed in the model.",
-    ),
-    click.option(
+    )
+    rivals: bool = options.option(
         "--rivals/--no-rivals",
         default=True,
         help="Whether onnxruntime and PyTorch are timed beside it.",
-    ),
-    click.option(
+    )
+    untuned: bool = options.option(
         "--untuned",
         is_flag=True,
         help="Also time what TVM makes of the model without tuning; takes long.",
-    ),
-    click.option(
+    )
+    recorded: Path | None = options.option(
         "--input",
-        "recorded",
         type=click.Path(path_type=Path),
         help="A .npz file with the inputs to run it on.",
-    ),
-)
+    )
 
-
-def _build_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_BUILD_OPTIONS):
-        command = option(command)
-    return command
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `api.build_model` and `api.check_model`."""
+        checks = api.Checks(self.rivals, self.untuned, self.recorded)
+        return {"winograd": self.winograd, "compare": self.compare, "checks": checks}
 
 
 @model.command()
@@ -167,8 +166,7 @@ def _build_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Only results of this session; default: all on such a machine.",
 )
 @click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
-@_WINOGRAD
-@_build_options
+@options.collected(_Kernels)
 @options.cores
 @options.as_json
 def build(
@@ -176,24 +174,13 @@ def build(
     output: Path,
     session_id: int | None,
     golden: int | None,
-    winograd: bool,
-    compare: bool,
-    rivals: bool,
-    untuned: bool,
-    recorded: Path | None,
+    wanted: _Kernels,
     as_json: bool,
 ) -> None:
     """Build a model with its fastest kernels, check its answer against ONNX's reference, and time
     it."""
-    checks = api.Checks(rivals, untuned, recorded)
     built = api.build_model(
-        name,
-        output,
-        session_id=session_id,
-        golden=golden,
-        winograd=winograd,
-        compare=compare,
-        checks=checks,
+        name, output, session_id=session_id, golden=golden, **wanted.arguments()
     )
     if as_json:
         print_json(_as_json(built))
@@ -202,6 +189,24 @@ def build(
 
 
 model.add_command(benchmarks)
+
+
+@dataclass(frozen=True)
+class _Tuning(_Kernels):
+    """Limits of tuning a model, and the kernels it is built with."""
+
+    candidates: int = options.option(
+        "--candidates",
+        type=options.COUNT,
+        default=4,
+        show_default=True,
+        help="Candidates for each task and solver.",
+    )
+    minutes: float | None = options.option(
+        "--minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        help="All tasks end by then, the heaviest first; default: until done.",
+    )
 
 
 @click.command()
@@ -221,20 +226,7 @@ model.add_command(benchmarks)
     metavar="INPUT=N,C,H,W",
     help="Shape of an input, or size of an open extent.",
 )
-@click.option(
-    "--candidates",
-    type=options.COUNT,
-    default=4,
-    show_default=True,
-    help="Candidates for each task and solver.",
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    help="All tasks end by then, the heaviest first; default: until done.",
-)
-@_WINOGRAD
-@_build_options
+@options.collected(_Tuning)
 @options.cores
 def tune(
     file: Path,
@@ -242,13 +234,7 @@ def tune(
     output: Path | None,
     batch: int | None,
     shapes: tuple[str, ...],
-    candidates: int,
-    minutes: float | None,
-    winograd: bool,
-    compare: bool,
-    rivals: bool,
-    untuned: bool,
-    recorded: Path | None,
+    wanted: _Tuning,
 ) -> int:
     """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and,
     with -o, build it.
@@ -256,15 +242,13 @@ def tune(
     Time goes to the tasks on which the model spends most. Tasks that another model has are not
     tuned again. Interrupted, the same command goes on from there.
     """
-    checks = api.Checks(rivals, untuned, recorded)
+    arguments = wanted.arguments()
     imported = api.import_model(
         name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes))
     )
     show_import(imported)
     stored = imported.model
-    error = api.check_model(
-        f"{stored.name}@{stored.version}", winograd=winograd, compare=compare, checks=checks
-    )
+    error = api.check_model(f"{stored.name}@{stored.version}", **arguments)
     say(f"with predicted kernels its answer is right: largest error over largest value {error:.1e}")
 
     def started(tuned: api.TunedModel) -> None:
@@ -278,12 +262,11 @@ def tune(
     with ProgressView("tuning") as view:
         tuned = api.tune_model(
             f"{stored.name}@{stored.version}",
-            candidates=candidates,
-            winograd=winograd,
-            minutes=minutes,
+            candidates=wanted.candidates,
+            winograd=wanted.winograd,
+            minutes=wanted.minutes,
             on_start=started,
-            on_progress=view.update,
-            on_wait=view.stopping,
+            events=api.RunEvents(view.update, view.stopping),
             on_log=view.log_kept,
         )
     if tuned.added < tuned.wanted:
@@ -292,15 +275,7 @@ def tune(
             " command goes on"
         )
     if output is not None:
-        show_built(
-            api.build_model(
-                f"{stored.name}@{stored.version}",
-                output,
-                winograd=winograd,
-                compare=compare,
-                checks=checks,
-            )
-        )
+        show_built(api.build_model(f"{stored.name}@{stored.version}", output, **arguments))
     else:
         say(
             f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
@@ -371,9 +346,7 @@ def show_built(built: api.BuiltModel) -> None:
 
 
 def _of_all_cores(number: int | None = None) -> str:
-    from tuna.sandbox.cores import of_all
-
-    return of_all(number)
+    return api.of_all(number)
 
 
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:

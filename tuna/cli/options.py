@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from tuna import api
 from tuna.errors import BadInput
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
@@ -74,15 +76,6 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")
 
 
-def boards(command: _Command) -> _Command:
-    """Which boards behind TVM's RPC are meant."""
-    key = click.option("--device-key", metavar="KEY", help="The boards' key at that tracker.")
-    tracker = click.option(
-        "--tvm-tracker", metavar="HOST:PORT", help="The tracker of boards to measure on (tvm)."
-    )
-    return tracker(key(command))
-
-
 def _conditions(
     _context: click.Context, _param: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
@@ -98,6 +91,57 @@ conditions = click.option(
     callback=_conditions,
     help="A condition of measurement, such as caches=cold.",
 )
+
+
+def boards(command: _Command) -> _Command:
+    """Which boards behind TVM's RPC are meant."""
+    key = click.option("--device-key", metavar="KEY", help="The boards' key at that tracker.")
+    tracker = click.option(
+        "--tvm-tracker", metavar="HOST:PORT", help="The tracker of boards to measure on (tvm)."
+    )
+    return tracker(key(command))
+
+
+def option(*names: str, **attributes: Any) -> Any:
+    """A field of a dataclass that `collected` makes an option of the command line."""
+    return field(metadata={"option": (names, attributes)})
+
+
+def collected(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for each field of the dataclass `cls`, which the command gets as `wanted`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def wrapped(*args: Any, **rest: Any) -> Any:
+            wanted = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
+            return command(*args, wanted=wanted, **rest)
+
+        for one in reversed(fields(cls)):
+            names, attributes = one.metadata["option"]
+            wrapped = click.option(*names, one.name, **attributes)(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def session_options(command: Callable[..., Any], spelling: str = "-") -> Callable[..., Any]:
+    """An option for each of `SessionOptions`; `session_options` has those that were typed.
+
+    `spelling`: the mark between the words of an option.
+    """
+    known = api.SessionOptions.model_fields
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **rest: Any) -> Any:
+        values = {name: rest.pop(name) for name in known}
+        chosen = {name: value for name, value in values.items() if value is not None}
+        return command(*args, session_options=chosen, **rest)
+
+    for name, one in reversed(known.items()):
+        text = f"{str(one.description)[:1].upper()}{str(one.description)[1:]}; none: the default."
+        flag = f"--{name.replace('_', spelling)}"
+        wrapped = click.option(flag, name, metavar=name.upper(), help=text)(wrapped)
+    return wrapped
 
 
 def session_ids(command: _Command) -> _Command:
@@ -163,7 +207,7 @@ _SEARCH = (
 
 
 def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is tried, and when it is enough: `asked`, the job options with those of `--option`."""
+    """Options of jobs: `asked` has those that were typed, with those of `--option`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:
@@ -214,9 +258,7 @@ class _Cores(click.IntRange):
 
 def _measure_with(context: click.Context, _param: click.Parameter, value: int | str | None) -> None:
     if value is not None and not context.resilient_parsing:
-        from tuna.sandbox.cores import measuring_with
-
-        context.with_resource(measuring_with(None if value == "all" else int(value)))
+        context.with_resource(api.measuring_with(None if value == "all" else int(value)))
 
 
 #: How many cores measure, as TUNA_EVAL_CPUS says it; no argument of the command.

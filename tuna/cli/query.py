@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,11 +18,8 @@ from tuna.cli.console import GAP, print_json, print_table, say, terminal_width
 from tuna.cli.winners import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.messages import counted
+from tuna.reports import formats
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
-
-if TYPE_CHECKING:
-    from tuna.models.coverage import Coverage
-    from tuna.results.result_rows import ResultRow, ResultRows
 
 #: Layers that needed no trial which are named one by one.
 _MOST_KNOWN = 20
@@ -145,15 +142,13 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
             say("There are no results in this session yet.", err=True)
 
 
-def _print_csv(rows: ResultRows) -> None:
-    from tuna.exports.csv_table import text_cell
-
+def _print_csv(rows: api.ResultRows) -> None:
     table = csv.writer(sys.stdout, lineterminator="\n")
     for number, row in enumerate(rows):
         document = row.as_json()
         if not number:
             table.writerow(document)
-        table.writerow(_cell(value, text_cell) for value in document.values())
+        table.writerow(_cell(value, api.text_cell) for value in document.values())
 
 
 def _cell(value: Any, text_cell: Callable[[str], str]) -> str:
@@ -166,14 +161,15 @@ def _cell(value: Any, text_cell: Callable[[str], str]) -> str:
     return text_cell(value) if isinstance(value, str) else repr(value)
 
 
-def _explain(row: ResultRow) -> None:
+def _explain(row: api.ResultRow) -> None:
     document = row.as_json()
     command = document.pop("command")
     say(f"{document.pop('layer')}")
     for name, value in document.items():
         if value not in (None, "", {}):
             say(
-                f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}"
+                f"  {name.replace('_', ' '):<16}"
+                f" {json.dumps(value) if isinstance(value, dict) else value}"
             )
     say(f"  {command}\n", wrap=False)
 
@@ -181,18 +177,16 @@ def _explain(row: ResultRow) -> None:
 @dataclass(frozen=True)
 class _Column:
     title: str
-    cell: Callable[[ResultRow], str]
+    cell: Callable[[api.ResultRow], str]
     #: how soon it is left out where the terminal is narrow, the highest number first
     optional: int = 0
     right: bool = False
 
 
 def _print_rows(
-    rows: ResultRows, *, with_params: bool = False, without: Sequence[tuple[str, str]] = ()
+    rows: api.ResultRows, *, with_params: bool = False, without: Sequence[tuple[str, str]] = ()
 ) -> None:
     """`without`: layers without a solver, each with the reason."""
-    from tuna.reports import formats
-
     decimals = formats.decimals_for(row.time_ms for row in rows)
     columns = [
         _Column("layer", lambda row: row.layer),
@@ -240,17 +234,15 @@ def _print_rows(
         say(noisy_times(noisy))
 
 
-def _readable(row: ResultRow) -> str:
+def _readable(row: api.ResultRow) -> str:
     """The params in one line, as the library shows them; as they are where it is not installed."""
-    from tuna.libraries.registry import get_library
-
     try:
-        return " ".join(get_library(row.library).readable_params(row.params).split())
+        return " ".join(api.get_library(row.library).readable_params(row.params).split())
     except (NotFound, LibraryMissing):
         return row.params
 
 
-def _origin(row: ResultRow) -> str:
+def _origin(row: api.ResultRow) -> str:
     if row.golden is not None:
         return f"golden {row.golden}"
     return f"session {row.session_id}{' (import)' if row.imported_from else ''}"
@@ -276,10 +268,7 @@ def coverage(name: str, arch: str, device: str | None, library: str | None, as_j
     _print_coverage(found)
 
 
-def _print_coverage(found: Coverage) -> None:
-    from tuna.models.coverage import Cover
-    from tuna.reports import formats
-
+def _print_coverage(found: api.Coverage) -> None:
     rows = [
         (
             cover,
@@ -287,7 +276,7 @@ def _print_coverage(found: Coverage) -> None:
             formats.percent(found.shares[cover]),
             formats.percent(found.work_shares[cover]),
         )
-        for cover in Cover
+        for cover in api.Cover
     ]
     print_table(
         f"{found.subject} on {found.arch}",
@@ -295,7 +284,7 @@ def _print_coverage(found: Coverage) -> None:
         rows,
         (1, 2, 3),
     )
-    lacking = [layer for layer in found.layers if layer.cover is not Cover.EXACT]
+    lacking = [layer for layer in found.layers if layer.cover is not api.Cover.EXACT]
     if lacking:
         print_table(
             "",

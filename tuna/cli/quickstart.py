@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -67,20 +67,12 @@ def quickstart(output: Path, candidates: int) -> int:
     return 0 if figures.with_winner == len(figures.layers) else 1
 
 
-def _prepared(library: str, options: Mapping[str, int], without: str = "") -> int:
-    """The session with its layers and jobs, but for solvers with `without` in their name."""
+def _prepared(library: str, options: Mapping[str, int], solvers: Sequence[str] = ()) -> int:
+    """The session with its layers and jobs."""
+    wanted = api.Tuning(library, REASON, options, CONDITIONS, solvers)
     with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
         found = show.prepared(
-            lambda: api.prepare_tuning(
-                path,
-                TAG,
-                library=library,
-                reason=REASON,
-                options=options,
-                conditions=CONDITIONS,
-                network=NETWORK,
-                without=without,
-            ),
+            lambda: api.prepare_tuning(path, TAG, wanted, network=NETWORK),
             library,
             TAG,
         )
@@ -91,8 +83,9 @@ def _vendor() -> int | None:
     """The session with the vendor's times, measured now; None where its library is not
     installed."""
     try:
+        names = [one.name for one in api.get_library(VENDOR).solvers()]
         # its slowest way: a layer as a product of matrices
-        session_id = _prepared(VENDOR, {}, without="Gemm")
+        session_id = _prepared(VENDOR, {}, [name for name in names if "Gemm" not in name])
     except LibraryMissing as error:
         say(f"Without the vendor's times beside: {error} {error.hint}")
         return None

@@ -4,27 +4,27 @@ files and its console lines."""
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from tuna import api
 from tuna.cli import options, safe_yaml, show
 from tuna.cli.at_files import AtFileCommand
 from tuna.cli.console import say
+from tuna.configs import Config, from_json, read_line
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.messages import choices, counted
-
-if TYPE_CHECKING:
-    from rich.live import Live
-
-    from tuna.configs import Config
 
 #: Seconds between two lines of the bar where there is no terminal, if nothing changes.
 _LINE_EVERY_S = 10.0
@@ -89,8 +89,6 @@ class _Workload(click.ParamType[Any, Any]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Sequence[Config]:
-        from tuna.configs import from_json, read_line
-
         if not isinstance(value, str):
             found: Sequence[Config] = value
             return found
@@ -111,8 +109,6 @@ _TAGGED = (
 
 
 def _json(target: dict[str, Any]) -> str:
-    import json
-
     return json.dumps(target)
 
 
@@ -291,8 +287,6 @@ class Bar:
     then."""
 
     def __init__(self, target: str) -> None:
-        from rich.console import Console
-
         self._target, self._console = target, Console(stderr=True)
         self._live: Live | None = None
         self._started_at = time.monotonic()
@@ -302,8 +296,6 @@ class Bar:
 
     def __enter__(self) -> Bar:
         if self._console.is_terminal:
-            from rich.live import Live
-
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         return self
@@ -324,8 +316,6 @@ class Bar:
             self._at_start = counts.done
         line = bar_line(self._target, counts, now - self._started_at, counts.done - self._at_start)
         if self._live is not None:
-            from rich.text import Text
-
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif (
             self._shown != (counts.done, counts.workers) or now - self._printed_at >= _LINE_EVERY_S

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
-from tuna.cli.show import chance, local_time, searches
+from tuna.cli.show import option_texts, searches
 from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.reports.formats import duration, size
-
-if TYPE_CHECKING:
-    from tuna.archives.sizes import SessionSize
-    from tuna.reports.status import Outlook
-    from tuna.search.siblings import WarmStart
 
 #: Searches whose warm start is shown one by one.
 _SHOWN = 5
@@ -49,12 +42,12 @@ class _Counts:
 
     @property
     def done(self) -> int:
-        """What the rate counts."""
+        """Jobs that the rate counts."""
         return self.finished
 
     @property
     def left(self) -> int:
-        """Of the same."""
+        """Jobs that are to be done."""
         return self.wanted - self.finished
 
     def of(self, finished: int, wanted: int) -> _Counts:
@@ -64,7 +57,7 @@ class _Counts:
 
 @click.group()
 def session() -> None:
-    """List, archive, restore and delete sessions; set their priority and deadline."""
+    """List, archive, restore and delete sessions; set their options."""
 
 
 @session.command("list")
@@ -76,10 +69,12 @@ def list_sessions(as_json: bool) -> None:
         print_json([_document(one) for one in found])
         return
     rows = [
-        (one.id, one.library, one.reason, one.state, sum(one.jobs.values()), one.trials, size(one.trial_bytes),
-         one.results, size(one.artifact_bytes))
+        (
+            *(one.id, one.library, one.reason, one.state, sum(one.jobs.values())),
+            *(one.trials, size(one.trial_bytes), one.results, size(one.artifact_bytes)),
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
     print_table("", columns, rows, right=(0, 4, 5, 6, 7, 8))
 
@@ -94,6 +89,7 @@ def show(session_id: int, as_json: bool) -> None:
         more = {"warm_starts": _warm_document(api.warm_starts(session_id))}
         print_json(_document(one) | more | {"outlook": show_outlook(api.outlook(session_id))})
         return
+    outlook = api.outlook(session_id)
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
     golden = ", ".join(map(str, one.golden))
     for name, text in (
@@ -113,7 +109,8 @@ def show(session_id: int, as_json: bool) -> None:
             ),
         ),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
-        *_outlook_lines(api.outlook(session_id)),
+        *option_texts(one.options, outlook).items(),
+        *_outlook_lines(outlook),
     ):
         say(f"{name:12} {text}")
 
@@ -204,8 +201,8 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
         say(f"Some of its artifacts stay in the store: {left}", err=True)
 
 
-def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
-    """What searches learned from: all in one line, then the first few."""
+def _warm_lines(found: Sequence[api.WarmStart]) -> list[str]:
+    """Return the sources of warm starts: all in one line, then the first few."""
     if not found:
         return []
     counts = Counter(one.origin for start in found for one in start.siblings)
@@ -223,56 +220,35 @@ def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
     return lines + ([f"{hidden} more: --json has them all"] if hidden > 0 else [])
 
 
-def _warm_document(found: Sequence[WarmStart]) -> list[dict[str, object]]:
+def _warm_document(found: Sequence[api.WarmStart]) -> list[dict[str, object]]:
     return [
         one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]}
         for one in found
     ]
 
 
-def _document(one: SessionSize) -> dict[str, object]:
-    return {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
+def _document(one: api.SessionSize) -> dict[str, object]:
+    document = {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
+    return document | {"options": one.options.model_dump(mode="json")}
 
 
 @session.command("set")
 @_ID
-@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; the highest is served first.")
-@click.option(
-    "--deadline",
-    metavar="TIME",
-    help="When it should have ended: 2027-01-31T18:00, of this place; or none.",
-)
-def set_session(session_id: int, priority: int | None, deadline: str | None) -> None:
-    """Set the priority or the deadline of a session; a coordinator that serves it knows within a
-    second.
-
-    The policy `deadline` goes by deadlines (TUNA_POLICY).
-    """
-    if priority is None and deadline is None:
-        raise BadInput("There is nothing to set.", hint="give --priority or --deadline")
-    at = None if deadline in (None, "none") else _moment(deadline)
-    if priority is not None:
-        api.set_priority(session_id, priority)
-        say(f"session {session_id}: priority {priority}")
-    if deadline is not None:
-        api.set_deadline(session_id, at)
-        say(f"session {session_id}: {f'deadline {local_time(at)}' if at else 'no deadline'}")
+@options.session_options
+def set_session(session_id: int, session_options: Mapping[str, str]) -> None:
+    """Set options of a session; a coordinator that serves it knows within a second."""
+    if not session_options:
+        names = " or ".join(f"--{name}" for name in api.SessionOptions.model_fields)
+        raise BadInput("There is nothing to set.", hint=f"give {names}")
+    changed = api.set_session(session_id, **session_options)
+    for name in session_options:
+        text = changed.text(name)
+        say(f"session {session_id}: {f'no {name}' if text == 'none' else f'{name} {text}'}")
 
 
-def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        raise BadInput(
-            f"{text!r} is not a time.", hint="such as 2027-01-31T18:00, or none"
-        ) from None
-
-
-def _outlook_lines(one: Outlook | None) -> list[tuple[str, str]]:
-    """The deadline, what is left, and how good the prediction of that is."""
+def _outlook_lines(one: api.Outlook | None) -> list[tuple[str, str]]:
+    """Return the jobs that are left, and the error of the prediction."""
     lines: list[tuple[str, str]] = []
-    if one is not None and one.deadline is not None:
-        lines.append(("deadline", chance(one)))
     if one is not None and one.unfinished and one.eta_s is not None:
         lines.append(
             (

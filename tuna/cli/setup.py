@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -15,41 +15,53 @@ from tuna.cli.console import print_json, print_table, say
 from tuna.messages import counted
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """The environment of a session of another machine, or of a board."""
+
+    arch: str | None = options.option(
+        "--arch", help="Architecture, for a session of another machine (miopen): gfx90a."
+    )
+    num_cu: int | None = options.option("--num-cu", type=options.COUNT, help="Its compute units.")
+    rocm_v: str | None = options.option(
+        "--rocm-version", help="Its ROCm, where that is not installed here."
+    )
+    miopen_v: str | None = options.option("--miopen-version", help="Its MIOpen, likewise.")
+    target: str | None = options.option(
+        "--target",
+        help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's"
+        " own.",
+    )
+
+
 @click.command()
 @options.library_argument
 @click.option("-l", "--label", "reason", required=True, help="Why: a short text.")
 @options.conditions
-@click.option("--arch", help="Architecture, for a session of another machine (miopen): gfx90a.")
-@click.option("--num-cu", type=options.COUNT, help="Its compute units.")
-@click.option("--rocm-version", help="Its ROCm, where that is not installed here.")
-@click.option("--miopen-version", help="Its MIOpen, likewise.")
-@click.option(
-    "--target",
-    help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own.",
-)
+@options.collected(_Facts)
 @options.boards
+@options.session_options
 @options.cores
 def init_session(
     library: str,
     reason: str,
     conditions: Mapping[str, str],
-    arch: str | None,
-    num_cu: int | None,
-    rocm_version: str | None,
-    miopen_version: str | None,
-    target: str | None,
+    wanted: _Facts,
     tvm_tracker: str | None,
     device_key: str | None,
+    session_options: Mapping[str, str],
 ) -> None:
     """Start a tuning effort of LIBRARY in this machine's environment, or a board's; the same effort
     is found again.
 
     Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
     """
-    facts = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
-    facts |= {"target": target, "tvm_tracker": tvm_tracker, "device_key": device_key}
-    given = {name: str(value) for name, value in facts.items() if value is not None}
-    show.started(api.init_session(library, reason, given, conditions=conditions))
+    named = asdict(wanted) | {"tvm_tracker": tvm_tracker, "device_key": device_key}
+    facts = {name: str(value) for name, value in named.items() if value is not None}
+    session = api.init_session(
+        library, reason, facts, conditions=conditions, options=session_options
+    )
+    show.started(session)
 
 
 @click.command()
@@ -159,7 +171,7 @@ def load_jobs(
             steps=options.split(steps),
             reason=reason,
             solvers=options.split(solvers),
-            only_recurrent=recurrent,
+            only=api.Only(recurrent=recurrent),
             options=asked,
         )
     )

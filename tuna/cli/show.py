@@ -6,41 +6,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tuna import api
 from tuna.cli.console import by_state, print_json, print_table, say
 from tuna.errors import TunaError
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
-if TYPE_CHECKING:
-    from tuna.api import (
-        ImportedConfigs,
-        LoadedJobs,
-        MergedDatabase,
-        Networks,
-        PreparedTuning,
-        StartedSession,
-    )
-    from tuna.configs import Rejection
-    from tuna.db.overview import Overview
-    from tuna.db.searches import Searches
-    from tuna.db.solvers import Applicability, StoredSolver
-    from tuna.doctor.findings import Finding
-    from tuna.exports import ExportReport
-    from tuna.exports.intake import ImportReport
-    from tuna.libraries.conditions import Condition
-    from tuna.libraries.noise_records import NoiseRecord, Quiet
-    from tuna.reports.status import Outlook
-
 _T = TypeVar("_T")
 #: Columns of sentences where there is no terminal.
 _PROSE_WIDTH = 100
 
 
-def exported(*reports: ExportReport, marks: bool = True) -> None:
-    """What exports left out, each sentence once, what is in them, and their paths.
+def exported(*reports: api.ExportReport, marks: bool = True) -> None:
+    """Print all that exports left out, each sentence once, their counts and their paths.
 
     `marks`: with the number of noisy and of simulated results.
     """
@@ -67,8 +46,8 @@ def exported(*reports: ExportReport, marks: bool = True) -> None:
         say(str(report.path))
 
 
-def imported_database(report: ImportReport) -> None:
-    """What an import left out, what it found and, last, the session."""
+def imported_database(report: api.ImportReport) -> None:
+    """Print what an import left out, what it found and, last, the session."""
     for why, count in sorted(report.skipped.items()):
         say(f"not imported: {count} ({why})", err=True)
     entries, layers = counted(report.rows, "entry", "entries"), counted(report.configs, "layer")
@@ -76,7 +55,7 @@ def imported_database(report: ImportReport) -> None:
     say(f"session {report.session_id}")
 
 
-def merged(databases: Iterable[MergedDatabase]) -> None:
+def merged(databases: Iterable[api.MergedDatabase]) -> None:
     """Where the entries of each merged database come from, and its path."""
     for database in databases:
         report = database.report
@@ -87,15 +66,17 @@ def merged(databases: Iterable[MergedDatabase]) -> None:
         say(str(database.path))
 
 
-def started(session: StartedSession) -> None:
+def started(session: api.StartedSession) -> None:
     """Id and environment of a session."""
     say(
         f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}"
     )
 
 
-def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> PreparedTuning:
-    """What was done for a session that can be run, also where nothing is imported."""
+def prepared(
+    prepare: Callable[[], api.PreparedTuning], library: str, tag: str
+) -> api.PreparedTuning:
+    """Print what was done for a session that can be run, also where nothing is imported."""
     found = _with_rejections(prepare)
     started(found.session)
     _imported(found.imported, tag)
@@ -105,8 +86,8 @@ def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> P
     return found
 
 
-def imported(read: Callable[[], ImportedConfigs], tag: str) -> None:
-    """What `read` imports: every rejected line, also where nothing is imported, and the counts."""
+def imported(read: Callable[[], api.ImportedConfigs], tag: str) -> None:
+    """Print what `read` imports: rejected lines, also where nothing is imported, and counts."""
     _imported(_with_rejections(read), tag)
 
 
@@ -118,7 +99,7 @@ def _with_rejections(read: Callable[[], _T]) -> _T:
         raise
 
 
-def _imported(found: ImportedConfigs, tag: str) -> None:
+def _imported(found: api.ImportedConfigs, tag: str) -> None:
     rejections(found.rejections)
     left_out(found.left_out)
     c = found.counts
@@ -137,7 +118,7 @@ def _imported(found: ImportedConfigs, tag: str) -> None:
         )
 
 
-def rejections(found: Sequence[Rejection]) -> None:
+def rejections(found: Sequence[api.Rejection]) -> None:
     """Each mistake, and for each kind of unsupported line how many there are, in the order of the
     lines."""
     unsupported: Counter[str] = Counter()
@@ -154,12 +135,12 @@ def _more(lines: int) -> str:
 
 
 def left_out(found: Mapping[str, int]) -> None:
-    """What lines asked for beside their layers."""
+    """Print what lines asked for beside their layers."""
     for what, lines in sorted(found.items()):
         say(f"left out: {what} ({counted(lines, 'line')})", err=True)
 
 
-def networks(found: Networks) -> None:
+def networks(found: api.Networks) -> None:
     """Models with the number of their layers, and frameworks."""
     rows: list[tuple[object, ...]] = [
         ("model", model.name, model.version, count) for model, count in found.models
@@ -168,7 +149,7 @@ def networks(found: Networks) -> None:
     print_table("", ("", "name", "version", "layers"), rows, right=(3,))
 
 
-def solvers(found: Iterable[StoredSolver]) -> None:
+def solvers(found: Iterable[api.StoredSolver]) -> None:
     """A table of solvers."""
     rows = [
         (
@@ -183,8 +164,8 @@ def solvers(found: Iterable[StoredSolver]) -> None:
     print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
 
 
-def conditions(offered: Sequence[Condition], as_json: bool) -> None:
-    """What the sessions of a library may choose of how their results are measured."""
+def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
+    """Print the conditions of measurement that sessions of a library may choose."""
     if as_json:
         print_json([asdict(condition) for condition in offered])
         return
@@ -195,7 +176,7 @@ def conditions(offered: Sequence[Condition], as_json: bool) -> None:
 
 
 def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:
-    """What `load-jobs --option` takes."""
+    """Print the options that `load-jobs --option` takes."""
     names = ("option", "type", "default", "meaning")
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -209,9 +190,9 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def applicability(found: Applicability) -> None:
-    """How many layers and solvers fit together, and what was left out; raises TunaError if the
-    library failed for some."""
+def applicability(found: api.Applicability) -> None:
+    """Print the numbers of layers and solvers that fit together, and what was left out; raise
+    TunaError if the library failed for some."""
     say(
         f"{counted(found.configs, 'layer')}: {counted(found.pairs, 'combination')} of layer and"
         " solver can run"
@@ -235,8 +216,8 @@ def applicability(found: Applicability) -> None:
         )
 
 
-def loaded(found: LoadedJobs) -> None:
-    """How many jobs are new, and why there may be none."""
+def loaded(found: api.LoadedJobs) -> None:
+    """Print the number of new jobs, and why there may be none."""
     say(f"New jobs added: {found.added}")
     if found.met:
         more = f", and {len(found.met) - 1} more" if len(found.met) > 1 else ""
@@ -252,8 +233,8 @@ def loaded(found: LoadedJobs) -> None:
         )
 
 
-def findings(found: Sequence[Finding]) -> None:
-    """What `tuna doctor` found."""
+def findings(found: Sequence[api.Finding]) -> None:
+    """Print the findings of `tuna doctor`."""
     rows = [
         (
             _verdict(f),
@@ -265,8 +246,8 @@ def findings(found: Sequence[Finding]) -> None:
     print_table("", ("", "what", "found"), rows, width=_PROSE_WIDTH)
 
 
-def noise(found: NoiseRecord, quiet: Quiet) -> None:
-    """What `tuna doctor --noise` found, and what follows."""
+def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
+    """Print the findings of `tuna doctor --noise`, and what follows."""
     rows = [
         (
             kernel,
@@ -284,35 +265,33 @@ def noise(found: NoiseRecord, quiet: Quiet) -> None:
     say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
 
 
-def _verdict(finding: Finding) -> str:
+def _verdict(finding: api.Finding) -> str:
     if finding.absent:
         return "absent"
     return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
 
 
-def local_time(moment: datetime) -> str:
-    """A moment by this place's clock."""
-    return moment.astimezone().isoformat(timespec="minutes")
+def option_texts(chosen: api.SessionOptions, outlook: api.Outlook | None) -> dict[str, str]:
+    """The options of a session that are not as by default, and whether its deadline can be kept."""
+    texts = chosen.texts()
+    if "deadline" in texts and outlook is not None:
+        kept = {True: ", can be kept", False: ", cannot be kept", None: ""}
+        texts["deadline"] += kept[outlook.can_be_kept]
+    return texts
 
 
-def chance(one: Outlook) -> str:
-    """A session's deadline, and whether it can be kept."""
-    known = {True: ", can be kept", False: ", cannot be kept", None: ""}[one.can_be_kept]
-    return f"{local_time(one.deadline)}{known}" if one.deadline else "none"
-
-
-def outlook(one: Outlook | None) -> dict[str, Any]:
-    """What is left of a session, as JSON."""
+def outlook(one: api.Outlook | None) -> dict[str, Any]:
+    """Return the outlook of a session as JSON has it."""
     if one is None:
         return {}
     deadline = one.deadline.isoformat() if one.deadline else None
     return {**asdict(one), "deadline": deadline, "can_be_kept": one.can_be_kept}
 
 
-def _marked(session: Overview) -> str:
-    marks = [f"priority {session.priority}"] if session.priority else []
-    if session.has_deadline and (found := api.outlook(session.session_id)):
-        marks.append(f"deadline {chance(found)}")
+def _marked(session: api.Overview) -> str:
+    outlook = api.outlook(session.session_id) if session.options.deadline else None
+    texts = option_texts(session.options, outlook)
+    marks = [f"{name} {text}" for name, text in texts.items()]
     marks += ["simulated"] if session.simulated else []
     marks += [
         f"{number} {name}"
@@ -322,15 +301,15 @@ def _marked(session: Overview) -> str:
     return f"{session.library} ({', '.join(marks)})" if marks else session.library
 
 
-def jobs_text(session: Overview) -> str:
+def jobs_text(session: api.Overview) -> str:
     """Numbers of jobs by state, and of layers that have none since no solver takes them."""
     without = session.without_solver
     lacking = [f"{counted(without, 'layer')} without a solver"] if without else []
     return ", ".join(filter(None, [by_state(session.jobs), *lacking]))
 
 
-def searches(found: Searches) -> str:
-    """How many searches go on, why the others ended, and their rounds; "" if there are none."""
+def searches(found: api.Searches) -> str:
+    """Return the number of searches that go on, why the others ended, and their rounds; "" if none."""
     if not found.total:
         return ""
     words = [f"{found.going_on} going on"] if found.going_on else []
@@ -345,7 +324,7 @@ def aside(found: Mapping[str, str]) -> None:
         say(f"{one_line(name)} is aside: {one_line(reason)}")
 
 
-def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
+def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that
     reproduce them."""
     if not found:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,64 +17,56 @@ from tuna.files import atomic_file
 from tuna.policies import POLICIES
 from tuna.simulation.scenario import MAX_COUNT
 
-if TYPE_CHECKING:
-    from tuna.simulation.outcome import Simulated
-    from tuna.simulation.scenario import Scenario
-
-
 _PROCESSES = click.IntRange(1, MAX_COUNT)
+
+
+@dataclass(frozen=True)
+class _Scenario:
+    """Sessions or a scenario, and policies."""
+
+    session_ids: tuple[int, ...] = options.option(
+        "--session-id", type=options.ID, multiple=True, help="A recorded session; may be repeated."
+    )
+    workers: int | None = options.option(
+        "--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions."
+    )
+    devices: int | None = options.option(
+        "--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions."
+    )
+    policies: tuple[str, ...] = options.option(
+        "--policy",
+        type=click.Choice([*POLICIES, "all"]),
+        multiple=True,
+        default=("fair",),
+        show_default=True,
+        metavar="NAME",
+        help=f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
+    )
+    seed: int = options.option(
+        "--seed",
+        type=click.IntRange(0, 2**31 - 1),
+        default=0,
+        show_default=True,
+        help="Of all random numbers.",
+    )
+    output: Path | None = options.option(
+        "-o",
+        "--output",
+        type=options.OUTPUT_FILE,
+        help="Write the scenario as JSON, to change and simulate it.",
+    )
 
 
 @click.command()
 @click.argument(
     "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option(
-    "--session-id",
-    "session_ids",
-    type=options.ID,
-    multiple=True,
-    help="A recorded session; may be repeated.",
-)
-@click.option(
-    "--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions."
-)
-@click.option(
-    "--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions."
-)
-@click.option(
-    "--policy",
-    "policies",
-    type=click.Choice([*POLICIES, "all"]),
-    multiple=True,
-    default=("fair",),
-    show_default=True,
-    metavar="NAME",
-    help=f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    default=0,
-    show_default=True,
-    help="Of all random numbers.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=options.OUTPUT_FILE,
-    help="Write the scenario as JSON, to change and simulate it.",
-)
+@options.collected(_Scenario)
 @options.as_json
 def simulate(
     file: Path | None,
-    session_ids: tuple[int, ...],
-    workers: int | None,
-    devices: int | None,
-    policies: tuple[str, ...],
-    seed: int,
-    output: Path | None,
     as_json: bool,
+    wanted: _Scenario,
 ) -> None:
     """Simulate sessions under a scheduling policy: how long they take, and how busy devices are.
 
@@ -82,12 +74,12 @@ def simulate(
     and devices, failures, late joiners. Or name sessions, whose recorded durations are replayed
     side by side. docs/scheduling.md has the fields of both, and of --json.
     """
-    scenario = _scenario(file, session_ids, workers, devices)
-    if output:
-        with atomic_file(output) as path:
+    scenario = _scenario(file, wanted.session_ids, wanted.workers, wanted.devices)
+    if wanted.output:
+        with atomic_file(wanted.output) as path:
             path.write_text(scenario.model_dump_json(indent=1) + "\n")
-    names = list(POLICIES) if "all" in policies else list(dict.fromkeys(policies))
-    found = [api.simulate(scenario, name, seed) for name in names]
+    names = list(POLICIES) if "all" in wanted.policies else list(dict.fromkeys(wanted.policies))
+    found = [api.simulate(scenario, name, wanted.seed) for name in names]
     if as_json:
         print_json([one.as_json() for one in found])
     else:
@@ -96,7 +88,7 @@ def simulate(
 
 def _scenario(
     file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None
-) -> Scenario:
+) -> api.Scenario:
     if (file is None) == (not session_ids):
         raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
     if file is None:
@@ -110,8 +102,8 @@ def _scenario(
     return api.read_scenario(file)
 
 
-def _names(found: list[Simulated]) -> dict[str, str]:
-    """What each queue is called in the table: by its role alone, where no other has it."""
+def _names(found: list[api.Simulated]) -> dict[str, str]:
+    """Return the name of each queue in the table: its role alone, where no other has it."""
     queues = {queue.queue for one in found for queue in one.queues}
     roles = Counter(queue.partition(".")[0] for queue in queues)
     return {
@@ -119,16 +111,14 @@ def _names(found: list[Simulated]) -> dict[str, str]:
     }
 
 
-def _show(found: list[Simulated]) -> None:
+def _show(found: list[api.Simulated]) -> None:
     names = _names(found)
     rows = [
         (
             one.policy,
             f"{one.makespan_s:,.1f}",
             f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
-            (
-                f"{statistics.mean(session.ended_s - session.arrives_s for session in one.sessions):,.1f}"
-            ),
+            f"{statistics.mean(each.ended_s - each.arrives_s for each in one.sessions):,.1f}",
             f"{sum(session.waited_s for session in one.sessions):,.0f}",
             ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in one.queues),
             one.errored,

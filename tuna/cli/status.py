@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, say
+from tuna.cli.watch import watch
 from tuna.cli.winners import print_winners
 from tuna.errors import BadInput
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.db.overview import Overview
 
 
 @click.command()
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 def status(session_id: int | None, stays: bool, interval: float, as_json: bool) -> None:
     """Show sessions, their jobs by state, and why jobs failed."""
     if stays:
-        from tuna.cli.watch import watch
-
         watch(session_id, interval, as_json=as_json)
         return
     found = api.status(session_id, commands=as_json or session_id is not None)
@@ -61,7 +57,7 @@ def metrics(listen: str) -> None:
     api.serve_metrics(listen, lambda url: say(f"metrics at {url}", err=True))
 
 
-def _document(session: Overview) -> dict[str, Any]:
+def _document(session: api.Overview) -> dict[str, Any]:
     return {
         "session": session.session_id,
         "library": session.library,
@@ -74,8 +70,10 @@ def _document(session: Overview) -> dict[str, Any]:
         "in_flight": session.in_flight,
         "simulated": session.simulated,
         "noisy": session.noisy,
-        "priority": session.priority,
-        "outlook": show.outlook(api.outlook(session.session_id)) if session.has_deadline else {},
+        **session.options.model_dump(mode="json"),
+        "outlook": show.outlook(api.outlook(session.session_id))
+        if session.options.deadline
+        else {},
         "undrained": session.undrained,
         "fault": session.fault,
         "failures": [asdict(failure) for failure in session.failures],

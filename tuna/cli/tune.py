@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,56 +17,63 @@ from tuna.cli.work import work_through
 from tuna.messages import counted
 
 
+@dataclass(frozen=True)
+class _Layers:
+    """Options for a list of layers."""
+
+    tag: str = options.option("-t", "--tag", required=True, help="Name for this set of layers.")
+    library: str = options.option(
+        "--library", default="tvm", show_default=True, help="What is tuned."
+    )
+    output: Path | None = options.option(
+        "-o",
+        "--output",
+        type=options.OUTPUT_FOLDER,
+        help="The folder to write databases and a report into.",
+    )
+    reason: str = options.option(
+        "-l", "--label", default="", help="Why: a short text; default: tune TAG."
+    )
+    strict: bool = options.option(
+        "--strict", is_flag=True, help="Do nothing if any line of FILE is rejected."
+    )
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-t", "--tag", required=True, help="Name for this set of layers.")
-@click.option("--library", default="tvm", show_default=True, help="What is tuned.")
-@click.option(
-    "-o",
-    "--output",
-    type=options.OUTPUT_FOLDER,
-    help="The folder to write databases and a report into.",
-)
-@click.option("-l", "--label", "reason", default="", help="Why: a short text; default: tune TAG.")
+@options.collected(_Layers)
 @options.job_choices
 @options.conditions
 @options.cores
-@click.option("--strict", is_flag=True, help="Do nothing if any line of FILE is rejected.")
 def layers(
     file: Path,
-    tag: str,
-    library: str,
-    output: Path | None,
-    reason: str,
     asked: Mapping[str, int | float | str],
     conditions: Mapping[str, str],
-    strict: bool,
+    wanted: _Layers,
 ) -> int:
     """Tune the layers of a file."""
     prepared = show.prepared(
         lambda: api.prepare_tuning(
             file,
-            tag,
-            library=library,
-            reason=reason,
-            options=asked,
-            conditions=conditions,
-            strict=strict,
+            wanted.tag,
+            api.Tuning(wanted.library, wanted.reason, asked, conditions),
+            strict=wanted.strict,
         ),
-        library,
-        tag,
+        wanted.library,
+        wanted.tag,
     )
     number = prepared.session.id
-    if where := _cores_of(library):
+    if where := _cores_of(wanted.library):
         say(f"kernels for {where} (--cores)")
     errored = work_through([number], workers=True)
     figures = api.report(number)
     print_winners(figures)
-    if output is not None and figures.with_winner:
+    if wanted.output is not None and figures.with_winner:
         show.exported(
-            *(api.export(number, form, output) for form in api.forms_of(library)), marks=False
+            *(api.export(number, form, wanted.output) for form in api.forms_of(wanted.library)),
+            marks=False,
         )
-        say(str(api.write_report(figures, output / "report.html")))
+        say(str(api.write_report(figures, wanted.output / "report.html")))
     if errored:
         say(
             f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`",
@@ -78,11 +86,7 @@ def layers(
 
 def _cores_of(library: str) -> str:
     """On how many cores a library measures; empty where its device is another."""
-    from tuna.libraries.registry import get_library
-    from tuna.sandbox.cores import of_all
-    from tuna.sandbox.discovery import DeviceKind
-
-    return of_all() if get_library(library).device_kind is DeviceKind.CPU else ""
+    return api.of_all() if api.get_library(library).device_kind is api.DeviceKind.CPU else ""
 
 
 class _ByFile(click.Command):
@@ -158,9 +162,11 @@ def _for_either(parameter: click.Parameter, help_text: str) -> click.Parameter:
 
 tune = _ByFile(
     "tune",
-    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or a model.
+    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or a
+    model.
 
-    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx, *.pt2) are tuned and, with -o,
-    built into a shared library. Interrupted, the same command goes on from there.
+    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx,
+    *.pt2) are tuned and, with -o, built into a shared library. Interrupted, the same command goes
+    on from there.
     """,
 )

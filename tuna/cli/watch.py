@@ -8,18 +8,17 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from tuna import api
 from tuna.cli import show
 from tuna.cli.console import duration, fitting, say, table
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from tuna.reports.status import LiveSession, LiveSnapshot
 
 #: More sessions than this do not fit a screen; those with work to do come first, then the newest.
 _MOST_SESSIONS = 12
@@ -34,9 +33,6 @@ _DASH = "–"
 
 def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
     """Refresh every `interval_s` seconds until Ctrl-C."""
-    from rich.console import Console
-    from rich.live import Live
-
     watcher = api.watcher(session_id)
     console = Console()
     with contextlib.suppress(KeyboardInterrupt):
@@ -53,7 +49,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
                 time.sleep(0.0 if snapshot.read_share < 1.0 else interval_s)
 
 
-def lines(snapshot: LiveSnapshot) -> list[str]:
+def lines(snapshot: api.LiveSnapshot) -> list[str]:
     """A line for each session."""
     workers = _DASH if snapshot.workers is None else str(len(snapshot.workers))
     return [
@@ -65,12 +61,9 @@ def lines(snapshot: LiveSnapshot) -> list[str]:
     ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
 
 
-def view(snapshot: LiveSnapshot, width: int = 160, height: int = 50) -> RenderableType:
+def view(snapshot: api.LiveSnapshot, width: int = 160, height: int = 50) -> RenderableType:
     """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left
     out."""
-    from rich.console import Group
-    from rich.text import Text
-
     workers = _workers(snapshot, width, min(_MOST_WORKERS, max(3, height // 4)))
     room = height - _lines(workers, width) - 1
     sessions = (_sessions(snapshot, width, most) for most in range(_MOST_SESSIONS, 0, -1))
@@ -90,12 +83,10 @@ def view(snapshot: LiveSnapshot, width: int = 160, height: int = 50) -> Renderab
 
 
 def _lines(part: RenderableType, width: int) -> int:
-    from rich.console import Console
-
     return len(Console(width=width).render_lines(part))
 
 
-def _chosen(snapshot: LiveSnapshot, most: int = _MOST_SESSIONS) -> list[LiveSession]:
+def _chosen(snapshot: api.LiveSnapshot, most: int = _MOST_SESSIONS) -> list[api.LiveSession]:
     first = sorted(
         snapshot.sessions,
         key=lambda session: (not session.unfinished, -session.overview.session_id),
@@ -105,7 +96,7 @@ def _chosen(snapshot: LiveSnapshot, most: int = _MOST_SESSIONS) -> list[LiveSess
     )
 
 
-def _sessions(snapshot: LiveSnapshot, width: int, most: int) -> RenderableType:
+def _sessions(snapshot: api.LiveSnapshot, width: int, most: int) -> RenderableType:
     chosen = _chosen(snapshot, most)
     rows = [
         (
@@ -145,7 +136,7 @@ def _sessions(snapshot: LiveSnapshot, width: int, most: int) -> RenderableType:
     )
 
 
-def _done(session: LiveSession) -> float | None:
+def _done(session: api.LiveSession) -> float | None:
     """The share of the jobs that are done, of those that are not canceled."""
     jobs = session.overview.jobs
     wanted = (
@@ -154,9 +145,7 @@ def _done(session: LiveSession) -> float | None:
     return (wanted - session.unfinished) / wanted if wanted else None
 
 
-def _workers(snapshot: LiveSnapshot, width: int, most: int) -> RenderableType:
-    from rich.text import Text
-
+def _workers(snapshot: api.LiveSnapshot, width: int, most: int) -> RenderableType:
     if snapshot.workers is None:
         return Text(f"workers: {_DASH} (Redis does not answer)")
     if not snapshot.workers:
@@ -183,7 +172,7 @@ def _workers(snapshot: LiveSnapshot, width: int, most: int) -> RenderableType:
     )
 
 
-def _failures(session: LiveSession) -> list[str]:
+def _failures(session: api.LiveSession) -> list[str]:
     number, fault = session.overview.session_id, session.overview.fault
     texts = [f"session {number} is set aside: {one_line(fault)}"] if fault else []
     for failure in session.overview.failures:
@@ -196,7 +185,7 @@ def _failures(session: LiveSession) -> list[str]:
     return texts
 
 
-def _jobs(session: LiveSession) -> str:
+def _jobs(session: api.LiveSession) -> str:
     searches = show.searches(session.overview.searches)
     parts = [show.jobs_text(session.overview), *([f"searches {searches}"] if searches else [])]
     return "; ".join(filter(None, parts)) or "no jobs"
@@ -206,21 +195,23 @@ def _percent(share: float | None) -> str:
     return _DASH if share is None else f"{100 * share:.0f} %"
 
 
-def _efficiency(session: LiveSession) -> float | None:
+def _efficiency(session: api.LiveSession) -> float | None:
     return session.totals.efficiency if session.totals else None
 
 
-def _idle(session: LiveSession) -> float | None:
+def _idle(session: api.LiveSession) -> float | None:
     return session.totals.idle_share if session.totals else None
 
 
-def _eta(session: LiveSession) -> str:
+def _eta(session: api.LiveSession) -> str:
     return _DASH if session.eta_s is None else duration(session.eta_s)
 
 
-def _document(snapshot: LiveSnapshot) -> dict[str, Any]:
+def _document(snapshot: api.LiveSnapshot) -> dict[str, Any]:
     fields = asdict(snapshot) | {"at": snapshot.at.isoformat()}
     for session, shown in zip(snapshot.sessions, fields["sessions"], strict=True):
+        options = shown["overview"].pop("options")
+        shown["overview"] |= options.model_dump(mode="json")
         if session.totals is not None:
             shown["totals"] |= {
                 "efficiency": session.totals.efficiency,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tuna import api
 from tuna.cli.console import fitting, print_table, say, terminal_width
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.reports.report_data import LayerFigures, ReportFigures, TotalFigures
-
+from tuna.reports import formats
 
 #: Beside a time measured while the machine was busy, and beside a share of the peak above 1.
 NOISY, _ABOVE = "~", "*"
@@ -26,17 +23,15 @@ class _Column:
     number first)."""
 
     title: str
-    of_layer: Callable[[LayerFigures], str]
-    of_total: Callable[[TotalFigures], str]
+    of_layer: Callable[[api.LayerFigures], str]
+    of_total: Callable[[api.TotalFigures], str]
     optional: int = 0
     right: bool = True
 
 
-def print_winners(figures: ReportFigures) -> None:
+def print_winners(figures: api.ReportFigures) -> None:
     """Best solver, time and gains of each layer, with the total; on a narrow terminal the lesser
     columns are left out."""
-    from tuna.reports import formats
-
     if not figures.layers:
         say("There are no results in this session yet.")
         return
@@ -86,9 +81,7 @@ def print_winners(figures: ReportFigures) -> None:
         say(f"not like for like: {difference}", err=True)
 
 
-def _columns(figures: ReportFigures) -> list[_Column]:
-    from tuna.reports import formats
-
+def _columns(figures: api.ReportFigures) -> list[_Column]:
     decimals = formats.decimals_for(layer.best_ms for layer in figures.layers)
     other = figures.header.against
     columns = [
@@ -145,13 +138,11 @@ def _columns(figures: ReportFigures) -> list[_Column]:
     return columns
 
 
-def _winner(layer: LayerFigures) -> str:
+def _winner(layer: api.LayerFigures) -> str:
     return layer.best.solver if layer.best else layer.no_winner
 
 
-def _spread(layer: LayerFigures) -> str:
-    from tuna.reports import formats
-
+def _spread(layer: api.LayerFigures) -> str:
     if layer.best is None:
         return ""
     return formats.spread(layer.best.spread)
@@ -159,8 +150,6 @@ def _spread(layer: LayerFigures) -> str:
 
 def marked_ms(time_ms: float | None, decimals: int, *, noisy: bool) -> str:
     """A time with the mark of a noisy one, or a blank in its place."""
-    from tuna.reports import formats
-
     return formats.milliseconds(time_ms, decimals) + (NOISY if noisy else " ")
 
 
@@ -174,15 +163,11 @@ def noisy_times(number: int) -> str:
 
 
 def _share(share: float | None) -> str:
-    from tuna.reports import formats
-
     return formats.percent(share) + (_ABOVE if share is not None and share > 1 else " ")
 
 
-def _of_peak(figures: ReportFigures) -> list[str]:
-    """What the shares are of, and why there are some above 100 %."""
-    from tuna.reports import formats
-
+def _of_peak(figures: api.ReportFigures) -> list[str]:
+    """Return the peaks that shares are of, and why some are above 100 %."""
     peaks = sorted({device.peak_gflops for device in figures.devices if device.peak_gflops})
     if not peaks:
         return []
@@ -202,10 +187,8 @@ def _of_peak(figures: ReportFigures) -> list[str]:
     return sentences
 
 
-def _sentence(figures: ReportFigures, total: TotalFigures) -> str:
+def _sentence(figures: api.ReportFigures, total: api.TotalFigures) -> str:
     """The gains in words: geometric means over the layers, and the sums."""
-    from tuna.reports import formats
-
     gains = []
     if figures.mean_gain_untuned is not None:
         gains.append(

@@ -1,9 +1,10 @@
-"""Commands that do the work: run, enqueue, worker, reproduce."""
+"""Commands that do the work: run, enqueue, worker, reproduce, retry, cancel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 
@@ -11,9 +12,9 @@ from tuna import api
 from tuna.cli import members, options
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.messages import counted
-
-if TYPE_CHECKING:
-    from tuna.libraries.items import StepResult
+from tuna.sandbox.load import load
+from tuna.settings import get_settings
+from tuna.vocabulary import Cause
 
 
 @click.command()
@@ -76,6 +77,7 @@ def work_through(
             )
             view.say(f"Waiting: the workers first do what was published before: {whose}.")
 
+        events = api.RunEvents(on_wait=view.stopping, on_behind=say_behind)
         if workers:
             end = api.run(
                 session_ids,
@@ -83,13 +85,12 @@ def work_through(
                 processes=processes,
                 policy=policy,
                 on_progress=view.update,
-                on_wait=view.stopping,
-                on_behind=say_behind,
+                events=events,
                 on_log=view.log_kept,
             )
         else:
             end = api.enqueue(
-                session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind
+                session_ids, steps, policy=policy, on_progress=view.update, events=events
             )
     for key, one in sorted(end.sessions.items()):
         parts = [
@@ -103,10 +104,8 @@ def work_through(
 
 
 def _notice() -> str:
-    """What makes this machine's workers slower than they could be; empty if nothing does."""
-    from tuna.sandbox.load import load
-
-    quiet = api.quiet_needed()
+    """Return the reasons why this machine's workers are slower than they could be; "" if none."""
+    quiet = api.quiet_needed(get_settings())
     stops = f"Builds stop while cores are measured: {quiet.reason}." if quiet.needed else ""
     return " ".join(filter(None, (load().advice, stops)))
 
@@ -117,56 +116,66 @@ def _title(session_ids: Sequence[int] | None) -> str:
     return f"session{'s' if len(session_ids) > 1 else ''} {', '.join(map(str, session_ids))}"
 
 
+@dataclass(frozen=True)
+class _WorkerOptions:
+    """Numbers of workers, their devices and boards."""
+
+    processes: int = options.option(
+        "-c",
+        "--processes",
+        type=options.COUNT,
+        default=1,
+        show_default=True,
+        help="Worker processes; with --tvm-tracker one for each board.",
+    )
+    devices: str | None = options.option(
+        "--devices",
+        help="all, or numbers such as 0,2: one eval worker for each, with its own cores.",
+    )
+    session_id: int | None = options.option(
+        "--session-id", type=options.ID, help="Work only for this session; needs the database."
+    )
+    once: bool = options.option(
+        "--once", is_flag=True, help="Leave when the queues are empty and no job is to come."
+    )
+    target: str | None = options.option(
+        "--target", help="The boards' target, where the session has another than their own."
+    )
+    reset: str | None = options.option(
+        "--reset",
+        metavar="COMMAND",
+        help="What may bring a lost board back; tried once a minute at most.",
+    )
+    line: str | None = options.option(
+        "--join",
+        metavar="URL#TOKEN",
+        help="Join with this token, or that of a file; default: TUNA_JOIN.",
+    )
+
+
 @click.command()
 @click.argument("role", type=click.Choice(["compile", "eval"]))
-@click.option(
-    "-c",
-    "--processes",
-    type=options.COUNT,
-    default=1,
-    show_default=True,
-    help="Worker processes; with --tvm-tracker one for each board.",
-)
-@click.option(
-    "--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores."
-)
-@click.option(
-    "--session-id", type=options.ID, help="Work only for this session; needs the database."
-)
-@click.option("--once", is_flag=True, help="Leave when the queues are empty and no job is to come.")
+@options.collected(_WorkerOptions)
 @options.boards
-@click.option("--target", help="The boards' target, where the session has another than their own.")
-@click.option(
-    "--reset",
-    metavar="COMMAND",
-    help="What may bring a lost board back; tried once a minute at most.",
-)
-@click.option(
-    "--join",
-    "line",
-    metavar="URL#TOKEN",
-    help="Join with this token, or that of a file; default: TUNA_JOIN.",
-)
 def worker(
-    role: api.Role,
-    processes: int,
-    devices: str | None,
-    session_id: int | None,
-    once: bool,
-    tvm_tracker: str | None,
-    device_key: str | None,
-    target: str | None,
-    reset: str | None,
-    line: str | None,
+    role: api.Role, wanted: _WorkerOptions, tvm_tracker: str | None, device_key: str | None
 ) -> None:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again
     ends them at once."""
     boards = None
-    if any(given is not None for given in (tvm_tracker, device_key, target, reset)):
-        boards = api.Boards(tvm_tracker or "", device_key or "", target or "", reset or "")
-    if line := members.join_line(line):
-        api.join(role, line, processes, devices=devices, boards=boards)
-    start_worker(role, processes, devices=devices, session_id=session_id, once=once, boards=boards)
+    named = (tvm_tracker, device_key, wanted.target, wanted.reset)
+    if any(given is not None for given in named):
+        boards = api.WorkerBoards(*(given or "" for given in named))
+    if line := members.join_line(wanted.line):
+        api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
+    start_worker(
+        role,
+        wanted.processes,
+        devices=wanted.devices,
+        session_id=wanted.session_id,
+        once=wanted.once,
+        boards=boards,
+    )
 
 
 def start_worker(
@@ -176,7 +185,7 @@ def start_worker(
     devices: str | None = None,
     session_id: int | None = None,
     once: bool = False,
-    boards: api.Boards | None = None,
+    boards: api.WorkerBoards | None = None,
 ) -> NoReturn:
     """Run workers until they have ended; does not return."""
     raise SystemExit(
@@ -186,36 +195,40 @@ def start_worker(
     )
 
 
+@dataclass(frozen=True)
+class _Repeated:
+    """The job or candidate that is repeated."""
+
+    trial: int | None = options.option(
+        "--trial",
+        type=options.ID,
+        help="Only this candidate, built from its params; it takes nothing else.",
+    )
+    library: str | None = options.option("--library")
+    solver: str | None = options.option("--solver")
+    last: str | None = options.option("--step", help="The steps up to this one are run.")
+    seed: int = options.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+    index: int | None = options.option(
+        "--index",
+        type=click.IntRange(min=0, max=2**31 - 1),
+        help="Only this candidate; default: all.",
+    )
+    pairs: tuple[str, ...] = options.option("--option", multiple=True, metavar="NAME=VALUE")
+    target: str | None = options.option(
+        "--target", help="The session's target; default: this machine's."
+    )
+
+
 @click.command()
 @click.argument("driver", required=False)
-@click.option(
-    "--trial",
-    type=options.ID,
-    help="Only this candidate, built from its params; it takes nothing else.",
-)
-@click.option("--library")
-@click.option("--solver")
-@click.option("--step", "last", help="The steps up to this one are run.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
-@click.option(
-    "--index", type=click.IntRange(min=0, max=2**31 - 1), help="Only this candidate; default: all."
-)
-@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
+@options.collected(_Repeated)
 @options.conditions
-@click.option("--target", help="The session's target; default: this machine's.")
 @options.as_json
 def reproduce(
     driver: str | None,
-    trial: int | None,
-    library: str | None,
-    solver: str | None,
-    last: str | None,
-    seed: int,
-    index: int | None,
-    pairs: tuple[str, ...],
     conditions: Mapping[str, str],
-    target: str | None,
     as_json: bool,
+    wanted: _Repeated,
 ) -> int:
     """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one
     candidate of it.
@@ -225,29 +238,27 @@ def reproduce(
     Failed jobs print this command line ready to paste. Candidates that a search found are repeated
     with --trial ID.
     """
-    if trial is not None:
-        if driver or library or solver or last:
+    if wanted.trial is not None:
+        if driver or wanted.library or wanted.solver or wanted.last:
             raise click.UsageError(
                 "--trial says everything: leave out DRIVER, --library, --solver and --step."
             )
-        return _show(*api.reproduce_trial(trial), as_json)
-    if not (driver and library and solver and last):
+        return _show(*api.reproduce_trial(wanted.trial), as_json)
+    if not (driver and wanted.library and wanted.solver and wanted.last):
         raise click.UsageError("It takes DRIVER, --library, --solver and --step, or --trial alone.")
     results = api.reproduce(
         driver,
-        library=library,
-        solver=solver,
-        step=last,
-        seed=seed,
-        index=index,
-        options=options.job_options(pairs),
-        conditions=conditions,
-        target=target,
+        library=wanted.library,
+        solver=wanted.solver,
+        step=wanted.last,
+        index=wanted.index,
+        options=options.job_options(wanted.pairs),
+        origin=api.JobOrigin(wanted.seed, conditions, wanted.target),
     )
     return _show(results, driver, as_json)
 
 
-def _show(results: Sequence[StepResult], driver: str, as_json: bool) -> int:
+def _show(results: Sequence[api.StepResult], driver: str, as_json: bool) -> int:
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
@@ -256,9 +267,7 @@ def _show(results: Sequence[StepResult], driver: str, as_json: bool) -> int:
     return 0 if final.ok else 1
 
 
-def _print_trials(final: StepResult, driver: str) -> None:
-    from tuna.configs import read_one
-
+def _print_trials(final: api.StepResult, driver: str) -> None:
     rows = [
         (
             trial.index,
@@ -270,9 +279,57 @@ def _print_trials(final: StepResult, driver: str) -> None:
         for trial in final.trials
     ]
     columns = ("candidate", "ms", "error", "outcome", "output")
-    print_table(f"{final.step}: {read_one(driver).label}", columns, rows, right=(0, 1))
+    print_table(f"{final.step}: {api.read_one(driver).label}", columns, rows, right=(0, 1))
     if not final.ok:
         say(
             f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}",
             err=True,
         )
+
+
+_jobs = click.option(
+    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often."
+)
+
+
+@click.command()
+@options.session_id
+@click.option(
+    "--cause",
+    type=click.Choice([cause.value for cause in Cause]),
+    help="Only jobs that failed of it.",
+)
+@_jobs
+def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
+    """Send errored jobs back to the step that failed, as if it had never been tried.
+
+    Canceled jobs begin anew if --job names them; so a search goes on of which they are rounds.
+    """
+    moved = api.retry(session_id, jobs=jobs, cause=cause)
+    say(f"session {session_id}: {_count(moved, 'try again', 'at ')}")
+
+
+@click.command()
+@options.session_id
+@click.option("--tag", help="Only jobs of layers with this tag.")
+@_jobs
+def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
+    """End jobs that are not finished; results of their current attempts are refused.
+
+    A search of which one round is canceled opens no more.
+    """
+    done = api.cancel(session_id, jobs=jobs, tag=tag)
+    say(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
+    if not done.workers_told:
+        say(
+            "Redis is unreachable: workers finish their current chunks, whose results are refused.",
+            err=True,
+        )
+
+
+def _count(moved: Mapping[str, int], what: str, mark: str) -> str:
+    if not moved:
+        return "no job is concerned"
+    total = sum(moved.values())
+    parts = ", ".join(f"{count} {mark}{name}" for name, count in sorted(moved.items()))
+    return f"{counted(total, 'job')} {what} ({parts})"

@@ -242,7 +242,7 @@ class Publisher:
             kwargsrepr=summary(message),
             queue=work.queue(step),
             producer=producer,
-            priority=_URGENT if work.priority or step.urgent else _ORDINARY,
+            priority=_URGENT if work.options.priority or step.urgent else _ORDINARY,
             time_limit=limit_s,
             ignore_result=True,
             retry=True,

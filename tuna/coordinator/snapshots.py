@@ -106,7 +106,9 @@ class Snapshots:
             now_s=time.time(),
             served=served,
             deadline_s={
-                work.session_id: work.deadline.timestamp() for work in works if work.deadline
+                work.session_id: work.options.deadline.timestamp()
+                for work in works
+                if work.options.deadline
             },
             left_s={
                 (session_id, queue): seconds

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from tuna.db import searches
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
+from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.vocabulary import IN_FLIGHT, State
 
 
@@ -26,7 +27,7 @@ _attempt = _table("step_result", "id", "job_id", "step", "cause", "output_tail")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
 _no_solver = _table("no_solver", "session_id", "loaded")
-_session = _table("session", "id", "reason", "environment_id", "priority", "deadline", "fault")
+_session = _table("session", "id", "reason", "environment_id", "options", "fault")
 # reserved in MySQL 9
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")
 
@@ -56,8 +57,7 @@ class Overview:
     failures: tuple[Failure, ...]  #: most attempts first
     simulated: bool = False  #: a stand-in timed some of its results
     noisy: int = 0  #: results that were measured on a device that was not quiet
-    priority: int = 0  #: 0 to 9; the highest is served first
-    has_deadline: bool = False
+    options: SessionOptions = DEFAULTS
     fault: str = ""  #: why coordinators have set it aside
     undrained: int = 0  #: reports that wait for a coordinator which has the library
     searches: Searches = field(default_factory=Searches)
@@ -110,8 +110,7 @@ _SESSIONS = (
     sa.select(
         _session.c.id,
         _session.c.reason,
-        _session.c.priority,
-        _session.c.deadline.is_not(None).label("has_deadline"),
+        sa.type_coerce(_session.c.options, sa.JSON).label("options"),
         _session.c.fault,
         _environment.c.library,
         _environment.c.key,
@@ -188,8 +187,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             failures=tuple(failures.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
-            priority=row.priority,
-            has_deadline=bool(row.has_deadline),
+            options=SessionOptions.stored(row.options),
             fault=row.fault or "",
             undrained=undrained_of.get(row.id, 0),
             searches=found.get(row.id, Searches()),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from tuna.db import models
 from tuna.db.models import Installation
+from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
@@ -28,26 +28,18 @@ class SessionInfo:
     id: int
     reason: str
     environment: Environment
-    priority: int = 0  #: 0 to 9; the highest is served first
-    deadline: datetime | None = None  #: when it should have ended
+    options: SessionOptions = DEFAULTS
 
 
-def set_deadline(connection: sa.Connection, session_id: int, deadline: datetime | None) -> None:
-    """Set when a session should have ended, None for no deadline; raises NotFound."""
-    get(connection, session_id)
-    connection.execute(
-        sa.update(models.Session).where(models.Session.id == session_id).values(deadline=deadline)
-    )
-
-
-def set_priority(connection: sa.Connection, session_id: int, priority: int) -> None:
-    """Set the priority of a session; raises NotFound, and BadInput for one that is not from 0 to
-    9."""
-    if not 0 <= priority <= 9:
-        raise BadInput(f"A priority is a number from 0 to 9, and {priority} is not.")
-    get(connection, session_id)
+def set_options(
+    connection: sa.Connection, session_id: int, values: Mapping[str, object]
+) -> SessionOptions:
+    """Change options of a session, and return all; raises NotFound, and BadInput for a value that
+    is none."""
+    changed = get(connection, session_id).options.changed(values)
     same = models.Session.id == session_id
-    connection.execute(sa.update(models.Session).where(same).values(priority=priority))
+    connection.execute(sa.update(models.Session).where(same).values(options=changed.json_values()))
+    return changed
 
 
 def set_fault(connection: sa.Connection, session_id: int, fault: str | None) -> None:
@@ -89,8 +81,7 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     row = connection.execute(
         sa.select(
             models.Session.reason,
-            models.Session.priority,
-            models.Session.deadline,
+            models.Session.options,
             models.Environment,
         )
         .join(models.Environment, models.Environment.id == models.Session.environment_id)
@@ -111,7 +102,7 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         flags=row.flags,
         conditions=row.conditions or {},
     )
-    return SessionInfo(session_id, row.reason, environment, row.priority, row.deadline)
+    return SessionInfo(session_id, row.reason, environment, SessionOptions.stored(row.options))
 
 
 def require(connection: sa.Connection, session_id: int) -> None:

@@ -18,11 +18,14 @@ from tuna.db.database import open_database
 from tuna.doctor.findings import Finding, judge
 from tuna.doctor.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
 from tuna.errors import LibraryMissing, ServiceError, TunaError
-from tuna.libraries.noise_records import quiet_needed
+from tuna.files import make_home
+from tuna.libraries import noise, noise_records
+from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
 from tuna.messages import install_extra
 from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
+from tuna.sandbox.device_lock import device_lock
 from tuna.settings import Settings, get_settings, misspelt
 from tuna.version import DISTRIBUTION, __version__
 
@@ -35,7 +38,7 @@ EXTRAS = {
 }
 
 
-def check(library: str | None = None) -> list[Finding]:
+def doctor(library: str | None = None) -> list[Finding]:
     """Check disk, database, Redis, broker, artifact store, cores, extras and libraries (or only
     `library`).
 
@@ -182,3 +185,20 @@ def of_library(name: str) -> Finding:
 
 def _broken(name: str, text: str) -> Finding:
     return Finding(name, False, text, "mend the package that brings it, or uninstall it")
+
+
+def measure_noise(
+    pairs: int = 15, *, on_pair: Callable[[int], None] = lambda _: None
+) -> NoiseRecord:
+    """Measure what builds on the other cores do to fixed kernels on a measuring core, and keep it
+    for TUNA_QUIET=auto.
+
+    Waits while this machine measures. `on_pair` is called with the number of each pair. Takes one
+    to three seconds a pair.
+    """
+    settings = get_settings()
+    make_home(settings.home)
+    with device_lock(f"cpu{cpu}" for cpu in eval_cpus(settings)):
+        found = noise.measure(settings, pairs, on_pair)
+    noise_records.store(found, settings)
+    return found

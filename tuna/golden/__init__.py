@@ -12,7 +12,7 @@ from tuna.golden.errors import (
 )
 from tuna.golden.explain import Explanation, explain
 from tuna.golden.release import promote, rollback
-from tuna.golden.versions import Version, versions
+from tuna.golden.versions import Version, current, versions
 
 __all__ = [
     "BuildReport",
@@ -27,6 +27,7 @@ __all__ = [
     "Version",
     "build",
     "check_gate",
+    "current",
     "explain",
     "promote",
     "report",

@@ -6,7 +6,6 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from types import MappingProxyType
 
 import sqlalchemy as sa
@@ -15,6 +14,7 @@ from tuna.db import sessions
 from tuna.db.batches import parts
 from tuna.db.models import Environment as EnvironmentRow
 from tuna.db.models import Job, Session
+from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.jobs.scope import Scope
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
@@ -31,10 +31,9 @@ class SessionWork:
     namespace: str
     environment: Environment
     library: Library
-    priority: int = 0
+    options: SessionOptions = DEFAULTS
     #: names of the steps to serve, of those that the library has; all when empty
     only: Sequence[str] = ()
-    deadline: datetime | None = None  #: when it should have ended
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -67,7 +66,7 @@ class SessionWork:
                 self.session_id,
                 step.name,
                 self.queue(step),
-                self.priority,
+                self.options.priority,
                 remaining,
                 continues=self._continues(step),
             )
@@ -113,16 +112,13 @@ def read_works(
     """These sessions, or with None all that have open jobs; without those whose library is not
     installed here.
 
-    `known`: those that were read before, of which only priority and deadline may have changed, or
+    `known`: those that were read before, of which only the options may have changed, or
     which were deleted. Raises NotFound for another unknown session.
     """
     ids = _open(connection) if session_ids is None else list(session_ids)
-    query = sa.select(Session.id, Session.priority, Session.deadline).where(Session.id.in_(ids))
-    now = {
-        row.id: {"priority": row.priority, "deadline": row.deadline}
-        for row in connection.execute(query)
-    }
-    found = [replace(known[key], **now[key]) for key in ids if key in known and key in now]
+    query = sa.select(Session.id, Session.options).where(Session.id.in_(ids))
+    now = {row.id: SessionOptions.stored(row.options) for row in connection.execute(query)}
+    found = [replace(known[key], options=now[key]) for key in ids if key in known and key in now]
     namespace = sessions.namespace(connection)
     for session_id in (key for key in ids if key not in known):
         info = sessions.get(connection, session_id)
@@ -133,9 +129,8 @@ def read_works(
                 namespace,
                 info.environment,
                 library,
-                info.priority,
+                info.options,
                 tuple(steps),
-                info.deadline,
             )
             found.append(work)
     return found

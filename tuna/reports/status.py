@@ -202,7 +202,7 @@ def _outlook(
                 else math.inf
             )
         eta_s = max(found) if max(found) < math.inf else None
-    return Outlook(left.jobs, eta_s, left.error(times), info.deadline)
+    return Outlook(left.jobs, eta_s, left.error(times), info.options.deadline)
 
 
 def _workers(

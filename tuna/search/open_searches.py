@@ -121,7 +121,7 @@ def _open_step(
         session_id=work.session_id,
         step=step.name,
         queue=work.queue(step),
-        priority=work.priority,
+        priority=work.options.priority,
         remaining=len(steps) - 1 - place,
         solver=str(row.solver_id),
         ready=1,

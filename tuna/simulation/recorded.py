@@ -166,7 +166,7 @@ def recorded(
             )
         simulated.append(
             SimulatedSession(
-                name=f"session {session_id}", priority=info.priority, jobs=tuple(lines)
+                name=f"session {session_id}", priority=info.options.priority, jobs=tuple(lines)
             )
         )
         for step in {stage.step for line in lines for stage in line.steps}:

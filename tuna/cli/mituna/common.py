@@ -1,4 +1,4 @@
-"""What the seeds' commands share."""
+"""Options and helpers that the seeds' commands share."""
 
 from __future__ import annotations
 

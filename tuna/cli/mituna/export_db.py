@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -11,6 +11,24 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """Options of the file that is written."""
+
+    opencl: bool = options.option(
+        "-c", "--opencl", is_flag=True, help="Name the find db after OpenCL instead of HIP."
+    )
+    text: bool = options.option(
+        "--text", is_flag=True, help="With -p: MIOpen's text form (.db.txt) instead of SQLite."
+    )
+    packed: bool = options.option("--bz2", is_flag=True, help="Pack the file with bzip2.")
+    filename: str | None = options.option("--filename", help="Base name of the file.")
+    config_tag: str | None = options.option("--config_tag", help="Only layers that carry this tag.")
+    top: int = options.option(
+        "--top", type=options.COUNT, default=4, show_default=True, help="Solvers kept for a layer."
+    )
 
 
 @click.command(context_settings=common.CONTEXT)
@@ -24,16 +42,7 @@ from tuna.errors import BadInput
 @click.option("--tvm_db", "form", flag_value="tvm", help="Export TVM's own JSON database.")
 @common.arch
 @common.num_cu
-@click.option("-c", "--opencl", is_flag=True, help="Name the find db after OpenCL instead of HIP.")
-@click.option(
-    "--text", is_flag=True, help="With -p: MIOpen's text form (.db.txt) instead of SQLite."
-)
-@click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
-@click.option("--filename", help="Base name of the file.")
-@click.option("--config_tag", help="Only layers that carry this tag.")
-@click.option(
-    "--top", type=options.COUNT, default=4, show_default=True, help="Solvers kept for a layer."
-)
+@options.collected(_Wishes)
 @common.debug
 def export_db(
     session_id: int | None,
@@ -41,27 +50,21 @@ def export_db(
     form: str | None,
     arch: str | None,
     num_cu: int | None,
-    opencl: bool,
-    text: bool,
-    packed: bool,
-    filename: str | None,
-    config_tag: str | None,
-    top: int,
+    wanted: _Wishes,
 ) -> int:
     """Export results; the last line printed is the path."""
     if form is None:
         raise BadInput("Say which database: -p, -f, -k or --tvm_db.")
     if (session_id is None) == (golden_v is None):
         raise BadInput("Say whose results: either --session_id or --golden_v.")
-    wishes: dict[str, Any] = {"filename": filename, "config_tag": config_tag, "top": top}
-    wishes |= {"opencl": opencl, "text": text, "packed": packed}
+    wishes = asdict(wanted)
     if session_id is not None:
         api.check_device(session_id, arch, num_cu)
         show.exported(api.export(session_id, form, Path(), **wishes))
     else:
-        wanted = common.required(arch, "-a")
+        named = common.required(arch, "-a")
         show.exported(
-            api.export_golden(golden_v or 0, form, Path(), arch=wanted, num_cu=num_cu, **wishes)
+            api.export_golden(golden_v or 0, form, Path(), arch=named, num_cu=num_cu, **wishes)
         )
     return 0
 

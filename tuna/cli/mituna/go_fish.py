@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tuna.cli.golden import update_golden_command
 from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
 from tuna.errors import BadInput
 from tuna.messages import counted
+from tuna.vocabulary import Resource
 
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.
@@ -38,9 +40,7 @@ class _Fish(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from tuna.libraries.registry import names
-
-        return names()
+        return api.known_libraries()
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
         return click.Group(
@@ -100,6 +100,7 @@ def go_fish() -> None:
 @click.option("--miopen_v", help="--init_session: MIOpen version, where it is not installed.")
 @common.debug
 @click.pass_context
+@functools.partial(options.session_options, spelling="_")
 def library_command(ctx: click.Context, /, **given: Any) -> int | None:
     """Prepare and run tuning sessions."""
     wanted = [name for name in _ACTIONS if given[name]]
@@ -114,7 +115,8 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
 
 def _init_session(library: str, given: dict[str, Any]) -> None:
     facts = common.given(**{name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
-    show.started(api.init_session(library, common.required(given["label"], "-l"), facts))
+    reason = common.required(given["label"], "-l")
+    show.started(api.init_session(library, reason, facts, options=given["session_options"]))
 
 
 def _update_solvers(library: str, _: dict[str, Any]) -> None:
@@ -138,14 +140,10 @@ def _execute(library: str, given: dict[str, Any]) -> int:
 
 def _fin_steps(library: str, given: dict[str, Any]) -> int:
     """Enqueue, or run a worker: the two terminals of the seeds."""
-    from tuna.libraries.registry import get_library
-    from tuna.sandbox.cores import compile_cpus
-    from tuna.vocabulary import Resource
-
     number = common.required(given["session_id"], "--session_id")
     api.session_library(number, library)
     steps = options.split(given["fin_steps"])
-    resources = {get_library(library).step(step).resource for step in steps}
+    resources = {api.get_library(library).step(step).resource for step in steps}
     if given["enqueue_only"]:
         return 1 if work.work_through([number], steps) else 0
     if len(resources) != 1:
@@ -153,7 +151,9 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
             "A worker runs steps of one kind.", hint="name one step, or add --enqueue_only"
         )
     on_device = resources == {Resource.DEVICE}
-    work.start_worker("eval" if on_device else "compile", 1 if on_device else len(compile_cpus()))
+    work.start_worker(
+        "eval" if on_device else "compile", 1 if on_device else len(api.compile_cpus())
+    )
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 
 from tuna import api
@@ -16,11 +18,45 @@ ALGORITHMS = {
 }
 
 
+@dataclass(frozen=True)
+class _Selection:
+    """The layers and solvers that get jobs."""
+
+    tag: str | None = options.option("-t", "--tag", help="Config tag.")
+    all_configs: bool = options.option(
+        "--all_configs", is_flag=True, help="Every layer of the session."
+    )
+    fin_steps: str | None = options.option(
+        "--fin_steps", help="Comma-separated steps; default: all of the library's."
+    )
+    algo: str | None = options.option(
+        "-A", "--algo", type=click.Choice(list(ALGORITHMS)), help="Only solvers of this algorithm."
+    )
+    solvers: str | None = options.option(
+        "-s", "--solvers", help="Only these solvers, comma-separated names or ids."
+    )
+    only_dynamic: bool = options.option(
+        "-d", "--only_dynamic", is_flag=True, help="Only dynamic solvers."
+    )
+    recurrent: bool = options.option(
+        "--recurrent", is_flag=True, help="Only layers of import_configs --mark_recurrent."
+    )
+    tunable: bool = options.option("--tunable", is_flag=True, help="Only tunable solvers.")
+    cmd: str | None = options.option(
+        "-c",
+        "--cmd",
+        type=click.Choice(["conv", "convfp16", "convbfp16"]),
+        help="Only layers of this precision.",
+    )
+    label: str | None = options.option("-l", "--label", help="Reference text.")
+    candidates: int | None = options.option(
+        "--candidates", type=options.COUNT, help="Candidates to try for each layer and solver."
+    )
+
+
 @click.command(context_settings=common.CONTEXT)
 @common.session_id
-@click.option("-t", "--tag", help="Config tag.")
-@click.option("--all_configs", is_flag=True, help="Every layer of the session.")
-@click.option("--fin_steps", help="Comma-separated steps; default: all of the library's.")
+@options.collected(_Selection)
 @click.option(
     "-o",
     "--only_applicable",
@@ -28,69 +64,47 @@ ALGORITHMS = {
     expose_value=False,
     help="As always: one job for each applicable solver.",
 )
-@click.option(
-    "-A", "--algo", type=click.Choice(list(ALGORITHMS)), help="Only solvers of this algorithm."
-)
-@click.option("-s", "--solvers", help="Only these solvers, comma-separated names or ids.")
-@click.option("-d", "--only_dynamic", is_flag=True, help="Only dynamic solvers.")
-@click.option("--recurrent", is_flag=True, help="Only layers of import_configs --mark_recurrent.")
-@click.option("--tunable", is_flag=True, help="Only tunable solvers.")
-@click.option(
-    "-c",
-    "--cmd",
-    type=click.Choice(["conv", "convfp16", "convbfp16"]),
-    help="Only layers of this precision.",
-)
-@click.option("-l", "--label", help="Reference text.")
-@click.option(
-    "--candidates", type=options.COUNT, help="Candidates to try for each layer and solver."
-)
 @common.arch
 @common.num_cu
 @common.debug
 def load_job(
     session_id: int | None,
-    tag: str | None,
-    all_configs: bool,
-    fin_steps: str | None,
-    algo: str | None,
-    solvers: str | None,
-    only_dynamic: bool,
-    recurrent: bool,
-    tunable: bool,
-    cmd: str | None,
-    label: str | None,
-    candidates: int | None,
     arch: str | None,
     num_cu: int | None,
+    wanted: _Selection,
 ) -> int:
     """Add jobs to a session."""
-    number, reason = common.required(session_id, "--session_id"), common.required(label, "-l")
-    if algo and solvers:
+    number, reason = (
+        common.required(session_id, "--session_id"),
+        common.required(wanted.label, "-l"),
+    )
+    if wanted.algo and wanted.solvers:
         raise BadInput("Say -A or -s, not both.")
-    facts: dict[str, object] = dict(options.job_options((), candidates=candidates))
+    facts: dict[str, object] = dict(options.job_options((), candidates=wanted.candidates))
     if api.session_library(number) == "example":
         # Its jobs need no imported layers: -a and -n are only recorded.
         show.loaded(
             api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu))
         )
         return 0
-    if (tag is None) != all_configs:
+    if (wanted.tag is None) != wanted.all_configs:
         raise BadInput("Say which layers: either -t TAG or --all_configs.")
     api.check_device(number, arch, num_cu)
     show.loaded(
         api.load_jobs(
             number,
-            tag=tag,
-            steps=options.split(fin_steps),
+            tag=wanted.tag,
+            steps=options.split(wanted.fin_steps),
             reason=reason,
-            solvers=options.split(solvers),
+            solvers=options.split(wanted.solvers),
             options=facts,
-            algorithm=ALGORITHMS[algo] if algo else None,
-            only_dynamic=only_dynamic,
-            only_tunable=tunable,
-            only_recurrent=recurrent,
-            command=cmd,
+            only=api.Only(
+                algorithm=ALGORITHMS[wanted.algo] if wanted.algo else None,
+                dynamic=wanted.only_dynamic,
+                tunable=wanted.tunable,
+                recurrent=wanted.recurrent,
+                command=wanted.cmd,
+            ),
         )
     )
     return 0

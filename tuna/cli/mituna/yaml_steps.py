@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
 
 from tuna.cli.console import say
 from tuna.cli.main import check_words
@@ -160,7 +163,7 @@ def _check(program: click.Group, line: list[str]) -> None:
 
 
 def _rest(group: click.Group, words: list[str], name: str | None) -> list[str]:
-    """What follows the group's own options: a command with its words. Raises click's UsageError for
+    """Return the words after the group's own options: a command with its own. Raises click's UsageError for
     bad options."""
     context = click.Context(group, info_name=name)
     return click.Command.parse_args(group, context, list(words))
@@ -168,10 +171,6 @@ def _rest(group: click.Group, words: list[str], name: str | None) -> list[str]:
 
 def _load(path: Path) -> dict[str, Any]:
     """The document, read without making objects of it; duplicate keys are refused."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.constructor import DuplicateKeyError
-    from ruamel.yaml.error import YAMLError
-
     try:
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             raise BadInput(f"{path} is no file, or too long for a list of steps.")

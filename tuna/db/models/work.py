@@ -63,9 +63,8 @@ class Session(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     reason: Mapped[str] = text(255)
-    #: 0 to 9; the highest is served first
-    priority: Mapped[int] = mapped_column(default=0, server_default="0")
-    deadline: Mapped[datetime | None]  #: when it should have ended: see the policy `deadline`
+    #: those that are not as by default: see `SessionOptions`
+    options: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     #: why it is set aside: see `coordinator.quarantine`
     fault: Mapped[str | None] = mapped_column(LongText)

@@ -7,13 +7,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tuna.api.configs import ImportedConfigs, Network, check_tag, store_parsed
+from tuna.api.configs import ImportedConfigs, Network, Storing, check_tag, store_parsed
+from tuna.configs import Config, LineReader, ParsedFile
+from tuna.db import networks
+from tuna.db.database import open_database
+from tuna.db.engine import writing
 from tuna.errors import BadInput
-
-if TYPE_CHECKING:
-    from tuna.configs import Config, LineReader, ParsedFile
+from tuna.sandbox import passthrough
+from tuna.sandbox.log_filter import LINE_BYTES
 
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
@@ -23,7 +25,7 @@ _MIOPEN = (b"MIOpen(HIP): Command [", b"MIOpen(OpenCL): Command [", b"MIOpen: Co
 
 @dataclass(frozen=True)
 class CapturedProgram:
-    """How a program ended, and what it asked for."""
+    """The exit status of a program, and the layers that it asked for."""
 
     status: int  #: its exit status; -N: signal N ended it
     layers: tuple[tuple[Config, int], ...]  #: with the number of times, most FLOPs in all first
@@ -53,10 +55,6 @@ def capture(
     they keep its output open for long after its end. Raises BadInput for a program that cannot be
     started; whatever it does, what it logged until its end is imported.
     """
-    from tuna.db.database import open_database
-    from tuna.sandbox import passthrough
-    from tuna.sandbox.log_filter import LINE_BYTES
-
     check_tag(tag)
     if not command:
         raise BadInput(
@@ -111,8 +109,6 @@ class _Log:
     """Lines of logs, as bytes."""
 
     def __init__(self, source: str) -> None:
-        from tuna.configs import LineReader
-
         self._calls, self._rows = LineReader(source), LineReader(source)
         self.stopped = ""  #: why later lines were not read
 
@@ -137,12 +133,8 @@ class _Log:
 
 
 def _store(parsed: ParsedFile, tag: str, model: str) -> ImportedConfigs:
-    from tuna.db import networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
-
     network = Network(model, "captured", _FRAMEWORK, _VERSION)
     with writing(open_database()) as connection:
         networks.add_model(connection, networks.Named(network.model, network.md_version))
         networks.add_framework(connection, networks.Named(network.framework, network.fw_version))
-    return store_parsed(parsed, tag, network=network)
+    return store_parsed(parsed, tag, Storing(network=network))

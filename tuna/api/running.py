@@ -1,0 +1,125 @@
+"""Work through sessions: with workers on this machine, or with those elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tuna import logs
+from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
+from tuna.db.database import open_database
+from tuna.errors import BadInput
+from tuna.libraries.base import Library
+from tuna.messages import choices
+from tuna.settings import Settings, get_settings
+from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
+from tuna.workers.launch import WorkerSpec
+
+_SILENT = RunEvents()
+
+
+def run(
+    session_id: int | Sequence[int] | None,
+    steps: Sequence[str] = (),
+    *,
+    processes: int | None = None,
+    policy: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    events: RunEvents = _SILENT,
+    on_log: Callable[[Path], None] | None = None,
+) -> Progress:
+    """Run the steps (all when empty) of one session or several with workers on this machine;
+    returns the final progress.
+
+    `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
+    `processes`: compile processes, by default one for each core that may build; `policy`: as
+    `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
+    `on_progress` is called a few times a second at most. With `on_log` the log goes to a file in
+    `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
+    the end with the file, if there was anything to log. A second call resumes.
+    """
+
+    def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
+        return default_workers(libraries, processes)
+
+    events = _with(events, on_progress)
+    return _work_through(session_id, steps, workers, policy, events, on_log)
+
+
+def enqueue(
+    session_id: int | Sequence[int] | None,
+    steps: Sequence[str] = (),
+    *,
+    policy: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    events: RunEvents = _SILENT,
+) -> Progress:
+    """Fill the queues and drain results until every job is finished, as `run` does; the workers run
+    elsewhere.
+
+    `policy`: as `Settings.policy`, its default.
+    """
+    events = _with(events, on_progress)
+    return _work_through(session_id, steps, lambda _: (), policy, events)
+
+
+def _with(events: RunEvents, on_progress: Callable[[Progress], None] | None) -> RunEvents:
+    return events if on_progress is None else replace(events, on_progress=on_progress)
+
+
+def _work_through(
+    session_id: int | Sequence[int] | None,
+    steps: Sequence[str],
+    workers: Callable[[Collection[Library]], Sequence[WorkerSpec]],
+    policy: str | None,
+    events: RunEvents,
+    on_log: Callable[[Path], None] | None = None,
+) -> Progress:
+    settings = get_settings()
+    if policy is not None:
+        if policy not in PUBLISHING_POLICIES:
+            hint = (
+                f"`tuna simulate --policy {policy}` compares with it"
+                if policy in COMPARED_POLICIES
+                else ""
+            )
+            raise BadInput(
+                f"No coordinator publishes by {policy!r}.",
+                hint=hint or choices(policy, PUBLISHING_POLICIES, "policies"),
+            )
+        settings = settings.model_copy(update={"policy": policy})
+    engine = open_database()
+    with _log_kept(settings, on_log):
+        found = run_sessions(
+            engine,
+            settings,
+            [session_id] if isinstance(session_id, int) else session_id,
+            steps=steps,
+            workers=workers,
+            events=events,
+        )
+    empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
+    if empty:
+        raise BadInput(
+            f"Session {empty[0]} has no jobs.",
+            hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _log_kept(settings: Settings, on_log: Callable[[Path], None] | None) -> Iterator[None]:
+    """Send the log to a file, as `run` says."""
+    if on_log is None or settings.log_format == "json" or settings.log_level in ("DEBUG", "INFO"):
+        yield
+        return
+    path = settings.home / "logs" / f"coordinator-{os.getpid()}.log"
+    try:
+        with logs.into_file(path, settings.log_level, settings.log_format):
+            yield
+    finally:
+        if path.exists():
+            on_log(path)
