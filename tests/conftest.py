@@ -95,10 +95,12 @@ TVM_MODULES = (
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes
 #: twice the time of SQLite.
 ON_SQLITE = (
+    "coordinator/test_several_sessions.py",
     "exports/test_export.py",
     "golden/test_golden_build.py",
     "golden/test_golden_cli.py",
     "golden/test_golden_compare.py",
+    "search/test_round_parts.py",
     "search/test_searches_shown.py",
 )
 
