@@ -131,8 +131,8 @@ def test_a_repeat_by_both_clocks_and_without_the_overhead() -> None:
     # NumPy's threads spin for a while after a matrix product of another test, and count as work of
     # other threads.
     tries = (repeats.repeat(lambda: spin(0.004), 2, overhead_s=0.001) for _ in range(250))
-    found = next(one for one in tries if one.cpu_ms == pytest.approx(1.0, rel=0.2))
-    assert found.preempted or found.wall_ms == pytest.approx(1.0, rel=0.2)
+    about = pytest.approx(1.0, rel=0.2)
+    assert any(one.cpu_ms == about and (one.preempted or one.wall_ms == about) for one in tries)
 
 
 def test_a_kernel_that_waits_is_not_preempted_and_its_cpu_time_says_nothing() -> None:
