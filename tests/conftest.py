@@ -29,7 +29,6 @@ from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
 from fin_double.rocm import install
 from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
-from long_files import LONG
 from markers import ServiceGuard, add_markers, parameters
 from shared_data import DRILLS, needed_program
 
@@ -95,11 +94,51 @@ TVM_MODULES = (
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes
 #: twice the time of SQLite.
 ON_SQLITE = (
+    "coordinator/test_several_sessions.py",
     "exports/test_export.py",
     "golden/test_golden_build.py",
     "golden/test_golden_cli.py",
     "golden/test_golden_compare.py",
+    "search/test_round_parts.py",
     "search/test_searches_shown.py",
+)
+
+
+#: The files that take longest, the longest first: begun last, one of them would keep a single core
+#: busy at the end. What is not here takes a few seconds.
+LONG = (
+    "security/test_member_attacks.py",
+    "faults/test_faults.py",
+    "libraries/test_tvm_faults.py",
+    "integration/test_worker_command.py",
+    "coordinator/test_coordinator.py",
+    "integration/test_seed_commands.py",
+    "models/test_tune_killed.py",
+    "libraries/test_tvm_solvers.py",
+    "search/test_searches_shown.py",
+    "libraries/test_tvm_boards.py",
+    "models/test_benchmark_model.py",
+    "search/test_round_parts.py",
+    "libraries/test_candidates.py",
+    "libraries/test_tvm_search.py",
+    "models/test_plan.py",
+    "libraries/test_tvm_families.py",
+    "testing/test_our_libraries.py",
+    "libraries/test_miopen.py",
+    "search/test_siblings.py",
+    "archives/test_archives.py",
+    "libraries/test_tvm_compile.py",
+    "cli/test_miopen_commands.py",
+    "security/test_hostile_files.py",
+    "membership/test_membership.py",
+    "integration/test_joined_workers.py",
+    "workers/test_runner.py",
+    "integration/test_tvm_end_to_end.py",
+    "golden/test_golden_faults.py",
+    "security/test_secrets.py",
+    "golden/test_golden_build.py",
+    "sandbox/test_processes.py",
+    "integration/test_miopen_pipeline.py",
 )
 
 

@@ -30,7 +30,8 @@ from tuna.settings import get_settings
 from tuna.testing.servers import rabbitmq_server, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
-REDIS, RABBITMQ = "127.0.0.71", "127.0.0.72"
+#: Hosts of this process alone, since the document has a fixed port.
+REDIS, RABBITMQ = (f"127.{net}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}" for net in (71, 72))
 _LIMIT_S = 120.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -130,8 +131,8 @@ def test_a_repeat_by_both_clocks_and_without_the_overhead() -> None:
     # NumPy's threads spin for a while after a matrix product of another test, and count as work of
     # other threads.
     tries = (repeats.repeat(lambda: spin(0.004), 2, overhead_s=0.001) for _ in range(250))
-    found = next(one for one in tries if one.cpu_ms == pytest.approx(1.0, rel=0.2))
-    assert found.preempted or found.wall_ms == pytest.approx(1.0, rel=0.2)
+    about = pytest.approx(1.0, rel=0.2)
+    assert any(one.cpu_ms == about and (one.preempted or one.wall_ms == about) for one in tries)
 
 
 def test_a_kernel_that_waits_is_not_preempted_and_its_cpu_time_says_nothing() -> None:
@@ -149,7 +150,9 @@ def test_beside_other_work_on_the_core_repeats_are_preempted() -> None:
     try:
         assert other.stdout
         other.stdout.readline()
-        found = [repeats.repeat(lambda: spin(0.02), 1) for _ in range(5)]
+        # A thread that another test has left may wake up meanwhile: such a repeat has no CPU time.
+        tries = (repeats.repeat(lambda: spin(0.02), 1) for _ in range(200))
+        found = list(itertools.islice((one for one in tries if one.cpu_ms), 5))
     finally:
         other.kill()
         other.wait()
@@ -157,6 +160,7 @@ def test_beside_other_work_on_the_core_repeats_are_preempted() -> None:
     assert any(one.preempted for one in found)
     # A host that takes the virtual core away counts it as the thread's time: no repeat is shorter.
     assert min(one.cpu_ms or 0 for one in found) == pytest.approx(20, rel=0.1)
+    assert len(found) == 5
     sampled = Sampler(iter([one._replace(preempted=True) for one in found]).__next__, budget_s=0)
     for _ in found:
         sampled.add()

@@ -172,7 +172,7 @@ def test_a_worker_that_is_stopped_or_killed_in_a_build_holds_up_no_measurement(
         assert os.sched_getaffinity(compiler) == {LENT}
         began = time.monotonic()
         with measuring([LENT]):
-            assert time.monotonic() - began < 10.0, "the build had an hour"
+            assert time.monotonic() - began < 120.0, "the build had an hour"
             assert builds() == (2 if ends == signal.SIGSTOP else 0)
             # else nobody knows of it; the sandbox kills what a dead worker built with
             if ends == signal.SIGSTOP:
@@ -226,7 +226,7 @@ def test_for_quiet_a_build_is_waited_for_no_longer_than_its_own_limit() -> None:
     with CORES.build(0.2):
         began = time.monotonic()
         with measuring([LENT], quiet=True):
-            assert time.monotonic() - began < 20.0
+            assert time.monotonic() - began < LIMIT_S
             assert builds() == 1
 
 
