@@ -1,5 +1,6 @@
-"""Proposals: what to try next, given what was measured. Same history, same seed: same batch, in
-every process."""
+"""Proposals of the next candidates from the measured ones: by a cost model, whose best points are
+found by evolution where the space is large. Same history, same seed: same batch, in every
+process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A space of candidates as the search sees it: points to vary and to describe, and the params that
-a point becomes."""
+"""A space of candidates as the search sees it: points to vary and to describe, the params that a
+point becomes, and the trials of candidates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""MetaSchedule's space of a module, as TVM generates it and as `tuna.libraries.search` varies it.
-Imports TVM."""
+"""MetaSchedule's space of a module, as TVM generates it and as `tuna.libraries.search` varies it,
+and candidates as text. Imports TVM.
+
+The params of a candidate are TVM's TuningRecord of its schedule. It holds the trace, which is the
+whole schedule: a candidate is built from its params and the problem's module alone.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""TVM's own tuning database: `database_workload.json` and `database_tuning_record.json`, and which
-layer is which.
+"""TVM's own tuning database, read, written and as an export: `database_workload.json`,
+`database_tuning_record.json`, and which layer is which.
 
 Each line of the first file is a workload, `[structural hash, module in base64]`; each line of the
 second is a record, `[index of its workload, [trace, [seconds], target, arguments]]`. TVM's

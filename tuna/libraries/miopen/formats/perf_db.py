@@ -1,4 +1,8 @@
-"""MIOpen's perf db in SQLite: the best params of each tunable solver for each problem."""
+"""MIOpen's perf db, the best params of each tunable solver for each problem: in SQLite, and in text
+(`.db.txt`), which MIOpen reads by default since ROCm 6.1.
+
+line = KEY "=" SOLVER ":" PARAMS { ";" SOLVER ":" PARAMS } "\\n"; KEY is `PerfKey.text()`.
+"""
 
 from __future__ import annotations
 
