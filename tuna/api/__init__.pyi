@@ -151,8 +151,8 @@ from tuna.reports.report_data import LayerFigures as LayerFigures
 from tuna.reports.report_data import ReportFigures as ReportFigures
 from tuna.reports.report_data import TotalFigures as TotalFigures
 from tuna.reports.status import LiveSession as LiveSession
-from tuna.reports.status import Outlook as Outlook
 from tuna.reports.status import LiveSnapshot as LiveSnapshot
+from tuna.reports.status import Outlook as Outlook
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
 from tuna.sandbox.cores import compile_cpus as compile_cpus
