@@ -10,7 +10,7 @@ from tuna.libraries.search.stop import (
     FLAT_GAIN,
     FLAT_TRIALS,
     Effort,
-    SearchProgress,
+    SearchState,
     Stop,
     StopRule,
     is_flat,
@@ -25,7 +25,7 @@ RULES = st.builds(
     until_flat=st.booleans(),
 )
 PROGRESS = st.builds(
-    SearchProgress,
+    SearchState,
     seconds=TIMES,
     elapsed_s=st.floats(0.0, 1e4),
     exhausted=st.booleans(),
@@ -34,7 +34,7 @@ PROGRESS = st.builds(
 
 @given(RULES, PROGRESS)
 def test_the_named_rule_holds_and_none_is_named_where_none_holds(
-    rule: StopRule, progress: SearchProgress
+    rule: StopRule, progress: SearchState
 ) -> None:
     found = [time for time in progress.seconds if time is not None]
     holds = {
@@ -77,11 +77,11 @@ def test_failures_alone_are_flat_in_the_end() -> None:
 
 
 @given(RULES, PROGRESS)
-def test_a_rule_with_a_limit_on_trials_ends(rule: StopRule, progress: SearchProgress) -> None:
+def test_a_rule_with_a_limit_on_trials_ends(rule: StopRule, progress: SearchState) -> None:
     left = rule.left(len(progress.seconds))
     assert (left is None) == (rule.trials is None)
     if left is not None:
-        done = SearchProgress([*progress.seconds, *[1.0] * left], progress.elapsed_s)
+        done = SearchState([*progress.seconds, *[1.0] * left], progress.elapsed_s)
         assert rule.stopped_by(done) is not None
 
 

@@ -19,7 +19,7 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, build_fault
 from tuna.libraries.options import read
-from tuna.libraries.search.stop import Effort, SearchProgress, Stop, StopRule
+from tuna.libraries.search.stop import Effort, SearchState, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
 #: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
@@ -95,7 +95,7 @@ class SearchingLibrary(CandidateLibrary):
         asked = read(self.options, options)
         rule = _rule(asked)
         planned = asked.batch * found.opened
-        done = SearchProgress(
+        done = SearchState(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
             elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             exhausted=found.proposed

@@ -34,7 +34,7 @@ class Stop(str, Enum):
 
 
 @dataclass(frozen=True)
-class SearchProgress:
+class SearchState:
     """State of a search, for its stop rule."""
 
     #: of each trial in the order of rounds and candidates; None: failed
@@ -76,7 +76,7 @@ class StopRule:
         """Return the number of trials that may still be proposed after `trials`; None: no limit."""
         return None if self.trials is None else max(0, self.trials - trials)
 
-    def stopped_by(self, progress: SearchProgress) -> Stop | None:
+    def stopped_by(self, progress: SearchState) -> Stop | None:
         """Return the rule that ends the search now, None while it goes on."""
         best = min((time for time in progress.seconds if time is not None), default=math.inf)
         if self.target_ms is not None and 1000.0 * best <= self.target_ms:
