@@ -413,4 +413,4 @@ def _invalid_setting(fault: Any) -> str:
             f" setting{f'; did you mean {near}?' if near else '.'}"
         )
     name = name if name.startswith(("TUNA_", "CELERY_")) else f"TUNA_{name.upper()}"
-    return f"The setting {name} is not usable: {fault['msg']}."
+    return f"The setting {name} is not usable: {fault['msg'].removeprefix('Value error, ')}."

@@ -24,7 +24,7 @@ def test_the_first_job_of_an_urgent_session_is_taken_within_two_seconds(
     make_jobs(engine, 10_000)
     with writing(engine) as connection:
         urgent, _ = sessions.create(connection, get_library("noop").environment(), "urgent")
-        sessions.set_priority(connection, urgent, 9)
+        sessions.set_options(connection, urgent, {"priority": 9})
     processes.start("tuna", "enqueue", "--all")
     processes.worker("compile")
     processes.worker("eval")

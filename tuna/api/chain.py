@@ -19,7 +19,8 @@ from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRows
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """A description of a session. Each method returns another plan; nothing is written before `run()`."""
+    """A description of a session. Each method returns another plan; nothing is written before
+    `run()`."""
 
     library: str
     reason: str

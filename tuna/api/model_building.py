@@ -65,8 +65,8 @@ class BuiltModel:
 
 @dataclass(frozen=True)
 class Checks:
-    """Contenders and inputs of the check of a built model; raises BadInput for a file that has no recorded
-    inputs."""
+    """Contenders and inputs of the check of a built model; raises BadInput for a file that has no
+    recorded inputs."""
 
     rivals: bool = True  #: onnxruntime and PyTorch, where they are installed
     untuned: bool = False  #: what TVM makes of the model without tuning, which takes long

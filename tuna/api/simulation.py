@@ -25,8 +25,8 @@ def recorded_scenario(
 
 
 def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
-    """Simulate a scenario under the policy of this name; equal arguments give equal outcomes. Raises
-    BadInput."""
+    """Simulate a scenario under the policy of this name; equal arguments give equal outcomes.
+    Raises BadInput."""
     if policy not in POLICIES:
         raise BadInput(
             f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")

@@ -236,8 +236,8 @@ class ProgressView:
         """Say why a run ends before its jobs (empty: it was interrupted), what is waited for, how
         long, and how not to wait."""
         self.say(
-            f"{why or 'Stopping'}: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at"
-            " once."
+            f"{why or 'Stopping'}: workers have {seconds:g} s to finish what they do."
+            " Ctrl-C now ends them at once."
         )
 
     def log_kept(self, path: Path) -> None:

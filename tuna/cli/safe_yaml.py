@@ -77,8 +77,8 @@ def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
 
 
 def value(node: Node, path: Path | str) -> Any:
-    """Return the value of a node: text, numbers, booleans, None, lists, dictionaries. Raises BadInput for a
-    tag."""
+    """Return the value of a node: text, numbers, booleans, None, lists, dictionaries. Raises
+    BadInput for a tag."""
     if isinstance(node, MappingNode):
         return {str(key.value): value(one, path) for key, one in pairs(node, path)}
     if isinstance(node, SequenceNode) and node.tag == f"{_STANDARD}seq":

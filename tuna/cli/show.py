@@ -309,7 +309,8 @@ def jobs_text(session: api.Overview) -> str:
 
 
 def searches(found: api.Searches) -> str:
-    """Return the number of searches that go on, why the others ended, and their rounds; "" if none."""
+    """Return the number of searches that go on, why the others ended, and their rounds; "" if
+    none."""
     if not found.total:
         return ""
     words = [f"{found.going_on} going on"] if found.going_on else []

@@ -163,8 +163,8 @@ def _check(program: click.Group, line: list[str]) -> None:
 
 
 def _rest(group: click.Group, words: list[str], name: str | None) -> list[str]:
-    """Return the words after the group's own options: a command with its own. Raises click's UsageError for
-    bad options."""
+    """Return the words after the group's own options: a command with its own. Raises click's
+    UsageError for bad options."""
     context = click.Context(group, info_name=name)
     return click.Command.parse_args(group, context, list(words))
 
