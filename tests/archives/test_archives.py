@@ -236,7 +236,7 @@ def _without(lines: list[Any], name: str) -> None:
     [
         lambda lines: _row(lines, "kernel").__setitem__(1, "ZXZpbA=="),
         lambda lines: _row(lines, "job").__setitem__(1, 999),
-        lambda lines: _row(lines, "job").__setitem__(5, None),
+        lambda lines: _row(lines, "job").__setitem__(6, None),
         lambda lines: _row(lines, "job").append(1),
         lambda lines: _row(lines, "trial").__setitem__(2, "1); DROP TABLE job"),
         lambda lines: lines.insert(5, ["installation", [1, "n", "s"]]),
