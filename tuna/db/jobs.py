@@ -200,7 +200,7 @@ def step_names(steps: str) -> tuple[str, ...]:
 
 
 def pairs(connection: sa.Connection, session_id: int, tag: str | None) -> int:
-    """How many (config, solver) pairs of the session apply, within `tag`."""
+    """Return the number of (config, solver) pairs of the session that apply, within `tag`."""
     statement = (
         sa.select(sa.func.count())
         .select_from(SolverApplicability)

@@ -33,7 +33,7 @@ class Searches:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of searches."""
         return self.going_on + sum(self.ended.values())
 
 
@@ -101,7 +101,7 @@ def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, S
 
 
 class _Counts:
-    """What is read of the searches of one session."""
+    """Counts of the searches of one session while they are read."""
 
     def __init__(self, rounds: int, parts: int) -> None:
         self._rounds, self._parts = rounds, parts
@@ -196,6 +196,6 @@ def begin_as_recorded(connection: sa.Connection, session_id: int) -> None:
 
 
 def others(states: Mapping[str, int], searches: Searches) -> dict[str, int]:
-    """Of all rows of `job` by state, those that belong to no round."""
+    """Return the numbers of jobs by state without the rounds of searches."""
     left = {state: count - searches.parts.get(state, 0) for state, count in states.items()}
     return {state: count for state, count in sorted(left.items()) if count > 0}

@@ -59,7 +59,7 @@ class _Company(NamedTuple):
     losses: int = 0
 
     def size(self, size: int) -> int:
-        """How many there are in a chunk at most, where others have `size`."""
+        """Return the largest number in a chunk, where others have `size`."""
         return 1 if self.alone else max(1, size // _DIVIDE**self.losses)
 
 

@@ -144,8 +144,8 @@ def _candidates(
     *,
     builds: bool,
 ) -> dict[int, list[Candidate]]:
-    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without
-    what `measures` well.
+    """Return the candidates that earlier steps proposed (if `step` builds) or built, and did not
+    find wrong, without those that `measures` did well.
 
     A candidate that failed at `step` is among them: an attempt that repeats the step tries it
     again. What was built and is lost is built again.

@@ -132,7 +132,7 @@ def _open_step(
 
 
 def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
-    """How often models run each config that the session searches for."""
+    """Return how often models run each config that the session searches for."""
     configs = sa.select(Search.config_id).where(Search.session_id == session_id)
     query = (
         sa.select(ModelConfig.config_id, sa.func.sum(ModelConfig.weight))

@@ -55,7 +55,7 @@ _LABEL_CHARS = 255
 
 
 class Origin(str, Enum):
-    """How a sibling is related to the search, the nearest first."""
+    """The relation of a sibling to the search, the nearest first."""
 
     SESSION = "session"  #: the same config, in another session of this environment
     CONFIG = "config"  #: another config, in this environment
@@ -221,7 +221,7 @@ def _ended(
 
 
 def _distance(config: Config, other: Config) -> float | None:
-    """How far apart two layers are in size; of functions without a core that is not known. None:
+    """The distance between two layers in size; not known of functions without a core. None:
     they are of different kinds."""
     if (
         isinstance(config, TaskConfig)
@@ -234,7 +234,7 @@ def _distance(config: Config, other: Config) -> float | None:
 
 
 def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
-    """What is learned from a search, as `history.block` takes it; empty if that is too little."""
+    """The trials that are learned from a search, as `history.block` takes it; empty if that is too little."""
     query = sa.select(Trial.id).join(Job, Job.id == Trial.job_id).where(Job.search_id == search.id)
     known = query.where(Trial.params.is_not(None))
     good = known.where(Trial.cause.is_(None), timed(Trial.time_ms)).order_by(
