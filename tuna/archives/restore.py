@@ -141,6 +141,7 @@ class _OlderRows:
         """The same rows with their searches."""
         for row in batch.get("job", ()):
             if not row["steps"].startswith(f"{SEARCH},"):
+                row["search_id"] = None
                 continue
             key = (row["config_id"], row["solver_id"], row["steps"])
             if key not in self._searches:
