@@ -27,7 +27,7 @@ from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, Search, StepResult
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.policies import POLICIES, Policy, Share, Snapshot
 from tuna.queue.announcements import NAMESPACES_KEY
@@ -192,13 +192,12 @@ def _make_session(engine: sa.Engine, reason: str) -> int:
 
 def _all_ended(engine: sa.Engine) -> bool:
     last = SimulatedDevice.steps[-1].name
-    goes_on = sa.or_(
-        Job.step != last, Job.state != "compiled", sa.and_(Job.round == 0, Job.stopped.is_(None))
-    )
+    goes_on = sa.or_(Job.step != last, Job.state != "compiled", Search.stopped.is_(None))
+    unfinished = sa.select(Job.id).outerjoin(Search, Search.id == Job.search_id)
     with reading(engine) as connection:
         if connection.execute(sa.select(Job.id).where(Job.state == "errored").limit(1)).first():
             raise SystemExit("A round of the benchmark failed.")
-        return connection.execute(sa.select(Job.id).where(goes_on).limit(1)).first() is None
+        return connection.execute(unfinished.where(goes_on).limit(1)).first() is None
 
 
 def _ended_stages(engine: sa.Engine, ids: Sequence[int], begun_s: float) -> list[EndedStage]:

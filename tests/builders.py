@@ -141,7 +141,8 @@ class DatabaseBuilder:
     def job(
         self, session: int, config: int, solver: int, state: str = "evaluated", **fields: Any
     ) -> int:
-        """A job that went through compile and eval."""
+        """A job that went through compile and eval; with the step `search` a round, whose search is
+        made unless it is there."""
         values = {
             "steps": "compile,eval",
             "step": "eval",
@@ -149,16 +150,18 @@ class DatabaseBuilder:
             "options": {},
             "updated_at": self.clock,
         }
-        return int(
-            self.insert(
-                models.Job,
-                session_id=session,
-                config_id=config,
-                solver_id=solver,
-                state=state,
-                **(values | fields),
-            )
-        )
+        values |= {"session_id": session, "config_id": config, "solver_id": solver}
+        values |= {"state": state, **fields}
+        if str(values["steps"]).startswith("search,"):
+            values["search_id"] = self._search(values, values.pop("stopped", None))
+        return int(self.insert(models.Job, **values))
+
+    def _search(self, job: dict[str, Any], stopped: object) -> int:
+        key = ("session_id", "config_id", "solver_id", "steps")
+        same = [getattr(models.Search, name) == job[name] for name in key]
+        found = self.connection.execute(sa.select(models.Search.id).where(*same)).scalar()
+        shared = {name: job[name] for name in (*key, "reason", "options")}
+        return found or int(self.insert(models.Search, **shared, stopped=stopped))
 
     def kernel(self, data: bytes) -> str:
         """Stored bytes; returns their SHA-256."""

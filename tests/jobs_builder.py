@@ -11,7 +11,7 @@ from tuna.configs import GemmConfig
 from tuna.db import configs, jobs, sessions
 from tuna.db import solvers as known_solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, StepResult, Trial
+from tuna.db.models import Job, Search, StepResult, Trial
 from tuna.libraries.registry import get_library
 
 
@@ -45,6 +45,27 @@ def make_jobs(
         )
         assert jobs.load(connection, request) == layers * (len(solvers) or 10)
     return session_id
+
+
+def make_searches(
+    connection: sa.Connection,
+    *which: sa.ColumnElement[bool],
+    steps: str = "search,build,measure",
+    **columns: Any,
+) -> list[int]:
+    """Make the jobs that `which` selects the first rounds of searches, with these columns of
+    `search`; returns its ids."""
+    found = []
+    names = ("session_id", "config_id", "solver_id", "reason", "options")
+    jobs_ = sa.select(Job.id, *(getattr(Job, name) for name in names)).order_by(Job.id)
+    for row in connection.execute(jobs_.where(*which)).all():
+        values = {name: getattr(row, name) for name in names} | {"steps": steps} | columns
+        made = connection.execute(sa.insert(Search).values(values)).inserted_primary_key
+        assert made is not None
+        found.append(made[0])
+        round_ = {"search_id": made[0], "steps": steps, "step": steps.split(",")[0]}
+        connection.execute(sa.update(Job).where(Job.id == row.id).values(round_))
+    return found
 
 
 def states(engine: sa.Engine) -> dict[str, int]:

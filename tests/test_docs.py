@@ -12,7 +12,7 @@ from tuna.cli.main import COMMANDS
 from tuna.db.models import Base
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.errors import TunaError
-from tuna.jobs.diagram import mermaid
+from tuna.jobs.states import mermaid
 from tuna.settings import Settings
 from tuna.vocabulary import Cause, State
 
@@ -66,7 +66,7 @@ def test_each_state_is_in_the_documents(state: State) -> None:
 def test_the_drawing_of_the_states_is_made_from_the_transition_table() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", ARCHITECTURE, re.DOTALL)
     assert drawn is not None
-    assert drawn[1] == mermaid(), "run: python -m tuna.jobs.diagram"
+    assert drawn[1] == mermaid(), "run: python -m tuna.jobs.states"
 
 
 def test_each_package_and_module_has_its_place_in_the_architecture() -> None:

@@ -62,10 +62,14 @@ def test_a_session_is_listed_archived_deleted_and_restored(
 def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None:
     with sqlite3.connect(home / "tuna.sqlite") as connection:
         connection.execute("INSERT INTO kernel VALUES ('d', x'00', 1)")
-        for job in range(1, 8):
+        connection.execute(
+            "INSERT INTO search (id, session_id, config_id, solver_id, steps, reason, options)"
+            " SELECT id, session_id, config_id, solver_id, steps, '', '{}' FROM job WHERE id < 8"
+        )
+        for search in range(1, 8):
             for number, origin in enumerate(("session", "config", "device")):
                 row = (
-                    job,
+                    search,
                     number,
                     "d",
                     origin,
@@ -73,7 +77,7 @@ def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None
                     40,
                     f"layer {number} in session 9",
                 )
-                connection.execute("INSERT INTO search_sibling VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                connection.execute("INSERT INTO warm_start VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     lines = [
         line
         for line in loaded("tuna", "session", "show", 1).out.splitlines()

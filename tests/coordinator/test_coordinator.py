@@ -17,7 +17,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 import structlog
-from jobs_builder import accepted, make_jobs, states, trials
+from jobs_builder import accepted, make_jobs, make_searches, states, trials
 from kombu import Connection
 
 from tuna.artifacts.store import Artifacts
@@ -45,7 +45,7 @@ from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
-from tuna.search import served_time
+from tuna.search import active_time
 from tuna.settings import get_settings
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
 
@@ -138,7 +138,7 @@ def test_a_round_that_was_opened_is_published_at_once(
     monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 3600.0)
     session_id = make_jobs(engine, 1, solvers=["Noop0"])
     with writing(engine) as connection:
-        connection.execute(sa.update(Job).values(steps="search,build,measure", step="search"))
+        make_searches(connection)
         (work,) = read_works(connection, [session_id])
     settings = get_settings()
     with reading(engine) as connection:
@@ -147,14 +147,14 @@ def test_a_round_that_was_opened_is_published_at_once(
     runner = Runner(redis_client, settings.lease_s, RunContext(artifacts, tuna_home, (0,)))
     work = replace(work, library=library)
     celery = InProcess(runner, library)
-    monkeypatch.setattr(served_time, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr(active_time, "NOTE_EVERY_S", 0.0)
     coordinator = Coordinator(Backends(engine, redis_client, celery, settings), [work])  # type: ignore[arg-type]
     coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": ROUNDS})
     with reading(engine) as connection:
         first, last = connection.execute(
             sa.select(sa.func.min(StepResultRow.started_at), sa.func.max(StepResultRow.ended_at))
         ).one()
-        served_s = served_time.Served(connection, session_id).seconds(first, last)
+        served_s = active_time.Served(connection, session_id).seconds(first, last)
     assert served_s == pytest.approx((last - first).total_seconds()), (
         "all of it is time of the search"
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import make_jobs, make_searches
 
 from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
@@ -159,7 +159,7 @@ def test_a_round_is_no_reason_to_claim_other_jobs(
     with writing(engine) as connection:
         first = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
         round_ = sa.update(Job).where(Job.id == first)
-        connection.execute(round_.values(steps="search,build,measure", step="search"))
+        make_searches(connection, Job.id == first)
         (work,) = read_works(connection, [session_id])
     coordinator = make(replace(work, library=SearchLibrary()))
     monkeypatch.setattr(coordinator.publisher._snapshots, "_given", gradient)
@@ -238,9 +238,8 @@ def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
     """To the first one the step has the session's other jobs alone, of which there is none."""
     session_id = make_jobs(engine, 1, solvers=["Noop0"])
     with writing(engine) as connection:
-        connection.execute(
-            sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluating")
-        )
+        make_searches(connection)
+        connection.execute(sa.update(Job).values(step="measure", state="evaluating"))
         (work,) = read_works(connection, [session_id])
     monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", NEVER_S)
     coordinator = make(replace(work, library=SearchLibrary()))

@@ -50,7 +50,7 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
             "params",
             3,
         )
-        assert (found.algorithm, found.problem_key, found.source) == ("", None, None)
+        assert (found.algorithm, found.source) == ("", None)
         assert connection.execute(
             sa.select(models.Trial.job_id, models.Job.round).join(models.Job)
         ).all() == [(1, 0)]

@@ -20,7 +20,7 @@ from search_library import ROUNDS, SearchLibrary, expected, hold_name
 from tuna.configs import GemmConfig, parse_line
 from tuna.db import configs, jobs, models, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, Search, StepResult
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.testing.servers import wait_until
@@ -196,7 +196,8 @@ class Scene:
     def objections(self) -> list[str]:
         """What is wrong at the end; the trials apart."""
         with reading(self.engine) as connection:
-            rows = connection.execute(sa.select(Job.id, Job.round, Job.state, Job.stopped)).all()
+            rows = connection.execute(sa.select(Job.id, Job.round, Job.state)).all()
+            ends = connection.execute(sa.select(Search.stopped)).scalars().all()
             good = sa.select(StepResult.job_id, StepResult.step, sa.func.count()).where(
                 StepResult.ok.is_(True)
             )
@@ -208,10 +209,7 @@ class Scene:
             }
         found = [f"{len(rows)} rounds"] if len(rows) != len(_ALL) * ROUNDS else []
         found += [f"job {row.id} is {row.state}" for row in rows if row.state != "evaluated"]
-        wrong = (
-            row for row in rows if row.stopped != (f"{ROUNDS} rounds" if row.round == 0 else None)
-        )
-        found += [f"round {row.round} ended for {row.stopped}" for row in wrong]
+        found += [f"a search ended for {why}" for why in ends if why != f"{ROUNDS} rounds"]
         twice = [
             (row.id, step) for row in rows for step in STEPS if counts.get((row.id, step)) != 1
         ]

@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 import sqlalchemy as sa
+from builders import DatabaseBuilder
 from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.configs import parse_line
@@ -100,7 +101,6 @@ def test_an_entry_that_a_search_found_says_which_rule_ended_it(two: Scene) -> No
     )
     with two.engine.begin() as connection:
         row = connection.execute(result).one()
-        same = {name: getattr(row, name) for name in ("session_id", "config_id", "solver_id")}
         facts = {
             "steps": "search,compile,eval",
             "step": "eval",
@@ -108,14 +108,12 @@ def test_an_entry_that_a_search_found_says_which_rule_ended_it(two: Scene) -> No
             "reason": "",
             "options": {},
         }
-        first = {**same, **facts, "stopped": "all trials are done"}
-        connection.execute(sa.insert(models.Job).values(first))
-        later = connection.execute(
-            sa.insert(models.Job).values(**same, **facts, round=1)
-        ).inserted_primary_key
-        assert later is not None
+        build = DatabaseBuilder(connection)
+        ids = (row.session_id, row.config_id, row.solver_id)
+        build.job(*ids, **facts, stopped="all trials are done")
+        later = build.job(*ids, **facts, round=1)
         connection.execute(
-            sa.update(models.FindDb).where(models.FindDb.id == row.id).values(job_id=later[0])
+            sa.update(models.FindDb).where(models.FindDb.id == row.id).values(job_id=later)
         )
     (asm,) = two.explain(2, A, solver=ASM)
     assert "  its search ended: all trials are done" in asm.lines()
@@ -156,8 +154,9 @@ def test_the_key_of_a_layer_counts_before_one_that_a_worker_told_an_older_versio
 ) -> None:
     """It is the key of a layer that has none: a transposed convolution."""
     transposed = A.replace("-F 1", "-m trans -F 1")
-    told = {"time_ms": 1.0, "problem_key": "64-1-F"}
-    scene.build(1, scene.session({(transposed, ASM): told, (A, GEMM): told, (B, ASM): 1.0}))
+    scene.build(1, scene.session({(transposed, ASM): 1.0, (A, GEMM): 1.0, (B, ASM): 1.0}))
+    told = models.GoldenEntry.config_id.in_([scene.config_id(transposed), scene.config_id(A)])
+    scene.execute(sa.update(models.GoldenEntry).where(told).values(problem_key="64-1-F"))
     (found,) = scene.explain(1, "64-1-F")
     assert found.entry.problem_key == "64-1-F"
     assert found.entry.config_key == parse_line(transposed)[0].key

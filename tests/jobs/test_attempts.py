@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, states
+from jobs_builder import make_jobs, make_searches, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import jobs, models
@@ -179,8 +179,8 @@ def test_the_best_of_a_solvers_jobs_is_kept(
 def rounds(bench: Bench) -> Bench:
     """The job as two rounds of a search, each with two candidates that are built."""
     with writing(bench.engine) as connection:
-        ready = {"steps": "search,build,measure", "step": "measure", "state": "compiled"}
-        connection.execute(sa.update(models.Job).values(ready))
+        make_searches(connection)
+        connection.execute(sa.update(models.Job).values(step="measure", state="compiled"))
         first = connection.execute(sa.select(models.Job.__table__)).mappings().one()
         connection.execute(
             sa.insert(models.Job).values({**first, "id": first["id"] + 1, "round": 1})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
+from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.scope import Scope
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import RunContext
@@ -39,13 +39,24 @@ MAX = 3
 CAUSE = Cause.NOT_APPLICABLE
 
 
-@dataclass(frozen=True)
-class Row:
-    step: str = "measure"
-    steps: str = "build,measure"
-    failures: int = 0
-    uncharged: int = 0
-    avoid: str | None = None
+#: A job that is measured for the first time.
+JOB = AttemptedJob(
+    id=1,
+    session_id=1,
+    config_id=1,
+    solver_id=1,
+    search_id=None,
+    state="evaluating",
+    step="measure",
+    steps="build,measure",
+    attempt=1,
+    failures=0,
+    uncharged=0,
+    avoid=None,
+    workload=None,
+    chunk="c",
+    leased_at=None,
+)
 
 
 class Fails(NoopLibrary):
@@ -63,12 +74,12 @@ class Fails(NoopLibrary):
         return (result_of(item, ok=False, cause=CAUSE, ended_at=1.0) for item in items)
 
 
-def after(policy: Retry, row: Row | None = None) -> NextState:
-    return after_failure(row or Row(), CAUSE, Fails(policy))
+def after(policy: Retry, job: AttemptedJob = JOB) -> NextState:
+    return after_failure(job, CAUSE, Fails(policy))
 
 
 def after_failure(
-    row: Row,
+    job: AttemptedJob,
     cause: Cause,
     library: Library,
     *,
@@ -77,10 +88,10 @@ def after_failure(
     is_alone: Callable[[str], bool] = lambda _: True,
 ) -> NextState:
     result = StepResult(
-        job_id=1, attempt=1, step=row.step, ok=False, cause=cause, uncharged=uncharged
+        job_id=1, attempt=1, step=job.step, ok=False, cause=cause, uncharged=uncharged
     )
     facts = {"max_attempts": max_attempts, "now": NOW, "place": "w", "is_alone": is_alone}
-    outcome = after_attempt(row, library, result, **facts)  # type: ignore[arg-type]
+    outcome = after_attempt(job, library, result, **facts)  # type: ignore[arg-type]
     assert outcome.result is result
     assert outcome.cause is cause
     return outcome.after
@@ -88,14 +99,14 @@ def after_failure(
 
 def test_by_default_it_is_tried_again_and_charged() -> None:
     assert after(Retry()) == NextState(State.COMPILED, "measure", failures=1)
-    assert after(Retry(), Row(failures=MAX - 1)) == NextState(
+    assert after(Retry(), JOB._replace(failures=MAX - 1)) == NextState(
         State.ERRORED, "measure", failures=MAX
     )
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_the_default_of_each_cause(cause: Cause) -> None:
-    found = after_failure(Row(), cause, NoopLibrary())
+    found = after_failure(JOB, cause, NoopLibrary())
     permanent = cause in (Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE)
     lost = cause is Cause.ARTIFACT_LOST
     state = State.ERRORED if permanent else State.NEW if lost else State.COMPILED
@@ -109,9 +120,11 @@ def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_work
     cause: Cause,
 ) -> None:
     def end(failures: int, *, alone: bool, before: str = "v") -> NextState:
-        row = Row(failures=failures, avoid=before)
         return after_failure(
-            row, cause, NoopLibrary(), is_alone=lambda place: alone or place != "w"
+            JOB._replace(failures=failures, avoid=before),
+            cause,
+            NoopLibrary(),
+            is_alone=lambda place: alone or place != "w",
         )
 
     assert end(0, alone=False) == NextState(State.COMPILED, "measure", failures=1, avoid="w")
@@ -125,7 +138,7 @@ def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_work
 
 @pytest.mark.parametrize("cause", [Cause.BUILD_ERROR, Cause.INFRA, Cause.DEVICE_LOST])
 def test_the_fault_of_a_machine_is_not_charged_whatever_its_cause(cause: Cause) -> None:
-    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=1, uncharged=True)
+    found = after_failure(JOB, cause, NoopLibrary(), max_attempts=1, uncharged=True)
     assert found == NextState(State.COMPILED, "measure", uncharged=1, avoid="w")
 
 
@@ -140,14 +153,14 @@ def test_it_goes_back_to_the_first_step() -> None:
 
 
 def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
-    row = Row(failures=1)
+    job = JOB._replace(failures=1)
     rounds = 0
     while True:
-        found = after(Retry(charged=False), row)
+        found = after(Retry(charged=False), job)
         rounds += 1
         if found.state is State.ERRORED:
             break
-        row = replace(row, failures=found.failures, uncharged=found.uncharged)
+        job = job._replace(failures=found.failures, uncharged=found.uncharged)
     assert (rounds, found.failures, found.uncharged) == (
         MAX_UNCHARGED + MAX - 1,
         MAX,
@@ -157,7 +170,7 @@ def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
 
 def test_loss_of_a_worker_at_another_job_is_counted_up_to_the_maximum() -> None:
     counts = [
-        with_loss(Row(uncharged=count))["uncharged"]
+        with_loss(JOB._replace(uncharged=count))["uncharged"]
         for count in (0, MAX_UNCHARGED - 1, MAX_UNCHARGED)
     ]
     assert counts == [1, MAX_UNCHARGED, MAX_UNCHARGED]
@@ -169,8 +182,8 @@ def test_elsewhere_names_the_worker_that_failed() -> None:
 
 def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
     policy = Retry(delay_s=10.0, backoff=3.0, max_delay_s=60.0, charged=False)
-    rows = [Row(failures=1, uncharged=number) for number in range(4)]
-    moments = [after(policy, row).ready_at for row in [Row(), *rows]]
+    jobs = [JOB._replace(failures=1, uncharged=number) for number in range(4)]
+    moments = [after(policy, job).ready_at for job in [JOB, *jobs]]
     assert moments == [
         NOW + timedelta(seconds=seconds) for seconds in (10.0, 30.0, 60.0, 60.0, 60.0)
     ]
@@ -202,7 +215,7 @@ def test_a_job_is_errored_if_its_library_fails_to_say_what_follows(
     facts: dict[str, Any], cause: Cause, told: str
 ) -> None:
     result = StepResult(job_id=1, attempt=1, step="measure", **facts)
-    found = after_attempt(Row(failures=1), Buggy(), result, max_attempts=9, now=NOW)
+    found = after_attempt(JOB._replace(failures=1), Buggy(), result, max_attempts=9, now=NOW)
     assert (found.result.ok, found.cause, found.result.cause) == (False, cause, cause)
     assert found.result.output_tail == f"{told}: RuntimeError: a bug of a plug-in"
     assert found.after == NextState(State.ERRORED, "measure", failures=2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import make_jobs, make_searches
 from kombu import Connection, Queue
 from million_jobs import fill
 from prometheus_client.parser import text_string_to_metric_families
@@ -64,8 +64,7 @@ def filled(engine: sa.Engine) -> sa.Engine:
         waiting = connection.execute(
             sa.select(sa.func.min(models.Job.id)).where(models.Job.state == "new")
         ).scalar_one()
-        search = {"steps": "search,build,measure", "step": "search"}
-        connection.execute(sa.update(models.Job).where(models.Job.id == waiting).values(search))
+        make_searches(connection, models.Job.id == waiting)
     return engine
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import make_jobs, make_searches
 
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
@@ -51,9 +51,8 @@ def work(engine: sa.Engine) -> SessionWork:
     """Two layers, each with a search whose second round waits after 10 ms in the first."""
     session_id = make_jobs(engine, 2, solvers=["Noop0"])
     with writing(engine) as connection:
-        connection.execute(
-            sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluated")
-        )
+        make_searches(connection)
+        connection.execute(sa.update(Job).values(step="measure", state="evaluated"))
         names = [c.name for c in Job.__table__.c if c.name not in ("id", "round", "step", "state")]
         rows = sa.select(
             *(Job.__table__.c[name] for name in names),
@@ -157,7 +156,7 @@ def test_jobs_that_do_not_search_are_published_as_such_beside_rounds(
         connection.execute(
             sa.update(Job)
             .where(Job.round == 1, Job.config_id == 1)
-            .values(round=0, steps="build,measure", step="build")
+            .values(search_id=None, round=0, steps="build,measure", step="build")
         )
     make(work, gradient).publish()
     assert taken(engine) == [(1, "build,measure")]

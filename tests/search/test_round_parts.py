@@ -20,7 +20,7 @@ from tuna.coordinator import actions as job_actions
 from tuna.coordinator import session_run
 from tuna.db import overview
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, JobArtifact, Solver, StepResult, Trial
+from tuna.db.models import Job, JobArtifact, Search, Solver, StepResult, Trial
 from tuna.db.searches import Searches
 from tuna.jobs import release
 from tuna.jobs.serving import SessionWork, read_works
@@ -171,9 +171,15 @@ def test_a_round_is_divided_though_the_one_before_is_still_measured(scene: Scene
 def test_searches_that_are_measured_at_the_same_time_share_the_devices(scene: Scene) -> None:
     built(scene)
     with writing(scene.engine) as connection:
-        row = dict(connection.execute(sa.select(Job.__table__)).mappings().one())
         other = connection.execute(sa.select(sa.func.max(Solver.id))).scalar_one()
-        connection.execute(sa.insert(Job).values({**row, "id": None, "solver_id": other}))
+        search, row = (
+            dict(connection.execute(sa.select(model.__table__)).mappings().one())
+            for model in (Search, Job)
+        )
+        made = sa.insert(Search).values({**search, "id": None, "solver_id": other})
+        (of,) = connection.execute(made).inserted_primary_key
+        job = {**row, "id": None, "solver_id": other, "search_id": of}
+        connection.execute(sa.insert(Job).values(job))
     assert divide(scene, 3) == 0
     assert divide(scene, 4) == 1, "the other has no candidates"
 

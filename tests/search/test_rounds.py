@@ -7,12 +7,13 @@ import json
 import shlex
 import sys
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import make_jobs, make_searches
 
 from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
@@ -21,7 +22,7 @@ from tuna.coordinator import stage_artifacts
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
-from tuna.db.models import Job
+from tuna.db.models import Job, Search
 from tuna.drain.drain import Drain
 from tuna.errors import NotFound
 from tuna.jobs import release, scope
@@ -51,7 +52,7 @@ class Scene:
         with writing(engine) as connection:
             first = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
             connection.execute(sa.delete(Job).where(Job.id != first))
-            connection.execute(sa.update(Job).values(steps="search,build,measure", step="search"))
+            make_searches(connection)
 
     def claim(self, step: str, limit: int = 1) -> list[claim.ClaimedChunk]:
         with writing(self.engine) as connection:
@@ -81,7 +82,7 @@ class Scene:
 
     def next_step(self) -> str:
         """Of the oldest round that waits for a step on a CPU."""
-        return next(step for _, step, state, _ in self.rows() if state in ("new", "searching"))
+        return next(step for _, step, state in self.rows() if state in ("new", "searching"))
 
     def waits(self, step: str) -> bool:
         """Whether a round waits for the step."""
@@ -93,12 +94,17 @@ class Scene:
         with writing(self.engine) as connection:
             return rounds.load(connection, self.session_id, self.library)
 
-    def rows(self) -> list[tuple[int, str, str, str | None]]:
+    def rows(self) -> list[tuple[int, str, str]]:
         with reading(self.engine) as connection:
             found = connection.execute(
-                sa.select(Job.round, Job.step, Job.state, Job.stopped).order_by(Job.round)
+                sa.select(Job.round, Job.step, Job.state).order_by(Job.round, Job.part)
             )
             return [tuple(row) for row in found]
+
+    def stopped(self) -> str | None:
+        """Why the search ended."""
+        with reading(self.engine) as connection:
+            return connection.execute(sa.select(Search.stopped)).scalar_one()
 
     def trials(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = defaultdict(list)
@@ -156,6 +162,29 @@ def test_a_round_is_built_while_the_one_before_is_measured_and_no_more(scene: Sc
     assert [row[:2] for row in scene.rows()] == [(0, "measure"), (1, "measure"), (2, "search")]
 
 
+def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene: Scene) -> None:
+    def begun() -> datetime | None:
+        with reading(scene.engine) as connection:
+            return connection.execute(sa.select(Search.begun)).scalar_one()
+
+    (chunk,) = scene.claim("search")
+    assert begun() is None
+    with writing(scene.engine) as connection:
+        leased_at = connection.execute(sa.select(Job.leased_at)).scalar_one()
+        release.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
+        connection.execute(sa.update(Job).values(ready_at=None))
+    assert begun() == leased_at
+    scene.work("search")
+    assert begun() == leased_at
+    with writing(scene.engine) as connection:
+        connection.execute(sa.update(Search).values(begun=None))
+    scene.load()
+    scene.work("search")
+    with reading(scene.engine) as connection:
+        started = sa.select(sa.func.max(models.StepResult.started_at))
+        assert begun() == connection.execute(started).scalar_one()
+
+
 def test_a_round_is_told_the_results_before_the_last_whenever_those_came(scene: Scene) -> None:
     for step in ("search", "build", "measure"):
         scene.work(step)
@@ -165,26 +194,24 @@ def test_a_round_is_told_the_results_before_the_last_whenever_those_came(scene: 
     assert [list(trial) for trial in told[0]] == [["params"]] * BATCH, (
         "the last one, though it is complete"
     )
-    while not scene.rows()[0][3]:
+    while not scene.stopped():
         scene.load()
         scene.work(
-            next(
-                step for _, step, state, _ in scene.rows() if State(state) not in (State.EVALUATED,)
-            )
+            next(step for _, step, state in scene.rows() if State(state) not in (State.EVALUATED,))
         )
     assert scene.trials() == scene.expected()
 
 
 def test_a_search_ends_when_its_library_says_so_and_says_why(scene: Scene) -> None:
     finish(scene)
-    assert [row[3] for row in scene.rows()] == ["8 rounds", *[None] * 7]
+    assert (scene.stopped(), len(scene.rows())) == ("8 rounds", 8)
     assert {row[2] for row in scene.rows()} == {"evaluated"}
     assert scene.trials() == scene.expected()
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
 
 
 def finish(scene: Scene) -> None:
-    while waiting := [step for _, step, state, _ in scene.rows() if state != "evaluated"]:
+    while waiting := [step for _, step, state in scene.rows() if state != "evaluated"]:
         scene.work(waiting[0])
         scene.load()
 
@@ -287,9 +314,7 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     assert scene.rows()[0][2] == "errored"
     while [row for row in scene.rows() if row[2] not in ("evaluated", "errored")]:
         scene.work(
-            next(
-                step for _, step, state, _ in scene.rows() if state not in ("evaluated", "errored")
-            )
+            next(step for _, step, state in scene.rows() if state not in ("evaluated", "errored"))
         )
         scene.load()
     assert len(scene.rows()) == 8
@@ -312,7 +337,7 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
     second = scene.claim("search")[0].items[0].job_id
     one = job_actions.JobSelection(scene.session_id, [second])
     assert job_actions.cancel(scene.engine, scene.library, one).states == {"compile_queued": 1}
-    assert [row[3] for row in scene.rows()] == ["a round was canceled", None]
+    assert scene.stopped() == "a round was canceled"
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
     assert (
         job_actions.retry(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
@@ -321,7 +346,7 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
     assert job_actions.retry(scene.engine, scene.library, one) == {"search": 1}
     assert rounds_going_on(scene) == 1
     finish(scene)
-    assert scene.rows()[0][3] == "8 rounds"
+    assert scene.stopped() == "8 rounds"
     assert scene.trials() == scene.expected()
 
 
@@ -407,7 +432,7 @@ def test_two_coordinators_open_a_round_once(scene: Scene) -> None:
             connection,
             Job,
             [one.next_row() for one in searches],
-            key=(*rounds._SEARCH_KEY, "round", "part"),
+            key=("session_id", "config_id", "solver_id", "steps", "round", "part"),
         )
     assert len(scene.rows()) == 2
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from jobs_builder import make_searches
 from test_rounds import (
     BATCH,
     Scene,
@@ -26,8 +27,7 @@ from tuna.coordinator import forecast, session_run
 from tuna.coordinator.session_run import Progress
 from tuna.db import models, overview
 from tuna.db.engine import reading, writing
-from tuna.db.jobs import step_names
-from tuna.db.models import FindDb, Job
+from tuna.db.models import FindDb, Job, Search
 from tuna.db.searches import Searches
 from tuna.exports.source import of_session
 from tuna.jobs import scope
@@ -76,15 +76,19 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
     monkeypatch.setattr(scope, "find_library", lambda name: scene.library)
     with writing(scene.engine) as connection:
         first = connection.execute(sa.select(Job.__table__)).mappings().one()
-        for number, steps in ((1, "search,build,measure"), (9, "build,measure")):
+        for number in (1, 9):
             solver = (
                 sa.select(models.Solver.id)
                 .where(models.Solver.name == f"Noop{number}")
                 .scalar_subquery()
             )
-            other = {"id": None, "solver_id": solver, "steps": steps, "step": step_names(steps)[0]}
-            connection.execute(sa.insert(Job).values({**first, **other}))
-        connection.execute(sa.update(Job).values(options={"rounds": 2}))
+            other = {"id": None, "solver_id": solver, "steps": "build,measure", "step": "build"}
+            made = sa.insert(Job).values({**first, **other, "search_id": None})
+            made_id = connection.execute(made).inserted_primary_key[0]
+            if number == 1:
+                make_searches(connection, Job.id == made_id)
+        for model in (Job, Search):
+            connection.execute(sa.update(model).values(options={"rounds": 2}))
     finish(scene)
     with writing(scene.engine) as connection:
         assert finals.load(connection, scene.session_id, scene.library) == 1
@@ -146,7 +150,10 @@ def test_a_round_that_nobody_has_begun_is_given_up_when_the_time_is_over(
     library.limits_s = SearchLimits(0.0, 3600.0)
     assert give_up() == {chunk.id for chunk in waiting}
     assert give_up() == set()
-    assert [row[2:] for row in scene.rows()] == [("compiling", rounds.LATE), ("canceled", None)]
+    assert ([row[2] for row in scene.rows()], scene.stopped()) == (
+        ["compiling", "canceled"],
+        rounds.LATE,
+    )
     scene.report(begun, scene.results(begun))
     scene.work("measure")
     assert (scene.load(), rounds_going_on(scene), len(scene.rows())) == (0, 0, 2)
@@ -165,15 +172,13 @@ def test_after_the_last_moment_all_is_given_up_that_is_not_being_measured(
     for step in ("search", "build", "build"):
         scene.work(step)
     with writing(scene.engine) as connection:
-        connection.execute(sa.update(Job).where(Job.round == 0).values(stopped=stopped))
+        connection.execute(sa.update(Search).values(stopped=stopped))
         library.limits_s = SearchLimits(0.0, 3600.0)
         assert rounds.give_up(connection, scene.session_id, library) == set(), "both are built"
         library.limits_s = SearchLimits(0.0, 0.0)
         rounds.give_up(connection, scene.session_id, library)
-    assert [row[2:] for row in scene.rows()] == [
-        ("compiled", stopped or rounds.LATE),
-        ("canceled", None),
-    ]
+    assert [row[2] for row in scene.rows()] == ["compiled", "canceled"]
+    assert scene.stopped() == (stopped or rounds.LATE)
     scene.work("measure")
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
 
@@ -186,18 +191,14 @@ def test_a_search_that_has_what_it_was_for_gives_up_a_round_that_nobody_has_begu
         scene.work(step)
     scene.load()
     with writing(scene.engine) as connection:
-        connection.execute(
-            sa.update(Job).where(Job.round == 0).values(stopped="as fast as asked for")
-        )
+        connection.execute(sa.update(Search).values(stopped="as fast as asked for"))
         assert rounds.give_up(connection, scene.session_id, library) == set()
         monkeypatch.setattr(
             Limited, "gives_up_rest", lambda self, why: why == "as fast as asked for"
         )
         assert rounds.give_up(connection, scene.session_id, library) == set()
-    assert [row[2:] for row in scene.rows()] == [
-        ("evaluated", "as fast as asked for"),
-        ("canceled", None),
-    ]
+    assert [row[2] for row in scene.rows()] == ["evaluated", "canceled"]
+    assert scene.stopped() == "as fast as asked for"
 
 
 def test_the_first_round_of_a_search_is_never_given_up(scene: Scene) -> None:
@@ -206,14 +207,16 @@ def test_the_first_round_of_a_search_is_never_given_up(scene: Scene) -> None:
     scene.work("search")
     with writing(scene.engine) as connection:
         assert rounds.give_up(connection, scene.session_id, library) == set()
-    assert scene.rows() == [(0, "build", "searching", None)]
+    assert (scene.rows(), scene.stopped()) == ([(0, "build", "searching")], None)
 
 
 def test_searches_are_counted_by_why_they_ended_and_not_among_the_jobs(scene: Scene) -> None:
     with writing(scene.engine) as connection:
         job = connection.execute(sa.select(Job.__table__)).mappings().one()
         connection.execute(
-            sa.insert(Job).values({**job, "id": None, "steps": "build,measure", "step": "build"})
+            sa.insert(Job).values(
+                {**job, "id": None, "search_id": None, "steps": "build,measure", "step": "build"}
+            )
         )
     scene.work("search")
     scene.load()
@@ -269,7 +272,7 @@ def test_what_is_left_of_a_search_without_a_bound_is_not_known(
 def test_a_search_that_is_told_to_end_is_not_finished_before_its_last_round(scene: Scene) -> None:
     scene.work("search")
     with writing(scene.engine) as connection:
-        connection.execute(sa.update(Job).values(stopped="enough"))
+        connection.execute(sa.update(Search).values(stopped="enough"))
         assert rounds.unfinished(connection, scene.session_id, scene.library) == (1, 1)
     for step in ("build", "measure"):
         scene.work(step)

@@ -145,24 +145,6 @@ def test_a_result_never_moves_to_another_layer(scene: Scene, tmp_path: Path, lia
     assert str(LIE_MS) not in lines[a_key]
 
 
-def test_a_key_that_an_older_version_took_from_a_worker_does_not_count(
-    scene: Scene, tmp_path: Path
-) -> None:
-    scene.layers(A, B)
-    (chunk,) = scene.claim()
-    honest, hostile = chunk.items
-    scene.report(chunk, [result(honest, 2.0), result(hostile, LIE_MS)])
-    query = sa.select(models.Config.problem_key).join(FindDb, FindDb.config_id == models.Config.id)
-    a_key = scene.value(query.where(FindDb.job_id == honest.job_id))
-    with writing(scene.engine) as connection:
-        connection.execute(
-            sa.update(FindDb).where(FindDb.job_id == hostile.job_id).values(problem_key=a_key)
-        )
-    lines = exported(scene, tmp_path / "out")
-    assert len(lines) == 2
-    assert ":2," in lines[a_key]
-
-
 def test_an_eval_result_does_not_replace_the_workload_of_its_job(scene: Scene) -> None:
     make = scene.drain._artifacts.put
     mine, anothers = make(b"the layer's"), make(b"another layer's")

@@ -19,10 +19,11 @@ from tuna.db.models import (
     Job,
     Kernel,
     NoSolver,
-    SearchSibling,
+    Search,
     Session,
     SolverApplicability,
     Trial,
+    WarmStartRow,
 )
 from tuna.errors import BadInput
 from tuna.golden.versions import of_session
@@ -39,7 +40,7 @@ _KERNEL_COLUMNS = (
     GoldenEntry.workload,
     GoldenKernel.kernel,
     Config.body,
-    SearchSibling.digest,
+    WarmStartRow.digest,
 )
 
 
@@ -108,6 +109,8 @@ def delete(
         done.add(found)
         if on_jobs:
             on_jobs(done.jobs, max(jobs, done.jobs))
+    while learned := transaction(engine, _delete_searches, session_id):
+        done.add(learned)
     while transaction(engine, _delete_applicability, session_id):
         pass
     done.golden = transaction(engine, _delete_session, session_id)
@@ -168,15 +171,23 @@ def _delete_jobs(connection: sa.Connection, session_id: int) -> Deleted:
     digests = {digest for digest in connection.execute(built).scalars() if digest}
     digests |= {row.workload for row in found if row.workload}
     digests |= needed_artifacts.settle(connection, ids)
-    blocks = sa.select(SearchSibling.digest).where(SearchSibling.job_id.in_(ids)).distinct()
-    learned = set(connection.execute(blocks).scalars())
     connection.execute(sa.delete(Job).where(Job.id.in_(ids)))
     return Deleted(
         jobs=len(found),
-        kernels=_delete_kernels(connection, learned),
         chunks={row.chunk for row in found if row.chunk},
         unneeded=digests - needed_artifacts.needed(connection, digests),
     )
+
+
+def _delete_searches(connection: sa.Connection, session_id: int) -> Deleted | None:
+    """Delete searches, whose jobs are deleted, with the trials that they learned from; None: there
+    was none."""
+    query = sa.select(Search.id).where(Search.session_id == session_id).limit(_JOBS)
+    ids: Sequence[int] = connection.execute(query).scalars().all()
+    blocks = sa.select(WarmStartRow.digest).where(WarmStartRow.search_id.in_(ids)).distinct()
+    learned = set(connection.execute(blocks).scalars())
+    connection.execute(sa.delete(Search).where(Search.id.in_(ids)))
+    return Deleted(kernels=_delete_kernels(connection, learned)) if ids else None
 
 
 def _delete_applicability(connection: sa.Connection, session_id: int) -> bool:

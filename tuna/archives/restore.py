@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
@@ -23,11 +23,12 @@ from tuna.archives.file import BATCH, ArchiveHeader, ArchiveLine, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
+from tuna.db.searches import begin_as_recorded
 from tuna.db.session_options import SessionOptions
 from tuna.db.upsert import upsert
 from tuna.drain.find_db_writer import fits
 from tuna.errors import BadInput, StorageFull
-from tuna.vocabulary import State
+from tuna.vocabulary import SEARCH, State
 
 #: Shared tables whose rows have ids, and the columns by which one is the same row elsewhere.
 _SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -92,16 +93,20 @@ def _batches(
     lines: Iterable[ArchiveLine], header: ArchiveHeader
 ) -> Iterator[dict[str, list[_Row]]]:
     """Yield bounded batches of rows by table; an empty one ends rows that refer to each other."""
+    older = _OlderRows() if "search" not in header.columns else None
+    columns = older.columns(header.columns) if older else header.columns
     readers: dict[str, tables.RowReader] = {
         name: (tables.FormerSessions if _is_former(name, names) else tables.RowReader)(name, names)
-        for name, names in header.columns.items()
+        for name, names in columns.items()
         if name in _KNOWN
     }
     batch: dict[str, list[_Row]] = {}
     held_bytes = 0
     for name, value, size_bytes in lines:
+        if older is not None:
+            name = older.TABLES.get(name, name)
         if batch and (name == BATCH or held_bytes + size_bytes > _HELD_BYTES):
-            yield batch
+            yield older.upgraded(batch) if older else batch
             batch, held_bytes = {}, 0
         if name == BATCH:
             yield {}
@@ -111,7 +116,41 @@ def _batches(
         batch.setdefault(name, []).append(readers[name].read(value))
         held_bytes += size_bytes
     if batch:
-        yield batch
+        yield older.upgraded(batch) if older else batch
+
+
+class _OlderRows:
+    """Rows of an archive without the table `search`: a search has the id of the first of the jobs
+    that were its rounds."""
+
+    TABLES: ClassVar[Mapping[str, str]] = {"search_sibling": "warm_start"}  #: with their new names
+
+    def __init__(self) -> None:
+        self._searches: dict[tuple[Any, ...], int] = {}  # by config, solver and steps
+
+    def columns(self, found: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """The columns of each table, with their new names."""
+        named = {self.TABLES.get(name, name): names for name, names in found.items()}
+        if "warm_start" in named:
+            named["warm_start"] = [
+                "search_id" if name == "job_id" else name for name in named["warm_start"]
+            ]
+        return named
+
+    def upgraded(self, batch: dict[str, list[_Row]]) -> dict[str, list[_Row]]:
+        """The same rows with their searches."""
+        for row in batch.get("job", ()):
+            if not row["steps"].startswith(f"{SEARCH},"):
+                row["search_id"] = None
+                continue
+            key = (row["config_id"], row["solver_id"], row["steps"])
+            if key not in self._searches:
+                self._searches[key] = row["id"]
+                names = ("id", "session_id", "config_id", "solver_id", "steps", "reason", "options")
+                search = {name: row[name] for name in names} | {"stopped": row.get("stopped")}
+                batch.setdefault("search", []).append(search)
+            row |= {"search_id": self._searches[key], "stopped": None}
+        return batch
 
 
 def _is_former(name: str, names: Collection[str]) -> bool:
@@ -146,6 +185,8 @@ class _Restoration:
             )
         self.emptied = found
         self.new_ids |= _taken(self.connection, self.path, self.header)
+        if "search" not in self.header.columns:
+            self.new_ids.add("search")
 
     def write(self, batch: Mapping[str, list[_Row]]) -> None:
         """Insert the rows of a batch, those that others refer to first."""
@@ -163,6 +204,8 @@ class _Restoration:
         self._shared("config_tag", batch, ("tag", "config_id"))
         for name in ("solver_applicability", "no_solver"):
             self._insert(name, batch.get(name, []))
+        searches = batch.get("search", [])
+        self._know("search", self._insert("search", searches, ("config_id", "solver_id", "steps")))
         jobs = batch.get("job", [])
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
@@ -177,11 +220,11 @@ class _Restoration:
             "find_db", self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id"))
         )
         self._insert("find_db_kernel", batch.get("find_db_kernel", []))
-        self._insert("search_sibling", batch.get("search_sibling", []))
+        self._insert("warm_start", batch.get("warm_start", []))
 
     def end_batch(self) -> None:
         """Forget ids of configs and their rows, to which no later row refers."""
-        for name in ("config", "job", "find_db"):
+        for name in ("config", "search", "job", "find_db"):
             self.ids.pop(name, None)
 
     def _know(self, name: str, ids: Mapping[int, int]) -> None:
@@ -193,6 +236,7 @@ class _Restoration:
             raise BadInput(
                 f"{self.path} is damaged: it has {self.jobs} of its {self.header.jobs} jobs."
             )
+        begin_as_recorded(self.connection, self.session_id)
         reason = self.reason or self.header.reason
         new = tuple(name for name in ("session", *tables.WITH_IDS) if name in self.new_ids)
         return Restored(self.session_id, reason, self.header.library, self.jobs, new)

@@ -20,14 +20,16 @@ DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
 #: existing ones stay.
 SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
 OWN = (
-    *("session", "solver_applicability", "no_solver", "job"),
-    *("step_result", "trial", "find_db", "find_db_kernel", "search_sibling"),
+    *("session", "solver_applicability", "no_solver", "search", "job"),
+    *("step_result", "trial", "find_db", "find_db_kernel", "warm_start"),
 )
 _INT64 = 1 << 63
 #: The options of a session that had columns.
 _FORMER_OPTIONS = ("priority", "deadline")
 #: Tables whose ids are the session's own.
-WITH_IDS = ("job", "step_result", "trial", "find_db")
+WITH_IDS = ("search", "job", "step_result", "trial", "find_db")
+#: Columns that files of older versions have and that are left out.
+DROPPED: Mapping[str, frozenset[str]] = {"find_db": frozenset({"problem_key"})}
 
 
 def table(name: str) -> sa.Table:
@@ -62,7 +64,8 @@ class RowReader:
         `without`: columns that may be missing, because the caller fills them.
         """
         there = {one.name: one for one in table(name).columns if one.name not in without}
-        if unknown := set(names) - there.keys():
+        dropped = DROPPED.get(name, frozenset())
+        if unknown := set(names) - there.keys() - dropped:
             raise ValueError(f"table {name} has no column {min(unknown)}")
         missing = [
             one.name
@@ -71,16 +74,20 @@ class RowReader:
         ]
         if missing:
             raise ValueError(f"column {missing[0]} of table {name} is missing")
-        self._columns: list[tuple[str, bool, Callable[[Any], Any]]] = [
-            (one, bool(there[one].nullable), _reader(there[one])) for one in names
+        self._width = len(names)
+        self._columns: list[tuple[int, str, bool, Callable[[Any], Any]]] = [
+            (place, one, bool(there[one].nullable), _reader(there[one]))
+            for place, one in enumerate(names)
+            if one not in dropped
         ]
 
     def read(self, row: Any) -> dict[str, Any]:
         """The row by column; raises ValueError for values that the columns cannot have."""
-        if not isinstance(row, list) or len(row) != len(self._columns):
+        if not isinstance(row, list) or len(row) != self._width:
             raise ValueError("a row has not one value for each column")
         found: dict[str, Any] = {}
-        for (name, nullable, reader), value in zip(self._columns, row, strict=True):
+        for place, name, nullable, reader in self._columns:
+            value = row[place]
             if value is None and not nullable:
                 raise ValueError(f"{name} is missing")
             found[name] = None if value is None else reader(value)

@@ -32,6 +32,7 @@ from tuna.db.models import (
     FindDbKernel,
     Job,
     Kernel,
+    Search,
     Session,
     Solver,
     StepResult,
@@ -52,7 +53,9 @@ OF_JOB = ("steps", "round", "part")
 _PASSING = frozenset(state.value for state in IN_FLIGHT)
 #: Columns that are valid in one database only: ids, and the state of jobs in flight.
 LOCAL: Mapping[str, frozenset[str]] = {
-    "job": frozenset({"id", "session_id", "config_id", "solver_id", "chunk", "leased_at"}),
+    "job": frozenset(
+        {"id", "session_id", "config_id", "solver_id", "search_id", "chunk", "leased_at"}
+    ),
     "step_result": frozenset({"id", "job_id"}),
     "trial": frozenset({"id", "job_id"}),
     "find_db": frozenset({"id", "session_id", "config_id", "solver_id", "job_id", "final_job_id"}),
@@ -305,9 +308,13 @@ def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:
 def _jobs(
     connection: sa.Connection, session_id: int, job_ids: Collection[int] | None
 ) -> Iterator[tuple[Mapping[str, Any], Any, str]]:
-    """Each job's row, its config and the name of its solver, by id."""
+    """Each job's row, its config and the name of its solver, by id; the row of a search's first
+    round says why that ended."""
+    of_search = sa.and_(Job.search_id.is_not(None), Job.round == 0)
+    stopped = sa.case((of_search, Search.stopped), else_=Job.stopped).label("stopped_for")
     query = (
-        sa.select(Job.__table__, Config.key, Config.json, Config.body, Solver.name)
+        sa.select(Job.__table__, Config.key, Config.json, Config.body, stopped, Solver.name)
+        .outerjoin(Search, Search.id == Job.search_id)
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
         .where(Job.session_id == session_id)
@@ -318,7 +325,8 @@ def _jobs(
         for row in connection.execute(
             query if part is None else query.where(Job.id.in_(part))
         ).all():
-            yield dict(zip(columns, row, strict=False)), row, row[-1]
+            job = dict(zip(columns, row, strict=False))
+            yield job | {"stopped": row.stopped_for}, row, row[-1]
 
 
 def _owner(job_id: Any) -> Sequence[Any]:

@@ -22,16 +22,18 @@ from tuna.db.models import (
     FindDbKernel,
     Job,
     Kernel,
+    Search,
     Session,
     Solver,
     SolverApplicability,
     StepResult,
     Trial,
 )
+from tuna.db.searches import begin_as_recorded
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
-from tuna.vocabulary import State
+from tuna.vocabulary import SEARCH, State
 
 #: Largest artifact that is unpacked.
 _MAX_ARTIFACT_BYTES = 256 << 20
@@ -82,6 +84,7 @@ def restore(
                 if last[job_name(line)] == number:
                     restoration.job(job_name(line), line)
             restoration.link()
+            begin_as_recorded(connection, session_id)
             return session_id
     except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as error:
         raise BadInput(
@@ -139,6 +142,8 @@ class _Restoration:
             row |= _read("job", result["job"])
         pair = {"session_id": self.session_id, "config_id": config_id, "solver_id": solver_id}
         upsert(self.connection, SolverApplicability, [pair], key=tuple(pair))
+        if steps[0] == SEARCH:
+            row["search_id"] = self._search(pair, row)
         inserted = self.connection.execute(
             sa.insert(Job).values(**pair, **row)
         ).inserted_primary_key
@@ -159,6 +164,15 @@ class _Restoration:
             )
         for one in result.get("find_db", ()):
             self.best[name.config, one["job"][0]] = one
+
+    def _search(self, pair: Mapping[str, int], round_: dict[str, Any]) -> int:
+        """The search that a job is a round of; it has ended if one of its rounds says why."""
+        why = round_.pop("stopped", None)
+        mine = {**pair, "steps": round_["steps"]}
+        new = {**mine, "reason": round_["reason"], "options": round_["options"], "stopped": why}
+        upsert(self.connection, Search, [new], key=tuple(mine), keep_if_null=["stopped"])
+        query = sa.select(Search.id).where(*(getattr(Search, name) == mine[name] for name in mine))
+        return self.connection.execute(query).scalar_one()
 
     def link(self) -> None:
         """Store the find-db rows, which refer to jobs, and their code."""

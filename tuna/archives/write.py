@@ -15,7 +15,15 @@ from tuna.archives.file import BATCH, ArchiveHeader, ArchiveWriter, writer
 from tuna.db import schema, sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import FindDb, Job, NoSolver, Session, SolverApplicability
+from tuna.db.models import (
+    FindDb,
+    Job,
+    NoSolver,
+    Search,
+    Session,
+    SolverApplicability,
+    WarmStartRow,
+)
 from tuna.version import __version__
 
 #: Configs of a batch, which is in memory with all its rows.
@@ -110,9 +118,7 @@ def _write(
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
     for ids in _configs(connection, session_id):
-        config, find_db, sibling = (
-            tables.table(name) for name in ("config", "find_db", "search_sibling")
-        )
+        config, find_db = (tables.table(name) for name in ("config", "find_db"))
         of_results = sa.select(find_db.c.id, find_db.c.workload).where(
             find_db.c.session_id == session_id, find_db.c.config_id.in_(ids)
         )
@@ -125,10 +131,9 @@ def _write(
                 sa.select(code.c.kernel).where(code.c.find_db_id.in_(part))
             ).scalars()
         needed += connection.execute(sa.select(config.c.body).where(config.c.id.in_(ids))).scalars()
-        of_jobs = sa.select(sibling.c.digest).join(Job, Job.id == sibling.c.job_id)
-        needed += connection.execute(
-            of_jobs.where(Job.session_id == session_id, Job.config_id.in_(ids))
-        ).scalars()
+        of_searches = (Search.session_id == session_id, Search.config_id.in_(ids))
+        learned = sa.select(WarmStartRow.digest).join(Search, Search.id == WarmStartRow.search_id)
+        needed += connection.execute(learned.where(*of_searches)).scalars()
         put_kernels(needed)
         put_for("config", "id", ids)
         for name in (*tables.DETAILS, "config_tag"):
@@ -136,11 +141,12 @@ def _write(
         pair = SolverApplicability
         put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
         put("no_solver", NoSolver.session_id == session_id, NoSolver.config_id.in_(ids))
+        search_ids = [row.id for row in put("search", *of_searches)]
         jobs = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
         job_ids = [row.id for row in jobs]
         put_for("step_result", "job_id", job_ids)
         put_for("trial", "job_id", job_ids)
-        put_for("search_sibling", "job_id", job_ids)
+        put_for("warm_start", "search_id", search_ids)
         put("find_db", find_db.c.session_id == session_id, find_db.c.config_id.in_(ids))
         put_for("find_db_kernel", "find_db_id", result_ids)
         file.line(BATCH, None)

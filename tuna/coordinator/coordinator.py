@@ -40,7 +40,7 @@ from tuna.queue.connection import connect_admin
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
-from tuna.search import followers, served_time
+from tuna.search import active_time, follow_up
 from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
@@ -147,7 +147,7 @@ class Coordinator:
         self.chores = Chores(
             (
                 Chore("read the sessions to serve", 0.5, self._read_works),
-                Chore("note the time of searches", served_time.NOTE_EVERY_S, self._note_served),
+                Chore("note the time of searches", active_time.NOTE_EVERY_S, self._note_served),
                 Chore("open rounds of searches", 2.0, self._open_rounds, share=0.05),
                 Chore("admit members", 1.0, self._gate.tick),
                 # to members that were just admitted, too
@@ -234,7 +234,7 @@ class Coordinator:
         loaded = 0
         for work in self.quarantine.others(self._works):
             with self.quarantine.guard(work):
-                found = followers.load(
+                found = follow_up.load(
                     self._engine, work, None if configs is None else configs(work.session_id)
                 )
                 loaded += self._expect_followers(work, found)
@@ -252,7 +252,7 @@ class Coordinator:
             self._works = self._refresh()
 
     def _note_served(self) -> None:
-        followers.note_served(self._engine, self.quarantine.others(self._works))
+        follow_up.note_served(self._engine, self.quarantine.others(self._works))
 
     def _open_rounds(self) -> int:
         """Open rounds that are due because of what another coordinator drained, or a worker that
@@ -260,8 +260,8 @@ class Coordinator:
         opened, late = 0, set[str]()
         for work in self.quarantine.others(self._works):
             with self.quarantine.guard(work):
-                late |= followers.give_up_rounds(self._engine, work)
-                opened += self._expect_followers(work, followers.open_rounds(self._engine, work))
+                late |= follow_up.give_up_rounds(self._engine, work)
+                opened += self._expect_followers(work, follow_up.open_rounds(self._engine, work))
         if late:
             self._leases.drop(sorted(late))
         return opened

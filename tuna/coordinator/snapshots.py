@@ -28,7 +28,6 @@ from tuna.policies import (
 )
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.search import open_searches
-from tuna.search.open_searches import Search
 
 #: How often live workers are counted.
 _COUNT_EVERY_S = 1.0
@@ -65,7 +64,7 @@ class Snapshots:
         self._times = StageTimes()
         self._learned: set[int] = set()  #: sessions whose earlier durations are known
         self._left: dict[int, Left] = {}
-        self._progress: dict[int, Mapping[Search, SearchProgress]] = {}
+        self._progress: dict[int, Mapping[int, SearchProgress]] = {}
 
     def policy(self, works: Collection[SessionWork]) -> Policy:
         """The given one; else `gradient` for a single session that searches for layers of models,
@@ -131,7 +130,7 @@ class Snapshots:
         with reading(self._engine) as connection:
             return steps + open_searches.open_steps(connection, work, self._progress_of(work))
 
-    def _progress_of(self, work: SessionWork) -> Mapping[Search, SearchProgress]:
+    def _progress_of(self, work: SessionWork) -> Mapping[int, SearchProgress]:
         return self._progress.get(work.session_id, {})
 
     def _read(self, works: Collection[SessionWork]) -> None:

@@ -21,7 +21,7 @@ _VERSION_CHARS = 12
 
 @dataclass(frozen=True)
 class NewBenchmark:
-    """What was measured of one model at one point."""
+    """The measurement of one model at one point."""
 
     model_id: int | None  #: the import that it was built from, where that is known
     label: str  #: name of its file

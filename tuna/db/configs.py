@@ -29,7 +29,7 @@ _TYPED_TABLES: dict[str, type[models.Base]] = {
 
 @dataclass(frozen=True)
 class Stored:
-    """What storing configs changed."""
+    """The changes that storing configs made."""
 
     added: int  #: configs that were not there before
     tagged: int  #: configs that did not carry the tag before

@@ -8,7 +8,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import ConfigTag, ConvConfig, Job, NoSolver, Solver, SolverApplicability
+from tuna.configs.conv import COMMANDS
+from tuna.db import configs, solvers
+from tuna.db.models import (
+    ConfigTag,
+    ConvConfig,
+    Job,
+    NoSolver,
+    Search,
+    Solver,
+    SolverApplicability,
+)
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 
@@ -41,14 +51,17 @@ class JobRequest:
 def load(connection: sa.Connection, request: JobRequest) -> int:
     """Make the jobs that are not there yet; returns how many.
 
-    One INSERT ... SELECT, whatever their number, and another one for those that search in rounds.
+    One INSERT ... SELECT, whatever their number, and two more for those that search in rounds.
     """
+    if not request.reason.strip() or len(request.reason) > 255:
+        raise BadInput("Jobs need a reason of 1 to 255 characters.", hint="give it with -l")
     _mark_loaded(connection, request)
     if not request.searched:
-        return _load(connection, request, request.steps, sa.true())
+        return _load_jobs(connection, request, sa.true())
     searches = Solver.name.in_(request.searched)
-    count = _load(connection, request, request.steps, ~searches)
-    return count + _load(connection, request, (request.search, *request.steps), searches)
+    return _load_jobs(connection, request, ~searches) + _load_searches(
+        connection, request, searches
+    )
 
 
 def _mark_loaded(connection: sa.Connection, request: JobRequest) -> None:
@@ -65,47 +78,85 @@ def _mark_loaded(connection: sa.Connection, request: JobRequest) -> None:
     connection.execute(sa.update(row).where(*asked).values(loaded=True))
 
 
-def _load(
-    connection: sa.Connection,
-    request: JobRequest,
-    order: Sequence[str],
-    which: sa.ColumnElement[bool],
+def _load_jobs(
+    connection: sa.Connection, request: JobRequest, which: sa.ColumnElement[bool]
 ) -> int:
-    from tuna.configs.conv import COMMANDS
-    from tuna.db import configs, solvers
+    values = _job_values(request, request.steps)
+    # uq_job answers the NOT EXISTS.
+    pairs = _new_pairs(connection, request, Job, values["steps"], which)
+    return _insert(connection, Job, values, pairs)
 
-    if request.tag is not None:
-        configs.require_tag(connection, request.tag)
-    ids = solvers.solver_ids(connection, request.library, request.solvers)
-    steps = ",".join(order)
-    if not request.reason.strip() or len(request.reason) > 255:
-        raise BadInput("Jobs need a reason of 1 to 255 characters.", hint="give it with -l")
-    pair = SolverApplicability
-    now = utc_now()
-    values: dict[str, Any] = {
-        "steps": steps,
-        "step": order[0],
+
+def _load_searches(
+    connection: sa.Connection, request: JobRequest, which: sa.ColumnElement[bool]
+) -> int:
+    """Make searches, each with its first round."""
+    values = _job_values(request, (request.search, *request.steps))
+    of_search = {name: values[name] for name in ("steps", "reason", "options")}
+    pairs = _new_pairs(connection, request, Search, values["steps"], which)
+    _insert(connection, Search, of_search, pairs)
+    mine = (Search.session_id == request.session_id, Search.steps == values["steps"])
+    new = sa.select(Search.session_id, Search.config_id, Search.solver_id, Search.id).where(
+        *mine, ~sa.exists().where(Job.search_id == Search.id)
+    )
+    return _insert(connection, Job, values, new.order_by(Search.id))
+
+
+def _job_values(request: JobRequest, steps: Sequence[str]) -> dict[str, Any]:
+    """Columns that all the new jobs with these steps share."""
+    return {
+        "steps": ",".join(steps),
+        "step": steps[0],
         "state": request.initial_state,
         "reason": request.reason,
         "options": dict(request.options or {}),
         "attempt": 0,
         "failures": 0,
         "isolate": False,
-        "updated_at": now,
+        "updated_at": utc_now(),
         **request.columns,
     }
-    columns = Job.__table__.c
+
+
+def _insert(
+    connection: sa.Connection,
+    model: type[Job | Search],
+    values: Mapping[str, Any],
+    rows: Any,
+) -> int:
+    """Insert the ids that the query `rows` selects, with `values` in each row; returns how many."""
+    columns = model.__table__.c
     literals = [sa.literal(value, columns[name].type).label(name) for name, value in values.items()]
-    there = sa.exists().where(
-        Job.session_id == pair.session_id,
-        Job.config_id == pair.config_id,
-        Job.solver_id == pair.solver_id,
-        Job.steps == steps,
+    names = [*rows.selected_columns.keys(), *values]
+    # Of the other columns the server knows the defaults; a literal in each row would cost time.
+    insert = sa.insert(model).from_select(
+        names, rows.add_columns(*literals), include_defaults=False
     )
-    # Primary key of solver_applicability (session_id, ...) gives the range; uq_job answers the NOT
-    # EXISTS.
+    return connection.execute(insert).rowcount
+
+
+def _new_pairs(
+    connection: sa.Connection,
+    request: JobRequest,
+    model: type[Job | Search],
+    steps: str,
+    which: sa.ColumnElement[bool],
+) -> sa.Select[int, int, int]:
+    """The requested session, configs and solvers that apply and for which `model` has no row with
+    these steps."""
+    if request.tag is not None:
+        configs.require_tag(connection, request.tag)
+    ids = solvers.solver_ids(connection, request.library, request.solvers)
+    pair = SolverApplicability
+    there = sa.exists().where(
+        model.session_id == pair.session_id,
+        model.config_id == pair.config_id,
+        model.solver_id == pair.solver_id,
+        model.steps == steps,
+    )
+    # Primary key of solver_applicability (session_id, ...) gives the range.
     select = (
-        sa.select(pair.session_id, pair.config_id, pair.solver_id, *literals)
+        sa.select(pair.session_id, pair.config_id, pair.solver_id)
         .join(Solver, Solver.id == pair.solver_id)
         .where(
             pair.session_id == request.session_id,
@@ -140,11 +191,7 @@ def _load(
         select = select.join(ConvConfig, ConvConfig.config_id == pair.config_id).where(
             ConvConfig.data_type == data_type.value
         )
-    names = ["session_id", "config_id", "solver_id", *values]
-    # Of the other columns the server knows the defaults; a literal in each row would cost time.
-    return connection.execute(
-        sa.insert(Job).from_select(names, select, include_defaults=False)
-    ).rowcount
+    return select
 
 
 def step_names(steps: str) -> tuple[str, ...]:
@@ -153,7 +200,7 @@ def step_names(steps: str) -> tuple[str, ...]:
 
 
 def pairs(connection: sa.Connection, session_id: int, tag: str | None) -> int:
-    """How many (config, solver) pairs of the session apply, within `tag`."""
+    """Return the number of (config, solver) pairs of the session that apply, within `tag`."""
     statement = (
         sa.select(sa.func.count())
         .select_from(SolverApplicability)
@@ -181,8 +228,8 @@ def by_steps(
 ) -> dict[tuple[str, str, str], int]:
     """Numbers of jobs by (all their steps, state, step); with `tag` of those whose layers carry it.
 
-    Two look-ups in ix_job_search tell whether all jobs have the same steps, as most sessions' have;
-    then ix_job_claim alone answers for the whole session.
+    Two look-ups in ix_job_session_id_steps_stopped tell whether all jobs have the same steps, as
+    most sessions' have; then ix_job_claim alone answers for the whole session.
     """
     if tag is None:
         ends = (

@@ -103,7 +103,7 @@ def ids_of(connection: sa.Connection, text: str) -> list[int]:
 
 
 def weights(connection: sa.Connection, model_id: int) -> dict[int, int]:
-    """How often each config occurs in the model; of several frameworks or numbers of GPUs the
+    """Return how often each config occurs in the model; of several frameworks or numbers of GPUs the
     largest counts."""
     query = sa.select(ModelConfig.config_id, sa.func.max(ModelConfig.weight)).group_by(
         ModelConfig.config_id
@@ -151,7 +151,7 @@ def models(connection: sa.Connection) -> list[tuple[Named, int]]:
 
 
 def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
-    """How often each config occurs in each model (`NAME VERSION`).
+    """Return how often each config occurs in each model (`NAME VERSION`).
 
     A model that was imported for several frameworks or numbers of GPUs counts once, with the
     largest weight.

@@ -41,7 +41,7 @@ class Failure:
     output_tail: str
     job_id: int  #: of the latest, as is the rest
     step: str
-    reproduce: str = ""  #: the command that repeats it; made by `pipeline.reproduction` alone
+    reproduce: str = ""  #: the command that repeats it; made by `queue.reproduction` alone
 
 
 @dataclass(frozen=True)

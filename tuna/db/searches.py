@@ -1,20 +1,21 @@
-"""Searches of sessions, counted: jobs that go on in rounds, each a row of `job` or several. Imports
-little, for `tuna status`."""
+"""Searches of sessions: counts, their rounds, why and when. Imports little, for `tuna status`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
-from tuna.vocabulary import SEARCH, State
+from tuna.db.types import UtcDateTime
+from tuna.vocabulary import State
 
-#: How `job.stopped` begins where a result was known that met the target, and what such jobs are
-#: counted as.
+#: How `stopped` of a search or a job begins where a known result met the target, and what such
+#: searches are counted as.
 MET = "target met by "
 _MET_SHORT = "target met by a known result"
 
@@ -32,28 +33,17 @@ class Searches:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of searches."""
         return self.going_on + sum(self.ended.values())
 
 
-def are_rounds(steps: sa.SQLColumnExpression[str]) -> sa.ColumnElement[bool]:
-    """Whether jobs are rounds of searches, by all their steps: a range of ix_job_search.
-
-    A range, since SQLite uses no index for LIKE; "-" follows "," in both databases.
-    """
-    return sa.and_(steps >= f"{SEARCH},", steps < f"{SEARCH}-")
+def _table(name: str, *columns: str) -> Any:
+    """A table without the ORM models, which take long to import."""
+    return sa.table(name, *map(sa.column, columns))
 
 
-#: What the rounds of a search have in common.
-_SAME = ("session_id", "config_id", "solver_id", "steps")
-
-
-def _job(name: str) -> Any:
-    """The table without the ORM model."""
-    columns = ("id", *_SAME, "round", "part", "stopped", "step", "state")
-    return sa.table("job", *map(sa.column, columns)).alias(name)
-
-
+_job = _table("job", "id", "session_id", "search_id", "round", "step", "state")
+_search = _table("search", "id", "session_id", "steps", "begun", "stopped")
 _DONE = State.EVALUATED.value
 #: States from furthest back to done. Of a round that has ended, a part that failed is furthest
 #: back.
@@ -64,56 +54,62 @@ _ORDER = {
 
 
 def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, Searches]:
-    """By session, those of them that have any. What has no rounds is not looked at.
+    """By session, those of them that have any.
 
     Of rounds that are evaluated, by far the most, only the number is read.
     """
-    # Index ix_job_search (session_id, steps, round, part, stopped) covers the first two.
-    job = _job("each")
-    of_sessions = (job.c.session_id.in_(sorted(session_ids)), are_rounds(job.c.steps))
-    wholes = (
-        sa.func.sum(sa.case((job.c.part == 0, 1), else_=0)).label("rounds"),
-        sa.func.count().label("parts"),
+    of_sessions = _search.c.session_id.in_(sorted(session_ids))
+    # Index ix_job_search_id_round alone.
+    each = (
+        sa.select(
+            _search.c.session_id,
+            sa.func.count(_job.c.round.distinct()).label("rounds"),
+            sa.func.count().label("parts"),
+        )
+        .join(_job, _job.c.search_id == _search.c.id)
+        .where(of_sessions)
+        .group_by(_search.c.session_id, _search.c.id)
+        .subquery("each_search")
     )
-    query = sa.select(job.c.session_id, *wholes).where(*of_sessions).group_by(job.c.session_id)
+    query = sa.select(
+        each.c.session_id, sa.func.sum(each.c.rounds), sa.func.sum(each.c.parts)
+    ).group_by(each.c.session_id)
     found = {
-        row.session_id: _Counts(int(row.rounds), row.parts) for row in connection.execute(query)
+        session_id: _Counts(int(rounds), int(parts_))
+        for session_id, rounds, parts_ in connection.execute(query)
     }
     if not found:
         return {}
     steps: set[str] = set()
-    firsts = (job.c.session_id, job.c.steps, job.c.stopped)
-    query = sa.select(*firsts, sa.func.count().label("number")).where(
-        *of_sessions, job.c.round == 0, job.c.part == 0
-    )
-    for row in connection.execute(query.group_by(*firsts)):
+    ways = (_search.c.session_id, _search.c.steps, _search.c.stopped)
+    query = sa.select(*ways, sa.func.count().label("number")).where(of_sessions).group_by(*ways)
+    for row in connection.execute(query):
         steps.update(row.steps.split(","))
         found[row.session_id].add_searches(row.stopped, row.number)
-    # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the range of
-    # `steps` in another.
+    # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the index of
+    # `search_id`.
     undone = (
-        job.c.session_id.in_(sorted(found)),
-        job.c.step.in_(sorted(steps)),
-        job.c.state.in_(list(_ORDER)[:-1]),
+        _job.c.session_id.in_(sorted(found)),
+        _job.c.step.in_(sorted(steps)),
+        _job.c.state.in_(list(_ORDER)[:-1]),
+        sa.func.coalesce(_job.c.search_id, 0) != 0,
     )
-    query = sa.select(*(job.c[name] for name in (*_SAME, "round")), job.c.state).where(*undone)
-    for session_id, *key, state in connection.execute(
-        query.where(are_rounds(sa.func.coalesce(job.c.steps, "")))
-    ):
-        found[session_id].add_undone(tuple(key), state)
+    query = sa.select(_job.c.session_id, _job.c.search_id, _job.c.round, _job.c.state)
+    for row in connection.execute(query.where(*undone)):
+        found[row.session_id].add_undone((row.search_id, row.round), row.state)
     return {session_id: counts.searches() for session_id, counts in found.items()}
 
 
 class _Counts:
-    """What is read of the searches of one session."""
+    """Counts of the searches of one session while they are read."""
 
     def __init__(self, rounds: int, parts: int) -> None:
         self._rounds, self._parts = rounds, parts
         self._going_on = 0
         self._ended: Counter[str] = Counter()
         self._parts_undone: Counter[str] = Counter()
-        #: with the state of the part that is furthest back
-        self._rounds_undone: dict[tuple[Any, ...], str] = {}
+        #: by search and number, with the state of the part that is furthest back
+        self._rounds_undone: dict[tuple[int, int], str] = {}
 
     def add_searches(self, stopped: str | None, number: int) -> None:
         if stopped is None:
@@ -121,7 +117,7 @@ class _Counts:
         else:
             self._ended[_MET_SHORT if stopped.startswith(MET) else stopped] += number
 
-    def add_undone(self, round_: tuple[Any, ...], state: str) -> None:
+    def add_undone(self, round_: tuple[int, int], state: str) -> None:
         self._parts_undone[state] += 1
         self._rounds_undone[round_] = min(
             self._rounds_undone.get(round_, state), state, key=_ORDER.__getitem__
@@ -147,30 +143,59 @@ def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
 
 def rounds_of(job_id: int) -> sa.Select[Any]:
     """The ids of all rounds of the search that a job is a round of; of another job its own."""
-    one, every = _job("one"), _job("every_one")
-    same = sa.and_(*(one.c[name] == every.c[name] for name in _SAME))
+    one, every = _job.alias("one"), _job.alias("every_one")
+    same = sa.or_(every.c.id == one.c.id, every.c.search_id == one.c.search_id)
     return sa.select(every.c.id).join(one, same).where(one.c.id == job_id)
 
 
 def why_ended(connection: sa.Connection, job_ids: Collection[int]) -> dict[int, str]:
     """Why the searches ended that these jobs are rounds of; those of other jobs, and of searches
     that go on, are left out."""
-    one, first = _job("one"), _job("first_one")
-    same = sa.and_(
-        *(one.c[name] == first.c[name] for name in _SAME), first.c.round == 0, first.c.part == 0
-    )
     query = (
-        sa.select(one.c.id, first.c.stopped).join(first, same).where(first.c.stopped.is_not(None))
+        sa.select(_job.c.id, _search.c.stopped)
+        .join(_search, _search.c.id == _job.c.search_id)
+        .where(_search.c.stopped.is_not(None))
     )
     found: dict[int, str] = {}
     for part in parts(sorted(job_ids)):
         found |= {
-            row.id: row.stopped for row in connection.execute(query.where(one.c.id.in_(part)))
+            row.id: row.stopped for row in connection.execute(query.where(_job.c.id.in_(part)))
         }
     return found
 
 
+def begin(connection: sa.Connection, attempts: Iterable[tuple[int, datetime | None]]) -> None:
+    """Record when searches began, if they had not: the start of an attempt at a round of each."""
+    first: dict[int, datetime] = {}
+    for search_id, started_at in attempts:
+        if started_at is not None:
+            first[search_id] = min(started_at, first.get(search_id, started_at))
+    if first:
+        connection.execute(_BEGIN, [{"of": key, "at": at} for key, at in sorted(first.items())])
+
+
+#: Built once: building a statement costs more than running it.
+_BEGIN = (
+    sa.update(_search)
+    .where(_search.c.id == sa.bindparam("of"), _search.c.begun.is_(None))
+    .values(begun=sa.bindparam("at", type_=UtcDateTime()))
+)
+
+
+def begin_as_recorded(connection: sa.Connection, session_id: int) -> None:
+    """Record when the searches of a session began, by the attempts at their rounds."""
+    attempt = _table("step_result", "job_id", "started_at")
+    first = (
+        sa.select(sa.func.min(attempt.c.started_at))
+        .join(_job, _job.c.id == attempt.c.job_id)
+        .where(_job.c.search_id == _search.c.id)
+        .scalar_subquery()
+    )
+    mine = (_search.c.session_id == session_id, _search.c.begun.is_(None))
+    connection.execute(sa.update(_search).where(*mine).values(begun=first))
+
+
 def others(states: Mapping[str, int], searches: Searches) -> dict[str, int]:
-    """Of all rows of `job` by state, those that belong to no round."""
+    """Return the numbers of jobs by state without the rounds of searches."""
     left = {state: count - searches.parts.get(state, 0) for state, count in states.items()}
     return {state: count for state, count in sorted(left.items()) if count > 0}

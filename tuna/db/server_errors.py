@@ -1,4 +1,4 @@
-"""What kind of error Redis, the broker, SQL or the artifact store raised: whether waiting, room or
+"""The kind of an error of Redis, the broker, SQL or the artifact store: whether waiting, room or
 another value would help."""
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def is_passing(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """What the server said, in short."""
+    """The server's message, in short."""
     return str(error.orig if isinstance(error, DBAPIError) else error)[:1000]

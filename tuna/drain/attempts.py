@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db import models
+from tuna.db import models, searches
 from tuna.db.models import Device, Job, Session, Trial
 from tuna.db.packed import insert
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
 from tuna.jobs.failures import NextState, Outcome
-from tuna.jobs.rows import JobRow
+from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.states import check, running
 from tuna.libraries.items import DeviceReport, StepResult, tail
 from tuna.queue.messages import Report
@@ -54,7 +54,7 @@ _START = (
 class Attempt(NamedTuple):
     """An attempt that a report ends."""
 
-    job: JobRow
+    job: AttemptedJob
     report: Report
     outcome: Outcome
 
@@ -174,6 +174,12 @@ def write_attempts(connection: sa.Connection, attempts: Sequence[Attempt], now: 
     """Store a row for each attempt, and move the jobs; those with the same outcome share one
     statement. Raises ForbiddenTransition."""
     insert(connection, models.StepResult, [_row(one.report, one.outcome) for one in attempts])
+    of_rounds = [
+        (job.search_id, from_epoch(result.started_at))
+        for job, _, (result, _, _) in attempts
+        if job.search_id is not None
+    ]
+    searches.begin(connection, of_rounds)
     groups: dict[tuple[NextState, Cause | None, str | None], list[int]] = defaultdict(list)
     for job, _, (result, cause, after) in attempts:
         check(State(job.state), after.state)

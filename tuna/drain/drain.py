@@ -38,7 +38,7 @@ from tuna.drain.result_checks import ResultChecks
 from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import NextState, Outcome, after_attempt, losses_of
 from tuna.jobs.release import release
-from tuna.jobs.rows import AttemptedRow, JobRow
+from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.scope import libraries_of
 from tuna.jobs.states import is_open
 from tuna.libraries.base import FINALS, Library
@@ -46,7 +46,7 @@ from tuna.libraries.items import StepResult
 from tuna.queue.chunk_size import ChunkSizer
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
-from tuna.search import finals, rounds
+from tuna.search import finals
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 log = structlog.get_logger(__name__)
@@ -57,29 +57,10 @@ _BATCH_RESULTS = 5000
 _READ_ENTRIES = 50
 
 
-class _Job(NamedTuple):
-    """A job that a report is about: a `JobRow`."""
-
-    id: int
-    session_id: int
-    config_id: int
-    solver_id: int
-    state: str
-    step: str
-    steps: str
-    attempt: int
-    failures: int
-    uncharged: int
-    avoid: str | None
-    workload: str | None
-    chunk: str | None
-    leased_at: str | None
-
-
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 #: Built once: building a statement costs more than running it. By primary key.
 _JOBS = (
-    sa.select(packed(getattr(Job, name) for name in _Job._fields))
+    sa.select(packed(getattr(Job, name) for name in AttemptedJob._fields))
     .where(Job.id.in_(_IDS))
     .with_for_update()
 )
@@ -244,7 +225,7 @@ class Drain:
             library, ends = self._library(job), job.id in written.ended
             if not ends:
                 self.counts.due.add((job.session_id, after.step))
-            if rounds.searches(job, library) or (library.finals is not None and ends):
+            if job.search_id is not None or (library.finals is not None and ends):
                 self.counts.configs.add((job.session_id, job.config_id))
         self._artifacts.release(written.unneeded)
         self._on_stored({job.id for job, *_ in written.attempts})
@@ -303,7 +284,7 @@ class Drain:
         of an attempt that is no longer current is refused; one of a library that is not installed
         here becomes a dead letter."""
         ids = sorted({result.job_id for report in reports for result in report.results})
-        found = map(_Job._make, unpacked(connection, _JOBS, {"ids": ids}))
+        found = map(AttemptedJob._make, unpacked(connection, _JOBS, {"ids": ids}))
         jobs = {job.id: job for job in found}
         unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
         if unknown:
@@ -336,7 +317,9 @@ class Drain:
                 ]
         return accepted
 
-    def _attempt(self, job: JobRow, report: Report, result: StepResult, now: datetime) -> Attempt:
+    def _attempt(
+        self, job: AttemptedJob, report: Report, result: StepResult, now: datetime
+    ) -> Attempt:
         outcome = after_attempt(
             job,
             self._library(job),
@@ -380,13 +363,13 @@ class Drain:
         ]
         write_devices(connection, reported)
 
-    def _library(self, job: JobRow) -> Library:
+    def _library(self, job: AttemptedJob) -> Library:
         library = self._libraries[job.session_id]
         assert not isinstance(library, str)
         return library
 
 
-def _is_current(job: _Job, result: StepResult, report: Report) -> bool:
+def _is_current(job: AttemptedJob, result: StepResult, report: Report) -> bool:
     return (
         job.chunk == report.chunk
         and job.attempt == result.attempt
@@ -402,7 +385,7 @@ def _ends(library: Library, after: NextState) -> bool:
     )
 
 
-def _after_losses(attempt: Attempt, losses: Mapping[int, AttemptedRow]) -> Attempt:
+def _after_losses(attempt: Attempt, losses: Mapping[int, AttemptedJob]) -> Attempt:
     """Keep the failures of a job that lost an artifact and goes on: see `losses_of`."""
     result, cause, after = attempt.outcome
     job = losses.get(result.job_id)

@@ -17,7 +17,7 @@ from tuna.db.models import FindDb, FindDbKernel, Kernel
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
-from tuna.jobs.rows import JobRow
+from tuna.jobs.rows import AttemptedJob
 from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.libraries.results import is_close, is_time
 from tuna.vocabulary import Cause
@@ -124,7 +124,7 @@ class FindDbWriter:
     def write(
         self,
         connection: sa.Connection,
-        jobs: Mapping[int, JobRow],
+        jobs: Mapping[int, AttemptedJob],
         results: Sequence[StepResult],
         fetched: Fetched,
     ) -> dict[int, StepResult]:
@@ -149,7 +149,7 @@ class FindDbWriter:
             job, built = jobs[result.job_id], fetched.of(result, fastest)
             key = (job.session_id, job.config_id, job.solver_id)
             facts = (built.params or "", fastest.time_ms, result.noisy)
-            found = _Known(job.id, job.steps, fastest.index, result.step, *facts)
+            found = _Known(job.id, job.search_id, fastest.index, result.step, *facts)
             if key in known and not found.replaces(known[key]):
                 continue
             workload = job.workload or result.workload
@@ -177,7 +177,6 @@ class FindDbWriter:
                 "workspace_bytes": result.workspace_bytes,
                 "params": built.params or "",
                 "algorithm": result.algorithm,
-                "problem_key": None,
                 "trial_number": fastest.index,
                 "final_job_id": None,
                 "source": None,
@@ -225,7 +224,7 @@ class _Known(NamedTuple):
     """A measured result of a solver for a config."""
 
     job_id: int | None
-    steps: str | None  #: all of the job's
+    search_id: int | None  #: of the job
     trial_number: int | None
     step: str | None
     params: str
@@ -249,13 +248,17 @@ class _Known(NamedTuple):
             return True
         fast, slow = sorted((self.time_ms or 0.0, stored.time_ms))
         far = not is_close(slow, fast)
-        in_rounds = self.job_id != stored.job_id and self.steps == stored.steps
+        in_rounds = (
+            self.job_id != stored.job_id
+            and self.search_id is not None
+            and self.search_id == stored.search_id
+        )
         if self.noisy != stored.noisy and not (in_rounds and far and self.params != stored.params):
             return stored.noisy
         return self.params == stored.params or (self.time_ms or 0.0) < stored.time_ms
 
 
-def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
+def _lock(connection: sa.Connection, jobs: Sequence[AttemptedJob]) -> None:
     """Keep another process from comparing a result of the same solver and config until this
     transaction ends.
 
@@ -274,10 +277,12 @@ def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
         connection.execute(query.with_for_update()).all()
 
 
-def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int, int, int], _Known]:
+def _known(
+    connection: sa.Connection, jobs: Sequence[AttemptedJob]
+) -> dict[tuple[int, int, int], _Known]:
     """The measured results that the sessions of `jobs` have for their configs; imported ones give
     way to any."""
-    of_job = (FindDb.job_id, models.Job.steps, FindDb.trial_number, models.Trial.step)
+    of_job = (FindDb.job_id, models.Job.search_id, FindDb.trial_number, models.Trial.step)
     columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
     same_trial = sa.and_(
         models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number

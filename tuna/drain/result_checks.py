@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 import structlog
 
 from tuna.db.batches import parts
 from tuna.db.models import Job
+from tuna.jobs.rows import AttemptedJob
 from tuna.libraries import items
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult
@@ -29,15 +30,6 @@ log = structlog.get_logger(__name__)
 _SKEW_S = 1.0
 #: Characters of a device's name that are left where the name of a member follows.
 _DEVICE_CHARS = 120
-
-
-class Leased(Protocol):
-    """A job with the moment of its lease, UTC in ISO form."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def leased_at(self) -> str | None: ...
 
 
 @dataclass
@@ -64,18 +56,19 @@ class ResultChecks:
         self._most_trials = _trials_asked(connection, libraries, results)
         self._leases: dict[str, _Lease] = {}  # by chunk
 
-    def checked(self, job: Leased, result: StepResult, report: Report) -> StepResult:
+    def checked(self, job: AttemptedJob, result: StepResult, report: Report) -> StepResult:
         """Return the result as it may count for its job."""
         most = self._most_trials.get(job.id)
         if most is not None and len(result.trials) > most:
             result = _too_many(result, most)
         return _of_member(self._within_lease(job, sane(result), report.chunk), report.member)
 
-    def _within_lease(self, job: Leased, result: StepResult, chunk: str) -> StepResult:
+    def _within_lease(self, job: AttemptedJob, result: StepResult, chunk: str) -> StepResult:
         """The result with times between the chunk's lease and now, of which the items of a report
         share one."""
         if chunk not in self._leases:
-            leased_s = _epoch(job.leased_at) if job.leased_at else self._now_s
+            leased_since = job.leased_since
+            leased_s = leased_since.timestamp() if leased_since else self._now_s
             lasted_s = max(0.0, self._now_s - leased_s) + _SKEW_S
             self._leases[chunk] = _Lease(leased_s, lasted_s, lasted_s)
         lease = self._leases[chunk]
@@ -139,10 +132,6 @@ def _of_member(result: StepResult, member: str) -> StepResult:
         return result
     name = f"{result.device.name[:_DEVICE_CHARS]} of {member}"[:255]
     return result.model_copy(update={"device": result.device.model_copy(update={"name": name})})
-
-
-def _epoch(moment: str) -> float:
-    return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
 
 
 def sane(result: StepResult) -> StepResult:

@@ -243,8 +243,8 @@ def _put_items(
             values: dict[str, Any] = {
                 "time_ms": item.time_ms,
                 "workspace_bytes": item.workspace_bytes,
+                "algorithm": item.algorithm,
             }
-            values |= {"algorithm": item.algorithm, "problem_key": None}
             before = batch.before.get((config_id, solver_id))
             if perf_key and not (before and before.params) and (perf_key, solver_id) in params:
                 values["params"] = params[perf_key, solver_id]

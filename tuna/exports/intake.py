@@ -21,7 +21,7 @@ from tuna.vocabulary import canonical_name
 
 #: Problems in one transaction: few enough that its locks do not delay other processes noticeably.
 _BATCH = 1000
-_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "problem_key", "noisy", "clock")
+_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "noisy", "clock")
 _COLUMNS = (*_VALUES, "source", "job_id")
 _KEY = ("session_id", "config_id", "solver_id")
 _MAX_SOURCE = 255
@@ -139,7 +139,7 @@ class Batch:
         row = self.before.get(name)
         if row is not None and row.job_id is not None:
             return False
-        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", None, False, ""), strict=True))
+        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", False, ""), strict=True))
         old: dict[str, Any] = empty if row is None else row._asdict()
         new = {column: values.get(column, old[column]) for column in _VALUES}
         if row is None or any(new[column] != old[column] for column in _VALUES):

@@ -188,7 +188,7 @@ def kernels_of(
     connection: sa.Connection, library: str, arch: str, num_cu: int | None, keys: Sequence[str]
 ) -> dict[tuple[str, str], list[list[KernelOf]]]:
     """By key and solver, for each session that measured it on this device: its kernels."""
-    named = config.c.problem_key.in_(keys) | SESSIONS["stored_key"].in_(keys)
+    named = config.c.problem_key.in_(keys)
     query = SESSIONS.select("problem_key", *_KERNEL, by=["arch"]).where(
         SESSIONS["library"] == library, SESSIONS["arch"] == arch, SESSIONS["digest"].is_not(None)
     )

@@ -14,7 +14,7 @@ import structlog
 from tuna.db import models, server_errors
 from tuna.db.jobs import step_names
 from tuna.db.server_errors import ErrorKind
-from tuna.jobs.rows import AttemptedRow, JobRow
+from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.states import done, waiting
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 def after_attempt(
-    job: AttemptedRow,
+    job: AttemptedJob,
     library: Library,
     result: StepResult,
     *,
@@ -90,7 +90,7 @@ def after_attempt(
         return Outcome(failure, cause, state)
 
 
-def _after_success(job: AttemptedRow, library: Library, result: StepResult) -> NextState:
+def _after_success(job: AttemptedJob, library: Library, result: StepResult) -> NextState:
     steps = step_names(job.steps)
     following = library.next_step(result, steps)
     if following is None:
@@ -99,7 +99,7 @@ def _after_success(job: AttemptedRow, library: Library, result: StepResult) -> N
 
 
 def _after_failure(
-    job: AttemptedRow,
+    job: AttemptedJob,
     library: Library,
     policy: Retry,
     max_attempts: int,
@@ -107,7 +107,7 @@ def _after_failure(
     now: datetime,
 ) -> NextState:
     steps = step_names(job.steps)
-    step = _first(job, steps, library) if policy.first_step else job.step
+    step = _first(job, steps) if policy.first_step else job.step
     charged = policy.charged or policy.again is Again.NEVER or job.uncharged >= MAX_UNCHARGED
     failures = job.failures + charged
     free = job.uncharged + (not charged)
@@ -124,23 +124,20 @@ def _after_failure(
     )
 
 
-def with_loss(job: AttemptedRow) -> dict[str, Any]:
+def with_loss(job: AttemptedJob) -> dict[str, Any]:
     """Columns of a job whose worker was lost while another job of its chunk was charged for that:
     it is never charged itself, not even at the maximum, and still avoids the place where it
     failed."""
     return {"uncharged": min(job.uncharged + 1, MAX_UNCHARGED), "cause": Cause.WORKER_LOST.value}
 
 
-def _first(job: AttemptedRow, steps: tuple[str, ...], library: Library) -> str:
+def _first(job: AttemptedJob, steps: tuple[str, ...]) -> str:
     """The step from which a job repeats all; a round of a search has its candidates in SQL, and is
     not proposed again."""
-    proposed = (
-        library.search is not None and steps[0] == library.search.name and job.step != steps[0]
-    )
-    return steps[1] if proposed else steps[0]
+    return steps[1] if job.search_id is not None and job.step != steps[0] else steps[0]
 
 
-def losses_of(connection: sa.Connection, jobs: Iterable[JobRow]) -> dict[int, JobRow]:
+def losses_of(connection: sa.Connection, jobs: Iterable[AttemptedJob]) -> dict[int, AttemptedJob]:
     """Return the jobs, by id, that failed since they were loaded or retried, and ever because an
     artifact was lost.
 

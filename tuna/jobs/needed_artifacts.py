@@ -64,7 +64,7 @@ def settle(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
 
 
 def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
-    """Those of `digests` that a job needs."""
+    """Return the `digests` that a job needs."""
     found: set[str] = set()
     for part in parts(sorted(digests)):
         query = sa.select(JobArtifact.digest).where(JobArtifact.digest.in_(part)).distinct()

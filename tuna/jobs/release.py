@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import models
+from tuna.db import models, searches
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Job
+from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
 from tuna.jobs.failures import after_attempt, with_loss
-from tuna.jobs.rows import LeasedRow
+from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.scope import scopes_of
 from tuna.jobs.states import check, resource_in, waiting
 from tuna.libraries.items import StepResult
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
-_COLUMNS = (
-    *(
-        Job.id,
-        Job.session_id,
-        Job.config_id,
-        Job.solver_id,
-        Job.options,
-        Job.chunk,
-        Job.state,
-        Job.step,
-        Job.steps,
-    ),
-    *(Job.attempt, Job.failures, Job.uncharged, Job.avoid, Job.workload, Job.leased_at),
-)
-
-
-#: What is said of a job whose worker was lost, and of jobs whose message was.
+#: The output of a job whose worker was lost, and of jobs whose message was.
 _TAILS = {
     Cause.WORKER_LOST: "The worker died or was silent for longer than its lease.",
     Cause.INFRA: (
@@ -66,13 +51,13 @@ def release(
     cause = Cause.WORKER_LOST if worker_lost else Cause.INFRA if message_lost else None
     released = 0
     for part in parts(chunks):
-        found = connection.execute(
-            sa.select(*_COLUMNS)
+        query = (
+            sa.select(packed(getattr(Job, name) for name in AttemptedJob._fields))
             .where(Job.chunk.in_(part), Job.state.in_(_IN_FLIGHT))
             .order_by(Job.chunk, Job.id)
             .with_for_update()
-        ).all()
-        rows = cast("Sequence[LeasedRow]", found)
+        )
+        rows = list(map(AttemptedJob._make, unpacked(connection, query)))
         if cause:
             scopes = scopes_of(connection, {row.session_id for row in rows})
             rows = [row for row in rows if row.session_id in scopes]
@@ -110,6 +95,8 @@ def release(
                 new = after.state
                 if first or new is State.ERRORED:
                     _record_loss(connection, row, cause, result.output_tail)
+                    if row.search_id is not None:
+                        searches.begin(connection, [(row.search_id, row.leased_since)])
             else:
                 if cause:
                     values |= with_loss(row)
@@ -119,7 +106,9 @@ def release(
     return released
 
 
-def _record_loss(connection: sa.Connection, row: LeasedRow, cause: Cause, output_tail: str) -> None:
+def _record_loss(
+    connection: sa.Connection, row: AttemptedJob, cause: Cause, output_tail: str
+) -> None:
     values = {
         "job_id": row.id,
         "step": row.step,
@@ -129,7 +118,7 @@ def _record_loss(connection: sa.Connection, row: LeasedRow, cause: Cause, output
         "output_tail": output_tail,
         "worker": "",
         "device": "",
-        "started_at": row.leased_at,
+        "started_at": row.leased_since,
         "ended_at": utc_now(),
         "busy_s": 0.0,
     }

@@ -1,71 +1,51 @@
-"""Rows of `job` as the hot statements select them: SQLAlchemy's rows, with the types that these
-lack."""
+"""The two shapes in which the hot statements read jobs: before an attempt and after one."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any, Protocol
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
 
 
-class ClaimRow(Protocol):
-    """A job that is being claimed, or whose attempt is to be described."""
+class ClaimedJob(NamedTuple):
+    """A job whose next attempt is described: by a claim, or for a person who repeats it."""
 
-    @property
-    def id(self) -> int: ...
-    @property
-    def config_id(self) -> int: ...
-    @property
-    def solver_id(self) -> int: ...
-    @property
-    def steps(self) -> str: ...  #: all of them, comma-separated; see `db.jobs.step_names`
-    @property
-    def round(self) -> int: ...
-    @property
-    def options(self) -> dict[str, Any]: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def avoid(self) -> str | None: ...
+    options: dict[str, Any]
+    id: int
+    session_id: int
+    config_id: int
+    solver_id: int
+    steps: str  #: all of them, comma-separated; see `db.jobs.step_names`
+    search_id: int | None
+    round: int
+    attempt: int
+    isolate: bool
+    avoid: str | None
+    uncharged: int
+    cause: str | None
 
 
-class AttemptedRow(Protocol):
-    """A job after an attempt: the input of its library's retry policy."""
+class AttemptedJob(NamedTuple):
+    """A job after an attempt: what a report is about, or what is released."""
+
+    id: int
+    session_id: int
+    config_id: int
+    solver_id: int
+    search_id: int | None
+    state: str
+    step: str
+    steps: str  #: as in `ClaimedJob`
+    attempt: int
+    failures: int
+    uncharged: int
+    avoid: str | None  #: where it failed last, if it is to be tried elsewhere
+    workload: str | None
+    chunk: str | None
+    leased_at: str | None  #: UTC in ISO form
 
     @property
-    def step(self) -> str: ...
-    @property
-    def steps(self) -> str: ...
-    @property
-    def failures(self) -> int: ...
-    @property
-    def uncharged(self) -> int: ...
-    @property
-    def avoid(self) -> str | None: ...  #: where it failed last, if it is to be tried elsewhere
-
-
-class JobRow(AttemptedRow, Protocol):
-    """A job that a report is about."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def session_id(self) -> int: ...
-    @property
-    def config_id(self) -> int: ...
-    @property
-    def solver_id(self) -> int: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def workload(self) -> str | None: ...
-    @property
-    def chunk(self) -> str | None: ...
-
-
-class LeasedRow(JobRow, ClaimRow, Protocol):
-    """A job whose chunk is released unfinished."""
-
-    @property
-    def leased_at(self) -> datetime | None: ...
+    def leased_since(self) -> datetime | None:
+        """The moment of its lease."""
+        if self.leased_at is None:
+            return None
+        return datetime.fromisoformat(self.leased_at).replace(tzinfo=timezone.utc)

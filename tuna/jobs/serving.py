@@ -44,7 +44,7 @@ class SessionWork:
 
     @property
     def scope(self) -> Scope:
-        """What a claim works for."""
+        """The scope of a claim."""
         return Scope(
             self.session_id, self.library, self.environment.target, self.environment.conditions
         )

@@ -1,4 +1,5 @@
-"""The states of a job and the only table of allowed transitions."""
+"""The states of a job and the only table of allowed transitions; `python -m tuna.jobs.states`
+prints it as a drawing."""
 
 from __future__ import annotations
 
@@ -91,3 +92,17 @@ def waiting(step: str, steps: tuple[str, ...], resource: Resource) -> State:
 def done(resource: Resource) -> State:
     """The final state of a job whose last step ran on `resource`."""
     return State.EVALUATED if resource is Resource.DEVICE else State.COMPILED
+
+
+def mermaid() -> str:
+    """The transition table as a Mermaid state diagram, which code hosts draw."""
+    lines = ["stateDiagram-v2", f"    [*] --> {State.NEW.value}"]
+    for state, following in TRANSITIONS.items():
+        lines += [f"    {state.value} --> {other.value}" for other in State if other in following]
+        if not following:
+            lines.append(f"    {state.value} --> [*]")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(mermaid())

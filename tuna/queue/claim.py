@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from tuna.db.models import Job
 from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
+from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope
 from tuna.jobs.states import CLAIMABLE, queued
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
 from tuna.queue.leases import new_id
 from tuna.queue.work_items import json_object, work_items
-from tuna.search import siblings
+from tuna.search import warm_starts
 from tuna.vocabulary import Cause
 
 
@@ -48,48 +49,29 @@ _LEASE = (
 )
 
 
-class _Waiting(NamedTuple):
-    """A job that waits for a worker."""
-
-    options: dict[str, Any]
-    id: int
-    config_id: int
-    solver_id: int
-    steps: str
-    round: int
-    attempt: int
-    isolate: bool
-    avoid: str | None
-    uncharged: int
-    cause: str | None
-
-    @property
-    def company(self) -> _Company:
-        """Which other jobs may be in its chunk."""
-        losses = self.uncharged if self.cause == Cause.WORKER_LOST.value else 0
-        return _Company(self.id if self.isolate else 0, self.avoid or "", losses)
-
-
 class _Company(NamedTuple):
     """Jobs that may share a chunk: those that are equal in this."""
 
     alone: int = 0  #: the job's own number if it has to be alone
     avoid: str = ""  #: where all of them failed, and whose workers decline the chunk
-    losses: int = (
-        #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE
-        #: each time
-        0
-    )
+    #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE
+    #: each time
+    losses: int = 0
 
     def size(self, size: int) -> int:
-        """How many there are in a chunk at most, where others have `size`."""
+        """Return the largest number in a chunk, where others have `size`."""
         return 1 if self.alone else max(1, size // _DIVIDE**self.losses)
+
+
+def _company(job: ClaimedJob) -> _Company:
+    losses = job.uncharged if job.cause == Cause.WORKER_LOST.value else 0
+    return _Company(job.id if job.isolate else 0, job.avoid or "", losses)
 
 
 #: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort.
 #: SQLite ignores FOR UPDATE.
 _WAITING = (
-    sa.select(packed(getattr(Job, name) for name in _Waiting._fields))
+    sa.select(packed(getattr(Job, name) for name in ClaimedJob._fields))
     .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"))
     .where(
         Job.state == sa.bindparam("in_state"),
@@ -116,13 +98,13 @@ def claim(
     if not rows:
         return []
     if scope.library.search is not None and step.name == scope.library.search.name:
-        siblings.choose(connection, scope, rows)
+        warm_starts.choose(connection, scope, rows)
     now = utc_now()
     items = work_items(connection, scope, step.name, rows)
     chunks: list[ClaimedChunk] = []
     companies: dict[_Company, list[tuple[int, WorkItem]]] = {}
     for row, item in zip(rows, items, strict=True):
-        companies.setdefault(row.company, []).append((row.config_id, item))
+        companies.setdefault(_company(row), []).append((row.config_id, item))
     # Last the jobs that may be with any other: where those came first, the others were left in the
     # window of the next claims, which they filled more and more, so that chunks shrank and the
     # oldest jobs were done last. No group is larger than `size`, so that the rows that are left are
@@ -166,9 +148,9 @@ def _waiting(
     step: Step,
     limit: int,
     only: sa.ColumnElement[bool] | None,
-) -> list[_Waiting]:
+) -> list[ClaimedJob]:
     """Jobs that wait for `step` and are due, oldest first, locked."""
-    rows: list[_Waiting] = []
+    rows: list[ClaimedJob] = []
     query = _WAITING if only is None else _WAITING.where(only)
     values = {"of_session": session_id, "for_step": step.name, "now": utc_now()}
     for state in CLAIMABLE[step.resource]:
@@ -177,5 +159,5 @@ def _waiting(
         found = unpacked(
             connection, query, {**values, "in_state": state.value, "most": limit - len(rows)}
         )
-        rows += [_Waiting(json_object(options), *rest) for options, *rest in found]
+        rows += [ClaimedJob(json_object(options), *rest) for options, *rest in found]
     return rows

@@ -7,7 +7,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -17,25 +17,21 @@ from tuna.db.engine import reading
 from tuna.db.models import Job, Trial
 from tuna.db.overview import Failure, Overview
 from tuna.errors import BadInput, NotFound
-from tuna.jobs.rows import AttemptedRow, ClaimRow
+from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope, scopes_of
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.items import Candidate, WorkItem
 from tuna.queue.work_items import work_items
 from tuna.search import finals
-from tuna.search.rounds import searches
 
 log = structlog.get_logger(__name__)
 
-_COLUMNS = (
-    *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.options),
-    *(Job.steps, Job.round, Job.attempt, Job.avoid),
-)
+_COLUMNS = tuple(getattr(Job, name) for name in ClaimedJob._fields)
 
 
 class Repeated(NamedTuple):
-    """What is to be repeated."""
+    """A job, or one of its candidates, that is to be repeated."""
 
     job_id: int
     step: str
@@ -47,28 +43,24 @@ def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repe
     by_job: dict[int, list[Repeated]] = defaultdict(list)
     for one in wanted:
         by_job[one.job_id].append(one)
-    rows: list[Any] = []
+    rows: list[ClaimedJob] = []
     for part in parts(sorted(by_job)):
-        rows += connection.execute(sa.select(*_COLUMNS).where(Job.id.in_(part)))
+        query = sa.select(*_COLUMNS).where(Job.id.in_(part))
+        rows += map(ClaimedJob._make, connection.execute(query))
     scopes = scopes_of(connection, {row.session_id for row in rows})
-    groups: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    rows = [row for row in rows if row.session_id in scopes]
+    groups: dict[tuple[int, str], list[ClaimedJob]] = defaultdict(list)
     for row in rows:
-        for step in {one.step for one in by_job[row.id]} if row.session_id in scopes else ():
+        for step in {one.step for one in by_job[row.id]}:
             groups[row.session_id, step].append(row)
-    rounds_of = [
-        row.id
-        for row in rows
-        if row.session_id in scopes and searches(row, scopes[row.session_id].library)
-    ]
-    found = _of_rounds(
-        connection, [one for key in rounds_of for one in by_job[key] if one.step != FINALS]
-    )
+    rounds = [row.id for row in rows if row.search_id is not None]
+    found = _of_rounds(connection, [one for key in rounds for one in by_job[key]])
     for (session_id, step), whole in groups.items():
         scope = scopes[session_id]
         if step == FINALS:
             found |= {Repeated(row.id, step): _of_finals(connection, scope, row) for row in whole}
             continue
-        mine = [row for row in whole if row.id not in rounds_of]
+        mine = [row for row in whole if row.search_id is None]
         for item in work_items(connection, scope, step, mine, bare=True):
             same = [one for one in by_job[item.job_id] if one.step == step]
             found |= {one: _command(scope.library, item, one.candidate) for one in same}
@@ -82,7 +74,7 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
     Raises NotFound if there is no such trial, BadInput if its library does not build candidates
     from their params.
     """
-    query = sa.select(Trial.number, Trial.params, Trial.step.label("of_step"), *_COLUMNS)
+    query = sa.select(Trial.number, Trial.params, Trial.step, *_COLUMNS)
     row = connection.execute(
         query.join(Job, Job.id == Trial.job_id).where(Trial.id == trial_id)
     ).one_or_none()
@@ -91,23 +83,25 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
             f"There is no trial {trial_id}.",
             hint="take the command that a failure or a result is shown with",
         )
-    scope = scopes_of(connection, [row.session_id]).get(row.session_id)
+    number, params, of_step, *rest = row
+    job = ClaimedJob(*rest)
+    scope = scopes_of(connection, [job.session_id]).get(job.session_id)
     if scope is None:
         raise NotFound(
-            f"The library of session {row.session_id} is not installed here.",
+            f"The library of session {job.session_id} is not installed here.",
             hint="install it: `tuna doctor`",
         )
     library = scope.library
-    if row.params is None or not (library.search or isinstance(library, CandidateLibrary)):
+    if params is None or not (library.search or isinstance(library, CandidateLibrary)):
         raise BadInput(
             f"Trial {trial_id} cannot be built from its params.",
             hint="repeat its job: `tuna reproduce --solver ...`",
         )
     names = [step.name for step in library.steps]
-    step = row.of_step if row.of_step in names else names[-1]
-    (item,) = work_items(connection, scope, step, [cast(ClaimRow, row)], bare=True)
+    step = of_step if of_step in names else names[-1]
+    (item,) = work_items(connection, scope, step, [job], bare=True)
     return library, item.model_copy(
-        update={"candidates": (Candidate(index=row.number, params=row.params),)}
+        update={"candidates": (Candidate(index=number, params=params),)}
     )
 
 
@@ -129,18 +123,14 @@ def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Re
     return found
 
 
-def _of_finals(connection: sa.Connection, scope: Scope, row: ClaimRow) -> str:
+def _of_finals(connection: sa.Connection, scope: Scope, row: ClaimedJob) -> str:
     """The commands for its rivals, one after the other; one that a search found cannot be proposed
     again."""
     (item,) = work_items(connection, scope, FINALS, [row], bare=True)
     rows = finals.rivals(connection, scope.session_id, scope.library, [row.config_id]).get(
         row.config_id, ()
     )
-    trials = {
-        rival.id: rival.trial_id
-        for rival in rows
-        if searches(cast(AttemptedRow, rival), scope.library)
-    }
+    trials = {rival.id: rival.trial_id for rival in rows if rival.search_id is not None}
     return " && ".join(
         _of_trial(trials[rival.index])
         if rival.index in trials

@@ -16,11 +16,11 @@ from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
 from tuna.db.types import timed
-from tuna.jobs.rows import ClaimRow
+from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.search import finals, history, siblings
+from tuna.search import finals, history, warm_starts
 from tuna.vocabulary import Resource
 
 
@@ -58,7 +58,7 @@ def work_items(
     connection: sa.Connection,
     scope: Scope,
     step: str,
-    rows: Sequence[ClaimRow],
+    rows: Sequence[ClaimedJob],
     *,
     bare: bool = False,
 ) -> list[WorkItem]:
@@ -71,11 +71,11 @@ def work_items(
     builds = scope.library.step(step).resource is Resource.CPU
     measures = [one.name for one in scope.library.every_step if one.resource is Resource.DEVICE]
     candidates = _candidates(connection, step, later, measures, builds=builds)
-    searches = [row for row in rows if row.round and not bare]
+    later_rounds = [row for row in rows if row.round and not bare]
     proposes = scope.library.search is not None and step == scope.library.search.name
-    past = history.blocks(connection, scope.session_id, searches) if proposes else {}
-    known_searches = siblings.of(connection, rows) if proposes and not bare else {}
-    bests = _best_times(connection, scope.session_id, searches)
+    past = _history(connection, later_rounds) if proposes else {}
+    known_searches = warm_starts.of(connection, rows) if proposes and not bare else {}
+    bests = _best_times(connection, scope.session_id, later_rounds)
     rivals = _rivals(connection, scope, configs) if step == FINALS else {}
     uses_known = scope.library.uses_known_params and not bare
     known = _known_params(connection, scope.session_id, rows) if uses_known else {}
@@ -95,7 +95,7 @@ def work_items(
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
             round=row.round,
-            history=tuple(map(history.digest, past.get(row.id, ()))),
+            history=past.get(row.id, ()),
             siblings=known_searches.get(row.id, ()),
             best_ms=bests.get((row.config_id, row.solver_id)),
             rivals=rivals.get(row.config_id, ()),
@@ -144,8 +144,8 @@ def _candidates(
     *,
     builds: bool,
 ) -> dict[int, list[Candidate]]:
-    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without
-    what `measures` well.
+    """Return the candidates that earlier steps proposed (if `step` builds) or built, and did not
+    find wrong, without those that `measures` did well.
 
     A candidate that failed at `step` is among them: an attempt that repeats the step tries it
     again. What was built and is lost is built again.
@@ -161,6 +161,15 @@ def _candidates(
             )
             found[row.job_id].append(candidate)
     return found
+
+
+def _history(connection: sa.Connection, rows: Iterable[ClaimedJob]) -> dict[int, tuple[str, ...]]:
+    """By job: the names of the blocks of trials of the rounds before its own."""
+    return {
+        row.id: tuple(map(history.digest, history.blocks(connection, row.search_id, row.round)))
+        for row in rows
+        if row.search_id is not None
+    }
 
 
 def _rivals(
@@ -188,7 +197,7 @@ def _rivals(
 
 
 def _best_times(
-    connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
+    connection: sa.Connection, session_id: int, rows: Sequence[ClaimedJob]
 ) -> dict[tuple[int, int], float | None]:
     """The best time (ms) that the session measured, by config and solver."""
     found: dict[tuple[int, int], float | None] = {}
@@ -199,7 +208,7 @@ def _best_times(
 
 
 def _known_params(
-    connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
+    connection: sa.Connection, session_id: int, rows: Sequence[ClaimedJob]
 ) -> dict[tuple[int, int], str]:
     """The best known params of the session, by config and solver."""
     found: dict[tuple[int, int], str] = {}

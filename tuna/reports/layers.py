@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 
 from tuna.configs import DataType, from_json_text
-from tuna.db.models import Config, Job, Solver, Trial
+from tuna.db.models import Config, Job, Search, Solver, Trial
 from tuna.db.searches import MET
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import FINALS
@@ -64,7 +64,7 @@ class _JobRow:
     """A job, or a round of a search or a part of one, and its winner, if it has one."""
 
     id: int
-    steps: str
+    search_id: int | None
     round: int
     stopped: str | None
     state: str
@@ -178,9 +178,9 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
     query = (
         sa.select(
             Job.id,
-            Job.steps,
+            Job.search_id,
             Job.round,
-            Job.stopped,
+            sa.func.coalesce(Search.stopped, Job.stopped).label("stopped"),
             Job.state,
             Job.cause,
             Job.config_id,
@@ -193,6 +193,7 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
         )
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
+        .outerjoin(Search, Search.id == Job.search_id)
         .where(Job.session_id == session_id, Job.steps != FINALS)
         .order_by(Job.config_id, Solver.name, Job.steps, Job.round, Job.id)
     )
@@ -324,12 +325,8 @@ def _together(rows: Sequence[_JobRow]) -> list[list[_JobRow]]:
     """The rounds of each search, in order, and every other job alone."""
     found: dict[object, list[_JobRow]] = defaultdict(list)
     for row in rows:
-        found[(row.solver, row.steps) if _is_round(row) else row.id].append(row)
+        found[("search", row.search_id) if row.search_id else row.id].append(row)
     return list(found.values())
-
-
-def _is_round(row: _JobRow) -> bool:
-    return row.steps.startswith(f"{SEARCH},")
 
 
 def _state(rows: Sequence[_JobRow]) -> State:
@@ -353,7 +350,7 @@ def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> Solver
     return SolverFigures(
         job_id=row.id,
         solver=row.solver,
-        state=_state(rows).value if _is_round(row) else row.state,
+        state=_state(rows).value if row.search_id else row.state,
         cause=next((one.cause for one in rows if one.cause), None),
         time_ms=time_ms,
         gflops=flops / time_ms / 1e6 if flops and time_ms else None,
@@ -363,7 +360,7 @@ def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> Solver
         trials=sum(search.trials for search in found),
         failed=sum(search.failed for search in found),
         early=sum(search.early for search in found),
-        rounds=len({one.round for one in rows}) if _is_round(row) else 0,
+        rounds=len({one.round for one in rows}) if row.search_id else 0,
         stopped=rows[0].stopped or "",
         params_short=facts.readable(row.params or ""),
         interval_ms=row.interval_ms if time_ms else None,

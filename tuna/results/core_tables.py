@@ -25,7 +25,7 @@ def _table(name: str, columns: str, **typed: Any) -> sa.TableClause:
 
 _TEXT = sa.String()
 _KEYS = "id session_id config_id solver_id"
-_KEPT = f"{_KEYS} time_ms workspace_bytes params algorithm problem_key clock source workload"
+_KEPT = f"{_KEYS} time_ms workspace_bytes params algorithm clock source workload"
 
 find_db = _table(
     "find_db",
@@ -36,7 +36,7 @@ find_db = _table(
 )
 golden_entry = _table(
     "golden_entry",
-    f"{_KEPT} golden_id arch num_cu environment_id worker device",
+    f"{_KEPT} problem_key golden_id arch num_cu environment_id worker device",
     noisy=sa.Boolean(),
     measured_at=UtcDateTime(),
 )
@@ -55,6 +55,7 @@ environment = _table(
 )
 device = _table("device", "id environment_id name")
 job = _table("job", f"{_KEYS} step state", stopped=_TEXT)
+search = _table("search", _KEYS, stopped=_TEXT)
 no_solver = _table("no_solver", "session_id config_id reason", loaded=sa.Boolean())
 step_result = _table(
     "step_result",

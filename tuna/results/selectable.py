@@ -195,8 +195,8 @@ def _about(base: Any, environment_id: Any, needs: str) -> dict[str, _Join]:
             | {
                 "layer": config.c.label,
                 "config_key": config.c.key,
-                #: MIOpen's; where Tuna computes none, the one that a worker reported to an older
-                #: version
+                #: MIOpen's; where Tuna computes none, the one that a golden version has of an older
+                #: release
                 "problem_key": key,
                 "problem": sa.func.coalesce(key, config.c.driver),
             },
@@ -264,7 +264,7 @@ SESSIONS = Results(
     find_db,
     _columns(find_db, *_KEPT, "job_id", "trial_number", "simulated")
     | {
-        "stored_key": find_db.c.problem_key,
+        "stored_key": sa.null(),
         "kept_at": find_db.c.updated_at,
         "golden": sa.null(),
         "imported": IMPORTED,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db.searches import MET
-from tuna.results.core_tables import config, config_tag, job, no_solver
+from tuna.results.core_tables import config, config_tag, job, no_solver, search
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ def targets_met(
 ) -> tuple[TargetMet, ...]:
     """Return the layers of the session, with this tag if given, that needed no trial, in the order
     of their import."""
-    # Index ix_job_search: the rows of all other jobs are not read.
-    query = (
-        sa.select(config.c.key, config.c.label, sa.func.min(job.c.stopped))
-        .join(config, config.c.id == job.c.config_id)
-        .where(job.c.session_id == session_id, job.c.stopped.startswith(MET), *_tagged(tag))
-        .group_by(config.c.id, config.c.key, config.c.label)
-        .order_by(config.c.id)
-    )
-    return tuple(
-        TargetMet(key, label, (text or "").removeprefix(MET))
-        for key, label, text in connection.execute(query)
-    )
+    found: dict[int, TargetMet] = {}
+    # Of jobs by index ix_job_session_id_steps_stopped: the rows of all others are not read.
+    for of in (search, job):
+        query = (
+            sa.select(config.c.id, config.c.key, config.c.label, sa.func.min(of.c.stopped))
+            .join(config, config.c.id == of.c.config_id)
+            .where(of.c.session_id == session_id, of.c.stopped.startswith(MET), *_tagged(tag))
+            .group_by(config.c.id, config.c.key, config.c.label)
+        )
+        for config_id, key, label, text in connection.execute(query):
+            found[config_id] = TargetMet(key, label, (text or "").removeprefix(MET))
+    return tuple(found[config_id] for config_id in sorted(found))
 
 
 def _tagged(tag: str | None) -> list[sa.ColumnElement[bool]]:

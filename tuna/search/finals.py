@@ -20,11 +20,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
-from tuna.db.models import FindDb, Job, Solver, Trial
+from tuna.db.models import FindDb, Job, Search, Solver, Trial
 from tuna.db.models import StepResult as Attempt
 from tuna.db.types import from_epoch, timed, utc_now
 from tuna.db.upsert import upsert
-from tuna.jobs.rows import JobRow
+from tuna.jobs.rows import AttemptedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.libraries.results import is_close
@@ -95,7 +95,7 @@ def load(
 def rivals(
     connection: sa.Connection, session_id: int, library: Library, configs: Iterable[int]
 ) -> dict[int, Sequence[sa.Row[Any]]]:
-    """By config: find-db id, solver and params, options and steps of its job, trial and time of
+    """By config: find-db id, solver and params, options and search of its job, trial and time of
     each, fastest first."""
     found: dict[int, Sequence[sa.Row[Any]]] = {}
     for part in parts(sorted(configs)):
@@ -104,7 +104,9 @@ def rivals(
 
 
 def write(
-    connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[tuple[StepResult, str]]
+    connection: sa.Connection,
+    jobs: Mapping[int, AttemptedJob],
+    results: Sequence[tuple[StepResult, str]],
 ) -> None:
     """Store the times of finals, each with the member that measured them (empty: an own worker), in
     the results of the solvers and in their trials.
@@ -172,7 +174,7 @@ def _close(
             *(
                 Solver.name,
                 Job.options,
-                Job.steps,
+                Job.search_id,
                 Trial.number,
                 Trial.artifact,
                 Trial.id.label("trial_id"),
@@ -213,12 +215,15 @@ def _not_ready(
             sa.and_(Job.state.in_(ended), Job.step == FINALS),
         ),
     )
-    searching = [] if library.search is None else [rounds.unended(session_id)]
-    found: set[int] = set()
-    for one in (query, *(sa.select(Job.config_id).where(*which) for which in searching)):
-        mine = one if configs is None else one.where(Job.config_id.in_(configs))
-        found |= set(connection.execute(mine.distinct()).scalars())
-    return found
+    searching = sa.select(Search.config_id).where(*rounds.unended(session_id))
+    if configs is not None:
+        query = query.where(Job.config_id.in_(configs))
+        searching = searching.where(Search.config_id.in_(configs))
+    return {
+        config_id
+        for one in (query, searching)
+        for config_id in connection.execute(one.distinct()).scalars()
+    }
 
 
 def _had(

@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,34 +21,32 @@ import sqlalchemy as sa
 from tuna.db.batches import parts
 from tuna.db.models import Job, Trial
 from tuna.files import gunzip
-from tuna.jobs.rows import ClaimRow
 from tuna.libraries.results import is_time
 
 
-def blocks(
-    connection: sa.Connection, session_id: int, rows: Iterable[ClaimRow]
-) -> dict[int, list[bytes]]:
-    """By job: the blocks of the rounds before its own, the first round first."""
-    found: dict[int, list[bytes]] = {}
-    for row in rows:
-        if row.round:
-            trials = _trials(connection, _of_search(session_id, row))
-            found[row.id] = [
-                block(trials[number], measured=number < row.round - 1)
-                for number in range(row.round)
-            ]
-    return found
+def blocks(connection: sa.Connection, search_id: int, before: int) -> list[bytes]:
+    """The blocks of the rounds of a search `before` this one, the first round first."""
+    query = (
+        sa.select(Job.round, Trial.params, Trial.time_ms, Trial.cause)
+        .join(Trial, Trial.job_id == Job.id)
+        .where(Job.search_id == search_id, Job.round < before, Trial.params.is_not(None))
+        .order_by(Job.round, Trial.number)
+    )
+    trials: dict[int, list[Any]] = defaultdict(list)
+    for row in connection.execute(query):
+        trials[row.round].append(row)
+    return [block(trials[number], measured=number < before - 1) for number in range(before)]
 
 
 def find(connection: sa.Connection, digests: Mapping[str, int]) -> dict[str, bytes]:
     """Blocks by their SHA-256, of the searches of the jobs whose ids are given; what changed
     meanwhile is left out."""
     found: dict[str, bytes] = {}
-    columns = (Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.steps, Job.round)
     for part in parts(sorted(set(digests.values()))):
-        for row in connection.execute(sa.select(*columns).where(Job.id.in_(part))):
-            for made in blocks(connection, row.session_id, [row]).values():
-                found |= {digest(block): block for block in made}
+        query = sa.select(Job.search_id, Job.round).where(Job.id.in_(part))
+        for search_id, before in connection.execute(query):
+            if search_id is not None:
+                found |= {digest(one): one for one in blocks(connection, search_id, before)}
     return {name: found[name] for name in digests if name in found}
 
 
@@ -82,22 +80,3 @@ def _time_ms(row: Any) -> float | None:
 def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
     """The trials of blocks."""
     return [[json.loads(line) for line in gunzip(block).splitlines()] for block in blocks]
-
-
-def _of_search(session_id: int, row: ClaimRow) -> list[Any]:
-    """The earlier rounds of the search that a job is a round of. Unique key of `job`: a range."""
-    same = (Job.config_id == row.config_id, Job.solver_id == row.solver_id, Job.steps == row.steps)
-    return [Job.session_id == session_id, *same, Job.round < row.round]
-
-
-def _trials(connection: sa.Connection, rounds: Sequence[Any]) -> dict[int, list[Any]]:
-    query = (
-        sa.select(Job.round, Trial.params, Trial.time_ms, Trial.cause)
-        .join(Trial, Trial.job_id == Job.id)
-        .where(*rounds, Trial.params.is_not(None))
-        .order_by(Job.round, Trial.number)
-    )
-    found: dict[int, list[Any]] = defaultdict(list)
-    for row in connection.execute(query):
-        found[row.round].append(row)
-    return found

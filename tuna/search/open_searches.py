@@ -9,8 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import Job, ModelConfig, Trial
-from tuna.db.searches import are_rounds
+from tuna.db.models import Job, ModelConfig, Search, Trial
 from tuna.db.types import timed, utc_now
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, is_open
@@ -22,25 +21,23 @@ _LIMIT = 1000
 #: Built once: building a statement costs more than running it. Index ix_job_claim (session_id,
 #: step, state, id).
 _WAITING = (
-    sa.select(Job.id, Job.config_id, Job.solver_id, Job.steps, Job.round, Job.updated_at)
+    sa.select(Job.id, Job.solver_id, Job.steps, Job.search_id, Job.round, Job.updated_at)
     .where(
         Job.session_id == sa.bindparam("of_session"),
         Job.step == sa.bindparam("for_step"),
-        are_rounds(Job.steps),
+        Job.search_id.is_not(None),
     )
     .where(Job.state.in_(sa.bindparam("states", expanding=True)))
     .where(sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")))
     .order_by(Job.id)
     .limit(_LIMIT)
 )
-#: A search: config, solver, steps.
-Search = tuple[int, int, str]
 
 
 def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
     """Whether a job is a round of a search; false for all jobs of a library that does not
     search."""
-    return are_rounds(Job.steps) if work.library.search else sa.false()
+    return Job.search_id.is_not(None) if work.library.search else sa.false()
 
 
 def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
@@ -54,13 +51,13 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
     return sa.and_(Job.round > 0, Job.steps == every)
 
 
-def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, SearchProgress]:
-    """The progress of each search, by the trials of its rounds that are complete."""
+def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchProgress]:
+    """The progress of each search, by its id, from the trials of its rounds that are complete."""
     found = weights(connection, work.session_id) if work.library.search else {}
     good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None), timed(Trial.time_ms))
     query = (
         sa.select(
-            *(Job.config_id, Job.solver_id, Job.steps, Job.round, Job.state, Job.step),
+            *(Job.search_id, Job.config_id, Job.round, Job.state, Job.step),
             sa.func.min(Trial.time_ms).label("best_ms"),
         )
         .join(Trial, good, isouter=True)
@@ -68,11 +65,13 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Searc
         .group_by(Job.id)
         .order_by(Job.round)
     )
-    best: dict[Search, list[float]] = defaultdict(list)
-    rounds: dict[Search, int] = defaultdict(int)
-    rows: dict[tuple[Search, int], list[Any]] = defaultdict(list)  # its parts
+    best: dict[int, list[float]] = defaultdict(list)
+    rounds: dict[int, int] = defaultdict(int)
+    configs: dict[int, int] = {}
+    rows: dict[tuple[int, int], list[Any]] = defaultdict(list)  # by round, its parts
     for row in connection.execute(query):
-        rows[(row.config_id, row.solver_id, row.steps), row.round].append(row)
+        rows[row.search_id, row.round].append(row)
+        configs[row.search_id] = row.config_id
     for (search, _), parts in rows.items():
         if any(is_open(part.state, work.library.step(part.step).resource) for part in parts):
             continue
@@ -82,13 +81,13 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Searc
         ]:
             best[search].append(min(known))
     return {
-        search: SearchProgress(found.get(search[0], 0.0), tuple(best[search]), rounds[search])
+        search: SearchProgress(found.get(configs[search], 0.0), tuple(best[search]), rounds[search])
         for search in rounds
     }
 
 
 def open_steps(
-    connection: sa.Connection, work: SessionWork, known: Mapping[Search, SearchProgress]
+    connection: sa.Connection, work: SessionWork, known: Mapping[int, SearchProgress]
 ) -> list[OpenStep]:
     """The rounds that wait for a worker, the oldest ones of each step, of a library that
     searches."""
@@ -96,7 +95,7 @@ def open_steps(
 
 
 def _of_step(
-    connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[Search, SearchProgress]
+    connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[int, SearchProgress]
 ) -> list[OpenStep]:
     states = [state.value for state in CLAIMABLE[step.resource]]
     values = {
@@ -109,7 +108,7 @@ def _of_step(
 
 
 def _open_step(
-    work: SessionWork, step: Step, row: Any, known: Mapping[Search, SearchProgress]
+    work: SessionWork, step: Step, row: Any, known: Mapping[int, SearchProgress]
 ) -> OpenStep:
     steps = [work.library.step(name) for name in row.steps.split(",")]
     place = steps.index(step)
@@ -127,14 +126,14 @@ def _open_step(
         ready=1,
         since_s=row.updated_at.timestamp(),
         continues=before is not None and before.resource is step.resource,
-        progress=known.get((row.config_id, row.solver_id, row.steps)),
+        progress=known.get(row.search_id),
         jobs=(row.id,),
     )
 
 
 def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
-    """How often models run each config that the session searches for."""
-    configs = sa.select(Job.config_id).where(Job.session_id == session_id, are_rounds(Job.steps))
+    """Return how often models run each config that the session searches for."""
+    configs = sa.select(Search.config_id).where(Search.session_id == session_id)
     query = (
         sa.select(ModelConfig.config_id, sa.func.sum(ModelConfig.weight))
         .where(ModelConfig.config_id.in_(configs))

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.models import Job, JobArtifact, Trial
-from tuna.db.searches import are_rounds
 from tuna.jobs import needed_artifacts
 from tuna.libraries.base import Step
 from tuna.vocabulary import IN_FLIGHT, Resource, State
@@ -30,6 +29,7 @@ _SHARED = (
     "config_id",
     "solver_id",
     "steps",
+    "search_id",
     "round",
     "step",
     "state",
@@ -62,18 +62,17 @@ def divide(connection: sa.Connection, session_id: int, step: Step, devices: int)
     if most < 2:
         return 0
     other = sa.orm.aliased(Job)
-    same = [getattr(other, name) == getattr(Job, name) for name in _SHARED[:5]]
-    divided = sa.exists().where(*same, other.part > 0)
+    same = (other.search_id == Job.search_id, other.round == Job.round)
+    is_whole = ~sa.exists().where(*same, other.id != Job.id)
     unhurt = (Job.failures == 0, Job.uncharged == 0, Job.isolate.is_(False), Job.avoid.is_(None))
     query = (
         sa.select(Job.id, *(getattr(Job, name) for name in _SHARED))
         .where(
             *at_step,
             Job.state == State.COMPILED.value,
-            are_rounds(Job.steps),
-            Job.part == 0,
+            Job.search_id.is_not(None),
             *unhurt,
-            ~divided,
+            is_whole,
         )
         .order_by(Job.id)
         .limit(devices)

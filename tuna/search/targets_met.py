@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Session, Solver
+from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Search, Session, Solver
 from tuna.db.searches import MET
 from tuna.db.types import timed, utc_now
 from tuna.jobs.states import check
@@ -14,18 +14,18 @@ from tuna.vocabulary import BASELINE, GoldenState, State
 
 
 def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping[int, str]:
-    """End the session's new jobs for configs that another session or a golden version meets; says
-    of each config which.
+    """End the session's new jobs and searches for configs that another session or a golden version
+    meets; says of each config which.
 
     Those that it ended before are named too."""
     mine = sa.select(Session.environment_id).where(Session.id == session_id).scalar_subquery()
     untried = sa.and_(Job.state == State.NEW.value, Job.attempt == 0)
-    new = (
-        Job.session_id == session_id,
-        Job.round == 0,
-        sa.or_(untried, Job.stopped.startswith(MET)),
+    met = sa.func.coalesce(Search.stopped, Job.stopped).startswith(MET)
+    new = (Job.session_id == session_id, Job.round == 0, sa.or_(untried, met))
+    jobs = sa.select(Job.id, Job.config_id, Job.search_id).outerjoin(
+        Search, Search.id == Job.search_id
     )
-    wanted = sa.select(Job.config_id).where(*new)
+    wanted = jobs.with_only_columns(Job.config_id).where(*new)
     results = (
         sa.select(FindDb.config_id, FindDb.time_ms, FindDb.session_id.label("number"))
         .join(Session, Session.id == FindDb.session_id)
@@ -55,6 +55,14 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
             best[row.config_id] = min(found, best.get(row.config_id, found))
     to = check(State.NEW, State.EVALUATED).value
     for config_id, (_, text) in sorted(best.items()):
-        values = {"state": to, "stopped": f"{MET}{text}", "updated_at": utc_now()}
-        connection.execute(sa.update(Job).where(*new, Job.config_id == config_id).values(values))
+        rows = connection.execute(jobs.where(*new, Job.config_id == config_id)).all()
+        searches = {row.id: row.search_id for row in rows if row.search_id is not None}
+        ended, why = {"state": to, "updated_at": utc_now()}, {"stopped": f"{MET}{text}"}
+        for ids, values in (
+            ([row.id for row in rows if row.id not in searches], ended | why),
+            (list(searches), ended),
+        ):
+            connection.execute(sa.update(Job).where(Job.id.in_(ids)).values(values))
+        of_jobs = Search.id.in_(searches.values())
+        connection.execute(sa.update(Search).where(of_jobs).values(why))
     return {config_id: text for config_id, (_, text) in best.items()}

@@ -7,24 +7,29 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from tuna.db import sessions
 from tuna.db.models import Job, Solver, StepResult, Trial
-from tuna.db.searches import are_rounds
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import find_library
 from tuna.search.open_searches import weights
 from tuna.search.rounds import LOOK_AHEAD
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
-from tuna.vocabulary import SEARCH, Resource, queue_name
+from tuna.vocabulary import Resource, queue_name
 
-#: A search: config, solver, steps. Of a round by step: the seconds of all its parts, and how many
-#: these are.
-_Search = tuple[int, str, str]
+#: Of a round by step: the seconds of all its parts, and how many these are.
 _Round = dict[str, tuple[float, int]]
+
+
+class _Search(NamedTuple):
+    id: int
+    config_id: int
+    solver: str
+    steps: str
 
 
 @dataclass
@@ -96,8 +101,10 @@ class _Recording:
     def _search(self, search: _Search, found: Mapping[int, _Round]) -> Jobs | None:
         """A search, without what was not completed at its end; None if nothing is known of its
         first round."""
-        config_id, solver, text = search
-        steps = [step for step in text.split(",") if any(step in one for one in found.values())]
+        solver = search.solver
+        steps = [
+            step for step in search.steps.split(",") if any(step in one for one in found.values())
+        ]
         whole = [number for number, one in found.items() if len(one) == len(steps)]
         count = max(whole, default=0) + 1
         if not whole:
@@ -122,7 +129,7 @@ class _Recording:
                 )
                 for step in steps
             ),
-            weight=self.weights.get(config_id, 0.0) if self.weights else 1.0,
+            weight=self.weights.get(search.config_id, 0.0) if self.weights else 1.0,
             best_ms=tuple(best_ms) if any(best_ms) else (),
         )
 
@@ -191,9 +198,9 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
         StepResult.device,
         StepResult.busy_s,
     )
-    search = (Job.config_id, Solver.name.label("solver"), Job.steps)
+    of_job = (Job.search_id, Job.config_id, Solver.name.label("solver"), Job.steps, Job.round)
     query = (
-        sa.select(*columns, StepResult.started_at, StepResult.ended_at, *search, Job.round)
+        sa.select(*columns, StepResult.started_at, StepResult.ended_at, *of_job)
         .join(Job, Job.id == StepResult.job_id)
         .join(Solver, Solver.id == Job.solver_id)
         .where(Job.session_id == session_id)
@@ -201,8 +208,9 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
     )
     for row in connection.execute(query):
         recording.solvers[row.job_id] = row.solver
-        if row.steps.startswith(f"{SEARCH},"):
-            recording.rounds[row.job_id] = (row.config_id, row.solver, row.steps), row.round
+        if row.search_id is not None:
+            search = _Search(row.search_id, row.config_id, row.solver, row.steps)
+            recording.rounds[row.job_id] = search, row.round
         recording.workers[row.step].add(row.worker)
         if row.device:
             recording.devices[row.step].add(row.device)
@@ -214,19 +222,20 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
     if recording.rounds:
         recording.weights = weights(connection, session_id)
         trials = (
-            sa.select(*search, Job.round, sa.func.min(Trial.time_ms).label("best_ms"))
+            sa.select(*of_job, sa.func.min(Trial.time_ms).label("best_ms"))
             .join(Trial, Trial.job_id == Job.id)
             .join(Solver, Solver.id == Job.solver_id)
             .where(
                 Job.session_id == session_id,
-                are_rounds(Job.steps),
+                Job.search_id.is_not(None),
                 Trial.cause.is_(None),
                 Trial.time_ms > 0,
             )
-            .group_by(*search, Job.round)
+            .group_by(*of_job)
         )
         for one in connection.execute(trials):
-            recording.best_ms[one.config_id, one.solver, one.steps][one.round] = one.best_ms
+            search = _Search(one.search_id, one.config_id, one.solver, one.steps)
+            recording.best_ms[search][one.round] = one.best_ms
     return recording
 
 

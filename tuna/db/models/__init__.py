@@ -31,7 +31,7 @@ from tuna.db.models.work import (
     Job,
     JobArtifact,
     NoSolver,
-    SearchSibling,
+    Search,
     ServedTime,
     Session,
     Solver,
@@ -39,6 +39,7 @@ from tuna.db.models.work import (
     StepResult,
     Token,
     Trial,
+    WarmStartRow,
     Worker,
 )
 
@@ -69,7 +70,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "NoSolver",
-    "SearchSibling",
+    "Search",
     "ServedTime",
     "Session",
     "Solver",
@@ -77,5 +78,6 @@ __all__ = [
     "StepResult",
     "Token",
     "Trial",
+    "WarmStartRow",
     "Worker",
 ]

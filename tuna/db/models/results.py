@@ -39,8 +39,6 @@ class FindDb(Base):
     params: Mapped[str] = mapped_column(LongText)
     #: as the library reported it; empty: the solver's algorithm
     algorithm: Mapped[str] = text(64, default="")
-    #: reported to an older version; used where the config has none
-    problem_key: Mapped[str | None] = text(255)
     trial_number: Mapped[int | None]
     #: finals that its time is from
     final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)

@@ -74,7 +74,7 @@ class Session(Base):
 
 
 class ServedTime(Base):
-    """A time in which coordinators served a session; see `pipeline.served_time`."""
+    """A time in which coordinators served a session; see `search.active_time`."""
 
     __tablename__ = "served_time"
     session_id: Mapped[int] = mapped_column(
@@ -133,11 +133,28 @@ class NoSolver(Base):
     __table_args__ = table()
 
 
-class Job(Base):
-    """Session × config × solver with its steps, or one round of it where its library searches: the
-    unit of a lease.
+class Search(Base):
+    """One session × config × solver that is tuned in rounds, each of which is a job; see
+    `search.rounds`."""
 
-    Only `pipeline.states` decides its state.
+    __tablename__ = "search"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    steps: Mapped[str] = text(255)  #: of each round, as `job.steps`
+    reason: Mapped[str] = text(255)  #: of each round
+    options: Mapped[dict[str, Any]]  #: of each round
+    begun: Mapped[datetime | None]  #: when a worker began the first round
+    stopped: Mapped[str | None] = text(255)  #: why no further round is opened; None: it goes on
+    __table_args__ = table(UniqueConstraint("session_id", "config_id", "solver_id", "steps"))
+
+
+class Job(Base):
+    """Session × config × solver with its steps, or a part of one round of a search: the unit of a
+    lease.
+
+    Only `jobs.states` decides its state.
     """
 
     __tablename__ = "job"
@@ -146,9 +163,12 @@ class Job(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
-    #: of a search: see `pipeline.rounds`
-    round: Mapped[int] = mapped_column(default=0, server_default="0")
-    #: of a round: see `pipeline.round_parts`
+    #: None: it is no round of a search
+    search_id: Mapped[int | None] = mapped_column(
+        BigId, ForeignKey("search.id", ondelete="CASCADE")
+    )
+    round: Mapped[int] = mapped_column(default=0, server_default="0")  #: of its search
+    #: of its round: see `search.round_parts`
     part: Mapped[int] = mapped_column(default=0, server_default="0")
     step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
     state: Mapped[str] = text(16)
@@ -167,14 +187,14 @@ class Job(Base):
     cause: Mapped[str | None] = text(32)
     #: artifact hash of the problem's text, from the compile step
     workload: Mapped[str | None] = text(64)
-    stopped: Mapped[str | None] = text(
-        255
-    )  #: of a search's first round: why there are no more rounds; None: it goes on
+    #: of a job that is no round: why it ended without an attempt
+    stopped: Mapped[str | None] = text(255)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
         UniqueConstraint("session_id", "config_id", "solver_id", "steps", "round", "part"),
         Index("ix_job_claim", "session_id", "step", "state", "id"),
-        Index("ix_job_search", "session_id", "steps", "round", "part", "stopped"),
+        Index(None, "search_id", "round"),
+        Index(None, "session_id", "steps", "stopped"),
     )
 
 
@@ -243,18 +263,18 @@ class Trial(Base):
     __table_args__ = table(UniqueConstraint("job_id", "number"))
 
 
-class SearchSibling(Base):
+class WarmStartRow(Base):
     """An earlier search that a search learns from, with its trials at the time when it was chosen;
-    see `pipeline.siblings`."""
+    see `search.warm_starts`."""
 
-    __tablename__ = "search_sibling"
-    job_id: Mapped[int] = mapped_column(
-        BigId, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
-    )  #: its first round
+    __tablename__ = "warm_start"
+    search_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("search.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  #: the nearest first
     #: block of the trials
     digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    origin: Mapped[str] = text(16)  #: `pipeline.siblings.Origin`
+    origin: Mapped[str] = text(16)  #: `search.warm_starts.Origin`
     noisy: Mapped[bool]  #: its device was not quiet
     trials: Mapped[int]
     label: Mapped[str] = text(255)  #: says of which layer, where
@@ -262,7 +282,7 @@ class SearchSibling(Base):
 
 class JobArtifact(Base):
     """An artifact in the store that a job needs which has not ended; see
-    `pipeline.needed_artifacts`."""
+    `jobs.needed_artifacts`."""
 
     __tablename__ = "job_artifact"
     digest: Mapped[str] = text(64, primary_key=True)

@@ -1,4 +1,4 @@
-"""What a config is read from: its fields as JSON; and the body of a config that has one.
+"""The fields of a config as JSON, from which it is read; and the body of a config that has one.
 
 Revision: 0005
 """

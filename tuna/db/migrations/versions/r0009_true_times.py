@@ -1,4 +1,4 @@
-"""How well a time is known: its interval and clock, whether the device was quiet, how its peak was
+"""The quality of a time: its interval and clock, whether the device was quiet, how its peak was
 found.
 
 Revision: 0009

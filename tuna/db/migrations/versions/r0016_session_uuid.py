@@ -1,4 +1,4 @@
-"""What a session is known by in every database: its UUID.
+"""The UUID of a session, the same in every database.
 
 Revision: 0016
 """

@@ -1,4 +1,4 @@
-"""How many processes a member has, as it said when it joined.
+"""The number of processes of a member, as it said when it joined.
 
 Revision: 0018
 """

@@ -1,4 +1,4 @@
-"""What is still to be taken away from former members and spent tokens, and which rights a member's
+"""Rights that are still to be taken away from former members and spent tokens, and which rights a member's
 Redis user was given.
 
 Revision: 0020

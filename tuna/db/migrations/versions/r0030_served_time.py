@@ -1,4 +1,4 @@
-"""When sessions were served, so that pauses are no part of the time of a search.
+"""The times in which sessions were served, so that pauses are no part of the time of a search.
 
 Revision: 0030
 """

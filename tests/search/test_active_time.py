@@ -17,9 +17,9 @@ from test_searches_shown import Limited
 
 from tuna.archives import removal
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, ServedTime, StepResult
+from tuna.db.models import Job, Search, ServedTime, StepResult
 from tuna.libraries.base import Found, SearchLimits
-from tuna.search import rounds, served_time
+from tuna.search import active_time, rounds
 
 BEGUN = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)
 DAY_S = 86400.0
@@ -30,7 +30,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`at(seconds)`: so long after `BEGUN` it is."""
 
     def set_clock(seconds: float) -> None:
-        monkeypatch.setattr(served_time, "utc_now", lambda: BEGUN + timedelta(seconds=seconds))
+        monkeypatch.setattr(active_time, "utc_now", lambda: BEGUN + timedelta(seconds=seconds))
 
     return set_clock
 
@@ -42,12 +42,12 @@ def serve(
     for second in range(start, end + 1, 2):
         at(second)
         with writing(engine) as connection:
-            served_time.note(connection, [session_id, 10**6])
+            active_time.note(connection, [session_id, 10**6])
 
 
 def spent(engine: sa.Engine, session_id: int, *between: float) -> float:
     with reading(engine) as connection:
-        return served_time.Served(connection, session_id).seconds(
+        return active_time.Served(connection, session_id).seconds(
             *(BEGUN + timedelta(seconds=s) for s in between)
         )
 
@@ -135,6 +135,7 @@ def test_a_search_that_is_resumed_the_next_day_has_the_time_left_that_it_had(
         connection.execute(
             sa.update(StepResult).values(started_at=early, ended_at=early + timedelta(seconds=2))
         )
+        connection.execute(sa.update(Search).values(begun=early))
     scene.work("measure")
     with writing(engine) as connection:
         measured = sa.update(StepResult).where(StepResult.step == "measure")

@@ -1,7 +1,7 @@
 """The earlier searches that a search learns from: its warm start.
 
 They are chosen once, in the transaction that first claims the search's first round, and stored with
-their trials (table `search_sibling`; the block of trials in `kernel`). So all rounds learn from the
+their trials (table `warm_start`; the block of trials in `kernel`). So all rounds learn from the
 same, whatever ends or is deleted meanwhile, and a block that the artifact store loses is written
 again. Only searches that have ended are chosen, of the same solver; simulated ones are not:
 
@@ -25,10 +25,19 @@ from tuna.configs import Config, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
 from tuna.db import models
 from tuna.db.batches import parts
-from tuna.db.models import Environment, FindDb, Job, Kernel, SearchSibling, Session, Trial
+from tuna.db.models import (
+    Environment,
+    FindDb,
+    Job,
+    Kernel,
+    Search,
+    Session,
+    Trial,
+    WarmStartRow,
+)
 from tuna.db.types import timed
 from tuna.db.upsert import upsert
-from tuna.jobs.rows import ClaimRow
+from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import Sibling
 from tuna.search import history
@@ -46,7 +55,7 @@ _LABEL_CHARS = 255
 
 
 class Origin(str, Enum):
-    """How a sibling is related to the search, the nearest first."""
+    """The relation of a sibling to the search, the nearest first."""
 
     SESSION = "session"  #: the same config, in another session of this environment
     CONFIG = "config"  #: another config, in this environment
@@ -70,14 +79,12 @@ class SiblingFacts(NamedTuple):
     label: str
 
 
-class _Search(NamedTuple):
-    """A search that has ended: its first round, and what it is of."""
+class _EndedSearch(NamedTuple):
+    """A search that has ended, with its config and environment."""
 
     id: int
     session_id: int
     config_id: int
-    solver_id: int
-    steps: str
     json: str
     label: str
     noisy: bool
@@ -85,7 +92,7 @@ class _Search(NamedTuple):
     arch: str
     device: str
 
-    def origin(self, row: ClaimRow, environment_id: int) -> Origin:
+    def origin(self, row: ClaimedJob, environment_id: int) -> Origin:
         if self.environment_id != environment_id:
             return Origin.DEVICE
         return Origin.SESSION if self.config_id == row.config_id else Origin.CONFIG
@@ -96,36 +103,28 @@ class _Search(NamedTuple):
         return f"{self.label} in session {self.session_id}{place}"[:_LABEL_CHARS]
 
 
-def choose(connection: sa.Connection, scope: Scope, rows: Iterable[ClaimRow]) -> None:
-    """Choose and store the siblings of those of `rows` that are the first rounds of searches which
-    were never claimed."""
+def choose(connection: sa.Connection, scope: Scope, rows: Iterable[ClaimedJob]) -> None:
+    """Choose and store the warm starts of the searches whose first round is claimed for the first
+    time."""
     for row in rows:
-        if row.round == 0 and row.attempt == 0 and scope.library.warm_starts(row.options):
-            _store(connection, row.id, _chosen(connection, scope.session_id, row))
-
-
-def _of_rounds() -> sa.Select[int, str, str, bool, str]:
-    mine, first = sa.orm.aliased(Job), sa.orm.aliased(Job)
-    same = [
-        getattr(mine, name) == getattr(first, name)
-        for name in ("session_id", "config_id", "solver_id", "steps")
-    ]
-    columns = (SearchSibling.digest, SearchSibling.origin, SearchSibling.noisy, SearchSibling.label)
-    return (
-        sa.select(mine.id, *columns)
-        .join(first, sa.and_(*same, first.round == 0, first.part == 0))
-        .join(SearchSibling, SearchSibling.job_id == first.id)
-        .where(mine.id.in_(sa.bindparam("ids", expanding=True)))
-        .order_by(mine.id, SearchSibling.number)
-    )
+        begins = row.round == 0 and row.attempt == 0
+        if begins and row.search_id is not None and scope.library.warm_starts(row.options):
+            _store(connection, row.search_id, _chosen(connection, row))
 
 
 #: Built once: building a statement costs more than running it.
-_OF_ROUNDS = _of_rounds()
+_OF_ROUNDS = (
+    sa.select(
+        Job.id, WarmStartRow.digest, WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.label
+    )
+    .join(WarmStartRow, WarmStartRow.search_id == Job.search_id)
+    .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(Job.id, WarmStartRow.number)
+)
 
 
-def of(connection: sa.Connection, rows: Iterable[ClaimRow]) -> dict[int, tuple[Sibling, ...]]:
-    """By job: the siblings of the search that it is a round of, the nearest first."""
+def of(connection: sa.Connection, rows: Iterable[ClaimedJob]) -> dict[int, tuple[Sibling, ...]]:
+    """By job: the warm start of the search that it is a round of, the nearest search first."""
     found: dict[int, list[Sibling]] = defaultdict(list)
     for part in parts(sorted(row.id for row in rows)):
         for row in connection.execute(_OF_ROUNDS, {"ids": part}):
@@ -135,35 +134,34 @@ def of(connection: sa.Connection, rows: Iterable[ClaimRow]) -> dict[int, tuple[S
 
 
 def of_session(connection: sa.Connection, session_id: int) -> list[WarmStart]:
-    """The session's searches that learn from others, in the order of their jobs."""
-    columns = (SearchSibling.origin, SearchSibling.noisy, SearchSibling.trials, SearchSibling.label)
+    """The session's searches that learn from others, in the order in which they were loaded."""
+    columns = (WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.trials, WarmStartRow.label)
+    named = (models.Config.label.label("layer"), models.Solver.name.label("solver"))
     query = (
-        sa.select(
-            Job.id, models.Config.label.label("layer"), models.Solver.name.label("solver"), *columns
-        )
-        .select_from(Job)
-        .join(SearchSibling, SearchSibling.job_id == Job.id)
-        .join(models.Config, models.Config.id == Job.config_id)
-        .join(models.Solver, models.Solver.id == Job.solver_id)
-        .where(Job.session_id == session_id)
-        .order_by(Job.id, SearchSibling.number)
+        sa.select(Search.id, *named, *columns)
+        .select_from(Search)
+        .join(WarmStartRow, WarmStartRow.search_id == Search.id)
+        .join(models.Config, models.Config.id == Search.config_id)
+        .join(models.Solver, models.Solver.id == Search.solver_id)
+        .where(Search.session_id == session_id)
+        .order_by(Search.id, WarmStartRow.number)
     )
     names: dict[int, tuple[str, str]] = {}
     found: dict[int, list[SiblingFacts]] = defaultdict(list)
     for row in connection.execute(query):
         names[row.id] = (row.layer, row.solver)
         found[row.id].append(SiblingFacts(row.origin, bool(row.noisy), row.trials, row.label))
-    return [WarmStart(*names[job_id], tuple(siblings)) for job_id, siblings in found.items()]
+    return [WarmStart(*names[key], tuple(siblings)) for key, siblings in found.items()]
 
 
 def _chosen(
-    connection: sa.Connection, session_id: int, row: ClaimRow
-) -> list[tuple[_Search, Origin, list[Any]]]:
+    connection: sa.Connection, row: ClaimedJob
+) -> list[tuple[_EndedSearch, Origin, list[Any]]]:
     """The nearest searches, with their trials."""
     mine = connection.execute(
         sa.select(Environment.id, Environment.library, Environment.library_version)
         .join(Session, Session.environment_id == Environment.id)
-        .where(Session.id == session_id)
+        .where(Session.id == row.session_id)
     ).one()
     text = connection.execute(
         sa.select(models.Config.json).where(models.Config.id == row.config_id)
@@ -174,16 +172,16 @@ def _chosen(
         Environment.library == mine.library,
         Environment.library_version == mine.library_version,
     )
-    ranked: list[tuple[tuple[Any, ...], _Search, Origin]] = []
+    ranked: list[tuple[tuple[Any, ...], _EndedSearch, Origin]] = []
     for which in ((here,), (~here, *like)):
         for search in _ended(connection, row, which):
             same = search.config_id == row.config_id
             distance = 0.0 if same else _distance(config, from_json_text(search.json))
-            if distance is not None and (search.session_id != session_id or not same):
+            if distance is not None and (search.session_id != row.session_id or not same):
                 origin = search.origin(row, mine.id)
                 rank = (list(Origin).index(origin), not same, search.noisy, distance, -search.id)
                 ranked.append((rank, search, origin))
-    found: list[tuple[_Search, Origin, list[Any]]] = []
+    found: list[tuple[_EndedSearch, Origin, list[Any]]] = []
     for _, search, origin in sorted(ranked, key=lambda one: one[0]):
         if len(found) == MOST:
             break
@@ -193,39 +191,37 @@ def _chosen(
 
 
 def _ended(
-    connection: sa.Connection, row: ClaimRow, which: Sequence[sa.ColumnElement[bool]]
-) -> Iterator[_Search]:
+    connection: sa.Connection, row: ClaimedJob, which: Sequence[sa.ColumnElement[bool]]
+) -> Iterator[_EndedSearch]:
     """The latest searches of the row's solver that have ended, in the environments that `which`
     says."""
-    result = (FindDb.config_id == Job.config_id, FindDb.solver_id == Job.solver_id)
-    config = (models.Config.json, models.Config.label)
-    device = (Environment.id, Environment.arch, Environment.device)
+    result = [
+        getattr(FindDb, name) == getattr(Search, name)
+        for name in ("session_id", "config_id", "solver_id")
+    ]
     query = (
         sa.select(
-            *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.steps),
-            *config,
-            FindDb.noisy,
-            *device,
+            *(Search.id, Search.session_id, Search.config_id),
+            *(models.Config.json, models.Config.label, FindDb.noisy),
+            *(Environment.id, Environment.arch, Environment.device),
         )
-        .select_from(Job)
-        .join(Session, Session.id == Job.session_id)
+        .select_from(Search)
+        .join(Session, Session.id == Search.session_id)
         .join(Environment, Environment.id == Session.environment_id)
-        .join(models.Config, models.Config.id == Job.config_id)
-        .join(FindDb, sa.and_(FindDb.session_id == Job.session_id, *result))
-        # Index ix_job_solver_id, backwards.
-        .where(
-            Job.solver_id == row.solver_id, Job.steps == row.steps, Job.round == 0, Job.part == 0
-        )
-        .where(Job.stopped.is_not(None))
+        .join(models.Config, models.Config.id == Search.config_id)
+        .join(FindDb, sa.and_(*result))
+        # Index ix_search_solver_id, backwards.
+        .where(Search.solver_id == row.solver_id, Search.steps == row.steps)
+        .where(Search.stopped.is_not(None))
         .where(timed(FindDb.time_ms), FindDb.simulated.is_(False), *which)
-        .order_by(Job.id.desc())
+        .order_by(Search.id.desc())
         .limit(_LATEST)
     )
-    return map(_Search._make, connection.execute(query))
+    return map(_EndedSearch._make, connection.execute(query))
 
 
 def _distance(config: Config, other: Config) -> float | None:
-    """How far apart two layers are in size; of functions without a core that is not known. None:
+    """The distance between two layers in size; not known of functions without a core. None:
     they are of different kinds."""
     if (
         isinstance(config, TaskConfig)
@@ -237,18 +233,9 @@ def _distance(config: Config, other: Config) -> float | None:
     return size_distance(config, other)
 
 
-def _trials(connection: sa.Connection, search: _Search) -> list[Any]:
-    """What is learned from a search, as `history.block` takes it; empty if that is too little."""
-    same = (
-        Job.session_id == search.session_id,
-        Job.config_id == search.config_id,
-        Job.solver_id == search.solver_id,
-    )
-    query = (
-        sa.select(Trial.id)
-        .join(Job, Job.id == Trial.job_id)
-        .where(*same, Job.steps == search.steps)
-    )
+def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
+    """The trials that are learned from a search, as `history.block` takes it; empty if that is too little."""
+    query = sa.select(Trial.id).join(Job, Job.id == Trial.job_id).where(Job.search_id == search.id)
     known = query.where(Trial.params.is_not(None))
     good = known.where(Trial.cause.is_(None), timed(Trial.time_ms)).order_by(
         Trial.time_ms, Trial.id
@@ -265,7 +252,9 @@ def _trials(connection: sa.Connection, search: _Search) -> list[Any]:
 
 
 def _store(
-    connection: sa.Connection, job_id: int, chosen: Sequence[tuple[_Search, Origin, list[Any]]]
+    connection: sa.Connection,
+    search_id: int,
+    chosen: Sequence[tuple[_EndedSearch, Origin, list[Any]]],
 ) -> None:
     rows: list[dict[str, Any]] = []
     for search, origin, trials in chosen:
@@ -286,6 +275,7 @@ def _store(
             "noisy": search.noisy,
             "trials": len(trials),
         }
-        rows.append({"job_id": job_id, "number": len(rows), **facts, "label": search.named(origin)})
+        row = {"search_id": search_id, "number": len(rows), **facts}
+        rows.append({**row, "label": search.named(origin)})
     if rows:
-        connection.execute(sa.insert(SearchSibling), rows)
+        connection.execute(sa.insert(WarmStartRow), rows)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tuna.db.engine import transaction
 from tuna.jobs.serving import SessionWork
-from tuna.search import finals, rounds, served_time
+from tuna.search import active_time, finals, rounds
 
 
 def load(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None = None) -> int:
@@ -33,7 +33,7 @@ def note_served(engine: sa.Engine, works: Collection[SessionWork]) -> None:
     """These sessions are being served now, which is the time of their searches."""
     searching = [work.session_id for work in works if work.library.search is not None]
     if searching:
-        transaction(engine, served_time.note, searching)
+        transaction(engine, active_time.note, searching)
 
 
 def give_up_rounds(engine: sa.Engine, work: SessionWork) -> set[str]:

@@ -20,7 +20,7 @@ from tuna.configs import Config, ConvConfig, TaskConfig
 from tuna.coordinator import stage_artifacts
 from tuna.db import models
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, Job, Kernel, SearchSibling, Trial
+from tuna.db.models import FindDb, Job, Kernel, Trial, WarmStartRow
 from tuna.jobs import release
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import WorkItem
@@ -28,7 +28,7 @@ from tuna.libraries.registry import get_library
 from tuna.membership import dealer
 from tuna.queue.claim import claim
 from tuna.queue.messages import Chunk
-from tuna.search import history, siblings
+from tuna.search import history, warm_starts
 
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 STEPS = {"steps": "search,compile,eval"}
@@ -158,7 +158,7 @@ def test_the_same_layer_comes_first_then_the_nearest_sizes_then_other_devices(ro
     ]
     assert [one.same for one in item.siblings] == [True, False, False, False, False]
     with reading(room.engine) as connection:
-        (found,) = siblings.of_session(connection, room.session_id)
+        (found,) = warm_starts.of_session(connection, room.session_id)
     assert [one.origin for one in found.siblings] == [
         "session",
         "config",
@@ -212,7 +212,7 @@ def test_a_warm_start_is_bounded_and_has_fast_slow_and_failed_trials(room: Room)
         )
     room.open()
     item = room.claim()
-    assert len(item.siblings) == siblings.MOST
+    assert len(item.siblings) == warm_starts.MOST
     for block in room.learned(item):
         found = sorted(trial["time_ms"] for trial in block if trial["time_ms"])
         assert found[:32] == times[:32]
@@ -293,7 +293,7 @@ def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it
     assert _blocks(room) == (0, 0)
     restored = restore(room.engine, room.folder / "file")
     with reading(room.engine) as connection:
-        (found,) = siblings.of_session(connection, restored.session_id)
+        (found,) = warm_starts.of_session(connection, restored.session_id)
         (blob,) = connection.execute(sa.select(Kernel.blob)).scalars()
     assert [one.origin for one in found.siblings] == ["session"]
     assert history.read([blob]) == before
@@ -303,7 +303,7 @@ def _blocks(room: Room) -> tuple[int, int]:
     with reading(room.engine) as connection:
         counts = [
             connection.execute(sa.select(sa.func.count()).select_from(of)).scalar_one()
-            for of in (SearchSibling, Kernel)
+            for of in (WarmStartRow, Kernel)
         ]
     return counts[0], counts[1]
 

@@ -53,7 +53,7 @@ class Served:
                 self._spans.append((began_at, ended_at))
 
     def seconds(self, start: datetime, end: datetime | None = None) -> float:
-        """How long it was served from `start` to `end`, by default until now."""
+        """Return the seconds that it was served from `start` to `end`, by default until now."""
         until = self._now if end is None else end
         parts = (
             (min(until, ended_at) - max(start, began_at)).total_seconds()
