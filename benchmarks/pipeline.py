@@ -5,8 +5,8 @@ settings of docker/. `--library noop` does no work, so that all time is the pipe
 baseline is plain Celery on the same Redis with one item per message. `--library miopen` runs the
 fin double as a subprocess: the figure is the share of the wall time, including worker start, in
 which the worker of the busiest queue does not run fin. The double takes `--fin-s` per solver; with
-0 the share is dominated by starting a Python program. `--gate` compares a worker that joined with a
-token with an own worker, in turn, without their start. `--memory` compares the coordinator's peak
+0 the share is dominated by starting a Python program. `--gate` compares a remote worker, through a
+gateway, with an own worker, in turn, without their start. `--memory` compares the coordinator's peak
 memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers.
 `--baseline DIR` compares with another checkout, which has a `.venv` of its own, such as one of the
 first release (commit a1b94d1): both run in turn, `--rounds` times, and the ratios are those of the
@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument(
         "--gate",
         action="store_true",
-        help="compare a worker that joined by token with an own worker",
+        help="compare a remote worker, through a gateway, with an own worker",
     )
     parser.add_argument(
         "--baseline", type=Path, metavar="DIR", help="checkout to compare with; it has a .venv"
@@ -84,7 +84,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         session, steps, workers = options.child
-        return _child(int(session), steps.split(","), joined=workers == "joined")
+        return _child(int(session), steps.split(","), is_remote=workers == "remote")
     count = options.jobs or _JOBS[options.library]
     steps = (options.steps or _STEPS[options.library]).split(",")
     if options.baseline:
@@ -150,10 +150,10 @@ def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
     return outcome.print()
 
 
-def _busy_s(count: int, steps: list[str], reason: str, through_gate: bool) -> float:
+def _busy_s(count: int, steps: list[str], reason: str, is_remote: bool) -> float:
     """Seconds of a run after the first report of its worker."""
     session_id, _, _ = _load("noop", count, steps, reason)
-    run = _run(session_id, steps, "joined" if through_gate else "own")
+    run = _run(session_id, steps, "remote" if is_remote else "own")
     return run.run_s - run.start_s
 
 
@@ -259,10 +259,8 @@ def _layers(library: str, count: int) -> list[Any]:
 
 
 def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
-    """Run the session in a separate coordinator, with one worker process for each step.
-
-    `workers`: own or joined.
-    """
+    """Run the session in a separate coordinator process, with one worker process for each step;
+    `workers`: own or remote."""
     command = [
         sys.executable,
         "-m",
@@ -276,7 +274,7 @@ def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
     return Run(**json.loads(result.stdout))
 
 
-def _child(session_id: int, steps: list[str], *, joined: bool) -> int:
+def _child(session_id: int, steps: list[str], *, is_remote: bool) -> int:
     from tuna import logs
     from tuna.coordinator.session_run import run_sessions
     from tuna.db import sessions
@@ -294,9 +292,9 @@ def _child(session_id: int, steps: list[str], *, joined: bool) -> int:
     queues = {Resource.CPU: WorkerSpec("compile"), Resource.DEVICE: WorkerSpec("eval")}
     workers = [queues[step.resource] for step in library.steps if step.name in steps]
     with _Stopwatch() as split, contextlib.ExitStack() as stack:
-        if joined:
+        if is_remote:
             for spec in workers:
-                stack.enter_context(joined_workers.worker(spec.queue))
+                stack.enter_context(joined_workers.remote_worker(spec.queue))
             workers.clear()
         started = time.perf_counter()
         state = run_sessions(engine, settings, [session_id], workers=lambda _: workers)
@@ -367,14 +365,14 @@ def _worker_alone(count: int) -> float:
     from tuna.queue.leases import Leases, new_id
     from tuna.queue.messages import Chunk
     from tuna.settings import get_settings
+    from tuna.workers.link import RedisLink
     from tuna.workers.runner import Runner
 
     settings = get_settings()
     client = connect(settings)
     library = get_library("noop")
     runner = Runner(
-        client,
-        settings.lease_s,
+        RedisLink(client, settings.lease_s),
         RunContext(Artifacts.from_settings(settings), Path(settings.home), (0,)),
     )
     config = GemmConfig(m=16, n=16, k=16).to_json()

@@ -57,13 +57,15 @@ class SqliteTemplate:
         engine.dispose()  # the last connection moves the write-ahead log into the file
 
     def copy_to(self, path: Path) -> None:
-        """What a migration of the new file `path` leaves, with a namespace and a secret of its
+        """What a migration of the new file `path` leaves, with a namespace and secrets of its
         own."""
         shutil.copyfile(self._path, path)
         path.chmod(0o600)
         connection = sqlite3.connect(path)
         with connection:
-            connection.execute("UPDATE installation SET namespace = ?, secret = ?", _identity())
+            connection.execute(
+                "UPDATE installation SET namespace = ?, secret = ?, gateway_secret = ?", _identity()
+            )
         connection.close()
 
     def engine(self, path: Path) -> sa.Engine:
@@ -127,7 +129,9 @@ class MariadbDatabase:
             elif rows:
                 connection.exec_driver_sql(f"DELETE FROM `{table}`")
         connection.exec_driver_sql(
-            "INSERT INTO installation (id, namespace, secret) VALUES (1, %s, %s)", _identity()
+            "INSERT INTO installation (id, namespace, secret, gateway_secret)"
+            " VALUES (1, %s, %s, %s)",
+            _identity(),
         )
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = %s", (schema.HEAD,))
         for table, number in _next_numbers(connection).items():
@@ -203,6 +207,6 @@ def _next_numbers(connection: sa.Connection) -> dict[str, int | None]:
     return dict(connection.exec_driver_sql(query).all())
 
 
-def _identity() -> tuple[str, str]:
-    """A namespace and a secret."""
-    return uuid.uuid4().hex[:12], secrets.token_hex(32)
+def _identity() -> tuple[str, str, str]:
+    """A namespace and two secrets."""
+    return uuid.uuid4().hex[:12], secrets.token_hex(32), secrets.token_hex(32)

@@ -177,7 +177,7 @@ def test_scripts_install_locks_that_are_there() -> None:
         for script in (ROOT / "scripts").iterdir()
         for extras in re.findall(r"^scripts/install (\S+)$", script.read_text(), re.MULTILINE)
     ]
-    assert set(calls) == {"onnx,rpc,tvm", "dev,onednn,rpc,tvm"}
+    assert set(calls) == {"onnx,rpc,serve,tvm", "dev,onednn,rpc,serve,tvm"}
     assert {f"{extras}.txt" for extras in calls} <= {lock.name for lock in LOCKS}
 
 
@@ -295,7 +295,7 @@ def test_scripts_programs_says_what_to_type_where_it_may_not_install(tmp_path: P
 
 
 def test_each_package_that_a_test_looks_for_is_in_the_lock_of_scripts_test() -> None:
-    there = _locked(ROOT / "requirements" / "dev,onednn,rpc,tvm.txt")
+    there = _locked(ROOT / "requirements" / "dev,onednn,rpc,serve,tvm.txt")
     owners = {"tvm": "apache-tvm", "xgboost": "xgboost-cpu"}
     looked = {
         (name.partition(".")[0], file) for name, file in _looked_up("find_spec", "importorskip")
@@ -324,7 +324,7 @@ def test_each_package_has_the_permissive_licence_that_the_page_says() -> None:
     optional = {
         _normal(Requirement(PYPROJECT["project"]["optional-dependencies"]["onednn"][0]).name)
     }
-    assert set(listed) == set(_locked(ROOT / "requirements" / "onnx,rpc,tvm.txt")) | optional
+    assert set(listed) == set(_locked(ROOT / "requirements" / "onnx,rpc,serve,tvm.txt")) | optional
     here = {_normal(distribution.name) for distribution in metadata.distributions()} & set(listed)
     assert {"celery", "numpy", "redis"} <= here
     assert {name: _licence(name) for name in here} == {name: listed[name] for name in here}

@@ -60,22 +60,20 @@ library = get_library("noop")
 def fails(*_):
     raise RuntimeError("no luck")
 
-class Leases:
-    def __init__(self, *_): ...
-    def take(self, *_): return True
+class Link:
+    def lease(self, *_): return self
+    def elsewhere(self, *_): return Elsewhere(False, None)
     def __getattr__(self, name): return lambda *_: True
 
-import tuna.workers.runner as runner
-runner.Leases = Leases
+from tuna.workers.link import Elsewhere
 library.run = fails
 item = dict(attempt=1, session_id=3, library="noop", step="build", solver="Noop1", config={})
 item |= dict(target="", seed=0)
 item["config"] = {"kind": "gemm", "m": 1, "n": 1, "k": 1}
 for ids in ([41], [42, 43]):
     items = tuple(WorkItem(job_id=number, **item) for number in ids)
-    where = dict(namespace="n", library="noop", step="build", environment="", toolchain="")
-    chunk = Chunk(id="c", items=items, **where)
-    Runner(None, 20.0, RunContext(None, Path(tempfile.gettempdir()), ())).run(chunk, library)
+    chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="", items=items)
+    Runner(Link(), RunContext(None, Path(tempfile.gettempdir()), ())).run(chunk, library)
 """
 
 

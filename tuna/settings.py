@@ -114,13 +114,6 @@ class Settings(BaseSettings):
             "CELERY_RESULT_BACKEND is honoured too"
         ),
     )
-    redis_admin_url: _ServerUrl | None = Field(
-        None,
-        description=(
-            "the same Redis with a user that has ACL rights, so that workers can join; default:"
-            " TUNA_REDIS_URL"
-        ),
-    )
     broker_url: _ServerUrl | None = Field(
         None,
         validation_alias=AliasChoices("TUNA_BROKER_URL", "CELERY_BROKER_URL"),
@@ -159,11 +152,11 @@ class Settings(BaseSettings):
             "name of the workers on this machine; default: the host's; set for workers that join"
         ),
     )
-    namespace: str = Field(
-        "",
+    gateway: SecretStr | None = Field(
+        None,
         description=(
-            "the database that workers on this machine serve; set for workers that join with a"
-            " token"
+            "gateway that this remote worker takes work from, with its credentials; set for workers"
+            " that join with a token"
         ),
     )
     eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
@@ -250,26 +243,6 @@ class Settings(BaseSettings):
     queue_bound: int = Field(
         256, ge=1, lt=2**31, description="chunks that may wait in one queue (backpressure)"
     )
-    member_artifacts_mib: int = Field(
-        256,
-        ge=1,
-        description="memory in Redis of the artifacts of one worker that joined with a token",
-    )
-    member_reports_mib: int = Field(
-        32,
-        ge=1,
-        description=(
-            "memory in Redis of its reports that are not yet drained; 1 MiB more for each of its"
-            " processes"
-        ),
-    )
-    member_reports: int = Field(
-        10_000,
-        ge=1,
-        description=(
-            "number of its reports that are not yet drained; 500 more for each of its processes"
-        ),
-    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"
     )
@@ -343,12 +316,6 @@ class Settings(BaseSettings):
         if toml.exists() and (not toml.is_file() or toml.stat().st_size > _MAX_FILE_BYTES):
             raise ValueError(f"{toml} is not a file, or has more than {_MAX_FILE_BYTES} bytes.")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
-
-    @property
-    def is_member(self) -> bool:
-        """True for a worker that joined with a token: it reaches its own keys of Redis and nothing
-        else."""
-        return bool(self.namespace and self.worker_name)
 
     @property
     def embedded_db(self) -> bool:

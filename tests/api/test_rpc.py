@@ -1,23 +1,27 @@
-"""A master's port and its workers, as the commands use them."""
+"""Gateways and their workers, as the commands use them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from tuna import api
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
-from tuna.membership.join import JoinToken, join_user
+from tuna.gateway.ports import gateway_url, open_gateways
+from tuna.gateway.tokens import JoinToken
 from tuna.queue.connection import connect, release_services
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.settings import get_settings
+from tuna.testing.servers import listens
 
 
 @pytest.fixture()
@@ -28,47 +32,65 @@ def master(home: Path) -> Iterator[str]:
     release_services(get_settings())
 
 
-@pytest.mark.service
-def test_a_token_of_an_open_port_reaches_the_keys_of_its_request_alone(master: str) -> None:
+def test_a_token_names_the_gateway_of_this_home(master: str) -> None:
     token = JoinToken.parse(api.create_token("eval", 60.0))
-    assert token.url == master
-    user = join_user(token.namespace, token.id)
-    with redis.Redis.from_url(token.url, username=user, password=token.password) as client:
-        assert client.ping()
-        for words in (
-            ("GET", "x"),
-            ("KEYS", "*"),
-            ("ACL", "WHOAMI"),
-            ("FLUSHALL",),
-            ("CONFIG", "GET", "requirepass"),
-        ):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                client.execute_command(*words)
+    assert token.gateway.url == master
+    port = int(master.rpartition(":")[2])
+    assert open_gateways(get_settings().run_dir) == [("127.0.0.1", port)]
 
 
-def test_without_a_port_there_is_no_token(home: Path) -> None:
-    with pytest.raises(BadInput, match="on this machine only") as raised:
+def test_two_gateways_of_one_home_have_one_key(master: str) -> None:
+    with api.listening("127.0.0.1", 0) as other:
+        pins = {
+            JoinToken.parse(api.create_token("eval", 60, url)).gateway.pin
+            for url in (master, other)
+        }
+    assert other != master
+    assert len(pins) == 1
+
+
+def test_without_a_gateway_there_is_no_token(home: Path) -> None:
+    with pytest.raises(BadInput, match="No gateway") as raised:
         api.create_token("eval", 60.0)
-    assert "tune-rpc" in raised.value.hint
+    assert "tuna gateway" in raised.value.hint
+    assert api.create_token("eval", 60.0, "https://elsewhere:1").startswith("https://elsewhere:1#")
+    for url in ("redis://h:1/0", "http://h:1", "h:1", "https://h:1/x"):
+        with pytest.raises(BadInput, match="not the URL of a gateway"):
+            api.create_token("eval", 60.0, url)
 
 
-def test_no_port_beside_a_broker_of_ones_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNA_BROKER_URL", "redis://127.0.0.1:1/0")
-    get_settings.cache_clear()
-    with pytest.raises(BadInput, match="TUNA_BROKER_URL is set"), api.listening("127.0.0.1", 0):
-        pass
+def test_a_port_in_use_is_refused_before_anything_is_written(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(BadInput, match=f"Port {port} of 127.0.0.1 is in use"),
+            api.listening("127.0.0.1", port),
+        ):
+            pass
+    assert not (home / "run").exists()
+
+
+def test_a_gateway_ends_with_the_process_that_started_it(
+    home: Path, eventually: Callable[[Callable[[], object], float], None]
+) -> None:
+    code = "import time; from tuna import api\nwith api.listening('127.0.0.1', 0) as u: print(u, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        address = ("127.0.0.1", int(one.stdout.readline().rpartition(":")[2]))
+        assert listens(address)
+        one.kill()
+    eventually(lambda: not listens(address), 20)
+    assert open_gateways(get_settings().run_dir) == []
 
 
 @pytest.mark.parametrize(
-    ("host", "name"), [("::", "redis://here.example:1/0"), ("::1", "redis://[::1]:1/0")]
+    ("host", "name"), [("::", "https://here.example:1"), ("::1", "https://[::1]:1")]
 )
-def test_the_url_of_a_port_is_one_that_others_can_use(
+def test_the_url_of_a_gateway_is_one_that_others_can_use(
     host: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuna.api import rpc
-
     monkeypatch.setattr("socket.getfqdn", lambda: "here.example")
-    assert rpc._url(host, 1) == name
+    assert gateway_url(host, 1) == name
 
 
 @pytest.mark.service

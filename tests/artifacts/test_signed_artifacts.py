@@ -23,6 +23,7 @@ from tuna.queue.announcements import signer_key, store_name, with_store
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.settings import Settings, get_settings
+from tuna.workers.link import RedisLink
 from tuna.workers.worker_process import WorkerProcess
 
 KEY, OTHER = Keys.of_secret("6b" * 32), Keys.of_secret("6f" * 32)
@@ -231,7 +232,6 @@ def test_a_worker_that_finds_no_key_builds_nothing_that_others_would_refuse(
     """After a wipe of Redis a new worker kept on without a key, and what it built was refused as
     `artifact_lost` for ever."""
     monkeypatch.setattr("tuna.workers.runner._BACKOFF_S", 0.0)
-    monkeypatch.setattr(WorkerProcess, "_client", redis_client)
     settings = get_settings().model_copy(update={"artifacts_url": (tuna_home / "store").as_uri()})
     Artifacts.from_settings(settings).prepare()
     item = WorkItem(
@@ -245,6 +245,7 @@ def test_a_worker_that_finds_no_key_builds_nothing_that_others_would_refuse(
         "toolchain": "noop-1",
     }
     leases, process, ends = Leases(redis_client, "n", 30), WorkerProcess(settings), []
+    process.link = RedisLink(redis_client, 30, settings)
     for number in ("1", "2"):
         leases.open([number])
         ends.append(process.run_chunk(Chunk(id=number, items=(item,), **facts).model_dump_json()))

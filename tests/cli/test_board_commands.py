@@ -11,8 +11,7 @@ from command_lines import Ended
 from shared_data import need, needed_program
 
 from tuna.settings import get_settings
-from tuna.workers import worker as workers
-from tuna.workers.worker import Worker
+from tuna.workers import hooks
 
 TypeIn = Callable[..., Ended]
 WHERE = ("--tvm-tracker", "127.0.0.1:1", "--device-key", "pi")
@@ -70,8 +69,12 @@ def test_what_a_worker_refuses_spends_no_token(
     type_in: TypeIn, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:
     need(find_spec("tvm"), "TVM")
-    monkeypatch.setattr("tuna.api.serving.ask", lambda *_: pytest.fail("the token is spent"))
-    ended = type_in("tuna", "worker", *words, "--join", "redis://here#token")
+    monkeypatch.setattr(
+        "tuna.gateway.remote_link.join", lambda *_: pytest.fail("the token is spent")
+    )
+    ended = type_in(
+        "tuna", "worker", *words, "--join", f"https://127.0.0.1:9#{'0' * 64}.{'0' * 12}.{'s' * 32}"
+    )
     assert (ended.code, said in ended.err) == (2, True), ended
 
 
@@ -96,14 +99,11 @@ def test_a_target_alone_makes_one_session_in_either_form(type_in: TypeIn) -> Non
 
 def test_a_lost_board_is_reset_once_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    monkeypatch.setattr(workers, "run_hook", lambda name, command, env: ran.append(command))
+    monkeypatch.setattr(hooks, "run_hook", lambda name, command, env: ran.append(command))
     clock = iter((1000.0, 1000.0, 1030.0, 1060.0, 1060.0))
-    monkeypatch.setattr(workers.time, "monotonic", lambda: next(clock))
-    worker = object.__new__(Worker)
-    worker._settings = get_settings().model_copy(
-        update={"after_worker": "", "tvm_reset": "power-cycle"}
-    )
-    worker._reset_at = float("-inf")
+    monkeypatch.setattr(hooks.time, "monotonic", lambda: next(clock))
+    settings = get_settings().model_copy(update={"after_worker": "", "tvm_reset": "power-cycle"})
+    repair = hooks.DeviceRepair(settings)
     for _ in range(3):
-        worker._mend()
+        repair()
     assert [command for command in ran if command] == ["power-cycle", "power-cycle"]

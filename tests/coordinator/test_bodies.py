@@ -34,6 +34,7 @@ from tuna.libraries.registry import get_library
 from tuna.settings import get_settings
 from tuna.testing.kinds import registered
 from tuna.vocabulary import Cause
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 LIBRARY = get_library("noop")
@@ -104,7 +105,9 @@ def coordinator(
 ) -> Coordinator:
     with reading(engine) as connection:
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
-    runner = Runner(redis_client, get_settings().lease_s, RunContext(store, tuna_home, (0,)))
+    runner = Runner(
+        RedisLink(redis_client, get_settings().lease_s), RunContext(store, tuna_home, (0,))
+    )
     work = SessionWork(session_id, namespace, info.environment, LIBRARY)
     return Coordinator(Backends(engine, redis_client, InProcess(runner), get_settings()), [work])
 

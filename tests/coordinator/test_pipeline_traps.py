@@ -26,6 +26,7 @@ from tuna.queue.messages import Chunk
 from tuna.queue.results import ResultStream
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 MAX = 3
@@ -72,7 +73,7 @@ def work_off(
     if not claimed:
         return 0
     leases.open([chunk.id for chunk in claimed])
-    runner = Runner(client, 30, RunContext(artifacts=store, scratch=folder, cpus=()))
+    runner = Runner(RedisLink(client, 30), RunContext(artifacts=store, scratch=folder, cpus=()))
     for chunk in claimed:
         facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
         assert (

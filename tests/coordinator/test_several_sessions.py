@@ -34,6 +34,7 @@ from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.queue.messages import Chunk
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 LIBRARY = get_library("noop")
@@ -129,7 +130,7 @@ def test_all_sessions_with_open_jobs_are_served_also_one_that_comes_later(
             return False
         return not unfinished(engine)
 
-    celery = InProcess(Runner(redis_client, get_settings().lease_s, context))
+    celery = InProcess(Runner(RedisLink(redis_client, get_settings().lease_s), context))
     make(celery, works_of(engine, None)).run(lambda: None, finished)
     assert {count for *_, count in accepted(engine)} == {1}
     assert len(accepted(engine)) == 3 * 60
@@ -192,7 +193,9 @@ def test_what_ended_predicts_what_is_left(
     get_settings.cache_clear()
     work = works_of(engine, [make_jobs(engine, 1, options={"trials": 1})])[0]
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
-    coordinator = make(InProcess(Runner(redis_client, get_settings().lease_s, context)), [work])
+    coordinator = make(
+        InProcess(Runner(RedisLink(redis_client, get_settings().lease_s), context)), [work]
+    )
     snapshots = coordinator.publisher._snapshots
     coordinator.publish()
     assert snapshots._left[work.session_id].jobs == 10
@@ -293,9 +296,6 @@ def test_a_very_long_chunk_is_published_when_a_process_is_free(
         assert coordinator.publish() == 0, "a process has it"
     assert coordinator._leases.finish(chunks[0], f"{chunks[0]}:1/x", "{}")
     assert coordinator.publish() == 1
-    assert coordinator.publisher.publish(coordinator._works, members=True) == 2, (
-        "those of members hide who is free"
-    )
 
 
 def test_coordinators_share_the_bound_of_a_queue(
@@ -387,7 +387,9 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
         for work in works_of(engine, None)
     ]
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
-    coordinator = make(InProcess(Runner(redis_client, get_settings().lease_s, context)), works)
+    coordinator = make(
+        InProcess(Runner(RedisLink(redis_client, get_settings().lease_s), context)), works
+    )
     coordinator._refresh = None
     monkeypatch.setattr(quarantine, "_PAUSE_S", 0.0)
 

@@ -28,7 +28,7 @@ def _content(engine: sa.Engine) -> dict[str, Any]:
     session."""
     tables = sa.MetaData()
     tables.reflect(engine)
-    drawn = ("namespace", "secret")
+    drawn = ("namespace", "secret", "gateway_secret")
     with engine.connect() as connection:
         found: dict[str, Any] = {
             name: connection.execute(

@@ -157,11 +157,13 @@ def contents(engine: sa.Engine) -> dict[str, Any]:
     with engine.connect() as connection:
         found: dict[str, Any] = {"": columns_and_keys(connection)}
         for table in tables:
-            drawn = {"installation": "secret", "session": "uuid"}.get(table)
+            drawn = {"installation": ("secret", "gateway_secret"), "session": ("uuid",)}.get(
+                table, ()
+            )
             columns = [
                 column["name"]
                 for column in sa.inspect(engine).get_columns(table)
-                if column["name"] != drawn
+                if column["name"] not in drawn
             ]
             chosen = ", ".join(f"`{name}`" for name in columns)
             found[table] = sorted(

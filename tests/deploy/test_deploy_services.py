@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,6 @@ from deploy_files import COMPOSE, DOCKER, objects
 from kombu import Connection
 from shared_data import needed_program
 
-from tuna.db import schema, sessions
-from tuna.db.engine import make_engine, writing
-from tuna.libraries.registry import get_library
-from tuna.membership.gate import Gate
-from tuna.membership.join import Facts, join
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
 from tuna.settings import Settings
@@ -58,7 +52,7 @@ def test_made_secrets_are_private_and_complete(secrets: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
     passwords = {path.read_text() for name, path in files.items() if name.endswith("-password")}
-    assert len(passwords) == 5
+    assert len(passwords) == 4
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords)
     settings = [
         line.partition("=")[0] for line in (secrets.parent / ".env").read_text().splitlines()
@@ -117,9 +111,6 @@ def test_made_settings_are_settings_of_tuna(
     assert settings.broker_url is not None
     assert settings.broker_url.get_secret_value() == f"redis://tuna:{password}@{host}:6379/0"
     assert settings.embedded_db == (name != "tuna.toml")
-    assert (settings.redis_admin_url is not None) == (name == "tuna.toml"), (
-        "no worker may make users"
-    )
 
 
 @contextlib.contextmanager
@@ -230,35 +221,6 @@ def test_tuna_can_do_all_it_needs_as_that_user(redis_url: str) -> None:
         assert client.llen("compile.x") == 1  # the list whose length KEDA reads
         message = connection.SimpleQueue("compile.x").get(timeout=10)
         message.ack()
-
-
-def test_a_worker_joins_by_token_and_tuna_itself_may_not_make_users(
-    redis_url: str, secrets: Path, tmp_path: Path
-) -> None:
-    engine = make_engine(f"sqlite:///{tmp_path}/t.sqlite")
-    schema.upgrade(engine)
-    home = get_library("noop").environment()
-    with writing(engine) as connection:
-        sessions.create(connection, home, "r")
-    written = re.search(r'redis_admin_url = "(.*@).*/0"', (secrets / "tuna.toml").read_text())
-    assert written
-    admin = redis.Redis.from_url(written[1] + redis_url.rpartition("@")[2])
-    with pytest.raises(redis.exceptions.NoPermissionError):
-        admin.get("x")
-    client = redis.Redis.from_url(redis_url)
-    with pytest.raises(redis.exceptions.NoPermissionError):
-        Gate(engine, client, "n", 10, Leases(client, "n", 10).evict).create_token(
-            "compile", 60, redis_url
-        )
-    gate = Gate(engine, client, "n", 10, Leases(client, "n", 10).evict, admin=admin)
-    token = gate.create_token("compile", 60, re.sub("//.*@", "//", redis_url))
-    asked = futures.ThreadPoolExecutor(1).submit(
-        join, token.full(), "compile", Facts(host="other", pid=1, toolchains=(home.toolchain,)), 10
-    )
-    while not asked.done():
-        gate.tick()
-        time.sleep(0.02)
-    assert redis.Redis.from_url(asked.result()["TUNA_BROKER_URL"]).ping()
 
 
 @pytest.mark.usefixtures("forked")

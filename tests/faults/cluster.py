@@ -27,12 +27,10 @@ from fault_library import BROKEN, DEAD, FAILS, LOG, SLOW
 from search_library import HOLD
 from shared_data import needed_program
 
-from tuna.db import sessions
-from tuna.db.engine import make_engine, reading
+from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError
-from tuna.membership import members
-from tuna.membership.gate import Gate
+from tuna.gateway import joined, tokens
 from tuna.services.embedded_redis import program
 from tuna.testing.servers import install_mariadb, killed_with_parent, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
@@ -42,6 +40,7 @@ _START_S = 120.0
 _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
 _TOKENS = 20
+_GATEWAY_PORT = 7117
 OTHER_EVAL = "eval2"  #: a second device of the environment
 BROKEN_COMPILE = "compile2"  #: a second compile worker of this machine, with a broken toolchain
 _ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +58,8 @@ class Cluster:
     """Starts, breaks, repairs and stops its processes; a context manager that leaves only logs."""
 
     def __init__(self, folder: Path, joined: Sequence[str] = (), *, in_redis: bool = False) -> None:
-        """`joined`: those of the workers that know a token and nothing else of the cluster;
+        """`joined`: those of the workers that know a token and nothing else of the cluster, with a
+        gateway for them;
         `in_redis`: artifacts are there."""
         needed_program("mariadb-install-db")
         self.folder, self.log = folder, folder / "ran"  #: the library's log
@@ -172,7 +172,7 @@ class Cluster:
     def kill(self, name: str) -> None:
         """SIGKILL to the process itself; its children must then exit without help.
 
-        A member's own supervisor is killed with its worker, which would otherwise take its time for
+        A remote worker's supervisor is killed with it, which would otherwise take its time for
         a warm shutdown.
         """
         process = self._running[name]
@@ -293,15 +293,15 @@ class Cluster:
         self._clock(name).write_text(str(seconds))
 
     def revoke(self, name: str) -> bool:
-        """Revoke the member that is now the worker `name`, and kill what is left of it; False if it
+        """Revoke the remote worker that is now the worker `name`, and kill what is left of it; False if it
         has not joined yet."""
         since = utc_now() - timedelta(seconds=self.age_s(name))
         try:
             with reading(make_engine(self.db_url)) as connection:
                 mine = [
                     one
-                    for one in members.members(connection)
-                    if one.role == name and one.joined_at >= since
+                    for one in joined.remote_workers(connection)
+                    if one.role == name and one.has_access and one.joined_at >= since
                 ]
         except DatabaseError:  # the server is away
             return False
@@ -362,21 +362,28 @@ class Cluster:
     def _program(self, name: str) -> list[str]:
         if name == "coordinator":
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
+        if name == "gateway":
+            where = ("--listen", self._address, "--port", str(_GATEWAY_PORT))
+            return [sys.executable, "-m", "tuna", "gateway", *where]
         if name in self._joined:
             return [sys.executable, "-m", "tuna", "worker", name]
         # as `tuna worker` does
         return worker_command(WorkerSpec(name.removesuffix("2"), name=name))
 
     def _token(self, role: str) -> str:
-        """The next token for a worker; all are made before the first fault, for they need both
-        servers."""
+        """The next token for a worker; all are made before the first fault, for they need
+        MariaDB."""
         if role not in self._tokens:
             engine = make_engine(self.db_url)
             with reading(engine) as connection:
-                namespace = sessions.namespace(connection)
-            gate = Gate(engine, self.client(), namespace, LEASE_S, lambda _: [])
-            url = self.env["TUNA_BROKER_URL"]
-            self._tokens[role] = [gate.create_token(role, 3600, url).full() for _ in range(_TOKENS)]  # type: ignore[arg-type]
+                pin = tokens.pin_of_secret(joined.tls_secret(connection))
+            gateway = tokens.Gateway(f"https://{self._address}:{_GATEWAY_PORT}", pin)
+            made = [tokens.JoinToken.new(gateway) for _ in range(_TOKENS)]
+            with writing(engine) as connection:
+                for one in made:
+                    digest = tokens.digest(one.secret)
+                    joined.add_token(connection, one.id, digest, role, 3600)
+            self._tokens[role] = [one.line() for one in made]
             engine.dispose()
         return self._tokens[role].pop()
 

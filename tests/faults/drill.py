@@ -72,7 +72,7 @@ def run(
 ) -> Report:
     """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept.
 
-    `joined`: those of the workers that join with a token, and are behind the gate; `more`: workers
+    `joined`: those of the workers that join a gateway with a token; `more`: workers
     besides the usual ones; `in_redis`: artifacts are there; `refused_s`: so long Redis is read-only
     when the coordinator starts; `slow`: items take long until the last fault, so that workers are
     never idle.
@@ -83,12 +83,12 @@ def run(
         engine = make_engine(cluster.db_url)
         try:
             expected = _load(engine, folder / "plugin", job_count)
-            for name in ("compile", *more, "eval"):
+            for name in (*(["gateway"] if joined else []), "compile", *more, "eval"):
                 cluster.start(name)
             if refused_s:
                 cluster.refuse_writes("READONLY")
             cluster.start("coordinator")
-            work = _Drill(cluster, report, slow=slow)
+            work = _Drill(cluster, report, slow=slow, gateways=["gateway"] if joined else [])
             if refused_s:
                 work.wait(refused_s)
                 cluster.accept_writes("READONLY")
@@ -130,8 +130,11 @@ def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answ
 class _Drill:
     """Injects the faults and waits for the end of the session."""
 
-    def __init__(self, cluster: Cluster, report: Report, *, slow: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, report: Report, *, slow: bool, gateways: Sequence[str]
+    ) -> None:
         self._slow = slow
+        self._gateways = gateways
         self._cluster = cluster
         self._report = report
         self._began = time.monotonic()
@@ -243,7 +246,7 @@ class _Drill:
         real cluster.
         """
         cluster = self._cluster
-        for name in ("compile", "eval", "coordinator"):
+        for name in ("compile", "eval", "coordinator", *self._gateways):
             code = cluster.exit_code(name)
             if code in (None, -signal.SIGKILL) or (may_end and name == "coordinator" and code == 0):
                 continue

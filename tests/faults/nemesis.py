@@ -30,7 +30,7 @@ class Kind(str, Enum):
         #: the same, and it answers; not in plans, for it takes a while until it is asked again
         "device_fails"
     )
-    #: `tuna workers revoke` of a member, which is killed; at its end another one joins in its place
+    #: `tuna workers revoke` of a remote worker, which is killed; at its end another one joins
     REVOKE = "revoke"
     #: `tuna key rotate`, which is killed at its end unless it has ended
     KEY_ROTATION = "key_rotation"
@@ -68,7 +68,8 @@ _OVERLAP_SHARE = 0.3
 def plan(seed: int, lease_s: float, joined: Collection[str] = ()) -> list[Fault]:
     """The faults of a seed in order of begin: each kind at least once, one of them twice.
 
-    `joined`: those of the workers that are members, each of which is revoked twice.
+    `joined`: those of the workers that are remote, each of which is revoked twice; their gateway is
+    killed twice.
     """
     rng = random.Random(seed)
     faults = [
@@ -88,6 +89,7 @@ def plan(seed: int, lease_s: float, joined: Collection[str] = ()) -> list[Fault]
     ]
     faults.append(rng.choice([*faults, (Kind.PAUSE, "coordinator")]))
     faults += [(Kind.REVOKE, target) for target in joined for _ in range(2)]
+    faults += [(Kind.KILL, "gateway")] * (2 if joined else 0)
     rng.shuffle(faults)
     return [
         Fault(

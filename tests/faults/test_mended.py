@@ -31,6 +31,7 @@ from tuna.queue.results import ResultStream
 from tuna.services.redis_client import is_outage as is_outage_of_redis
 from tuna.testing.noop import NoopLibrary
 from tuna.workers import runner
+from tuna.workers.link import RedisLink
 
 
 class _Full(FaultLibrary):
@@ -53,7 +54,9 @@ def test_a_worker_without_room_gives_back_what_it_could_not_store(
     monkeypatch.setattr(runner, "_BACKOFF_S", 0.0)
     chunk, leases = _chunk(tuple(_item(number) for number in (1, 2, 3))), _leases(redis_client)
     context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,))
-    assert runner.Runner(redis_client, 2.0, context).run(chunk, _Full(error)) == "returned"
+    assert (
+        runner.Runner(RedisLink(redis_client, 2.0), context).run(chunk, _Full(error)) == "returned"
+    )
     report = ResultStream(redis_client, leases.results_key, "me").read(10, None)[-1].report
     assert report
     assert (report.kind, report.reason) == (ReportKind.RETURNED, "no room")
@@ -127,7 +130,10 @@ def test_an_artifact_that_redis_refuses_is_no_jobs_fault(
     )
     context = RunContext(store, tmp_path, (0,))
     library = _Refused(lambda: _refusing(redis_client, words))
-    assert runner.Runner(redis_client, 2.0, context).run(_chunk(items), library) == "returned"
+    assert (
+        runner.Runner(RedisLink(redis_client, 2.0), context).run(_chunk(items), library)
+        == "returned"
+    )
     reports = [
         entry.report
         for entry in ResultStream(redis_client, leases.results_key, "me").read(10, None)
@@ -193,7 +199,9 @@ def test_a_chunk_is_taken_once_redis_takes_writes_again(
 
     monkeypatch.setattr(Leases, "take", again)
     with refusing:
-        outcome = runner.Runner(redis_client, 2.0, context).run(_chunk((_item(1),)), NoopLibrary())
+        outcome = runner.Runner(RedisLink(redis_client, 2.0), context).run(
+            _chunk((_item(1),)), NoopLibrary()
+        )
     assert (outcome, len(taken)) == ("finished", 3)
     assert redis_client.xlen(leases.results_key) == 2
 

@@ -23,6 +23,7 @@ from tuna.queue.connection import connect, ensure_services
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.settings import get_settings
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 STEP = "miopen_find_compile"
@@ -80,7 +81,7 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     facts = {"library": "miopen", "step": STEP, "environment": "", "toolchain": library.toolchain()}
     chunk = Chunk(id=claimed.id, namespace=namespace, items=claimed.items, **facts)
     context = RunContext(Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), tmp_path, (0,))
-    runner, ended = Runner(client, LEASE_S, context, "far-away"), list[str]()
+    runner, ended = Runner(RedisLink(client, LEASE_S), context, "far-away"), list[str]()
     worker = threading.Thread(target=lambda: ended.append(runner.run(chunk, library)))
     worker.start()
     eventually(

@@ -31,6 +31,7 @@ from tuna.queue.messages import Chunk
 from tuna.queue.results import ResultStream
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, State
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 NOW = datetime(2026, 3, 2, tzinfo=timezone.utc)
@@ -232,7 +233,7 @@ class Scene:
         self.store = Artifacts((folder / "a").as_uri(), folder / "c")
         self.leases = Leases(client, "n", 30)
         self.runner = Runner(
-            client, 30, RunContext(artifacts=self.store, scratch=folder, cpus=()), "me"
+            RedisLink(client, 30), RunContext(artifacts=self.store, scratch=folder, cpus=()), "me"
         )
         self.drain = Drain(
             engine, ResultStream(client, self.leases.results_key, "d"), self.store, MAX

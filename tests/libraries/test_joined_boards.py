@@ -9,12 +9,15 @@ from board_server import Board, Tracker
 
 from tuna import api
 from tuna.errors import ServiceError
+from tuna.gateway.protocol import Facts
+from tuna.gateway.tokens import Credentials
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import boards
-from tuna.membership.join import Facts
 from tuna.settings import get_settings
 from tuna.vocabulary import queue_name
 
+#: A token for nobody.
+LINE = f"https://127.0.0.1:9#{'0' * 64}.{'0' * 12}.{'s' * 32}"
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 
 
@@ -23,9 +26,14 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
     """What workers that join say of themselves; the settings that they make end with the test."""
     found: list[Facts] = []
     monkeypatch.setattr(
-        "tuna.membership.join.join", lambda line, role, facts: found.append(facts) or {}
+        "tuna.gateway.remote_link.join",
+        lambda token, role, facts: (
+            found.append(facts) or Credentials(token.gateway, "eval-h-1", "s" * 43)
+        ),
     )
     monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
+    for name in ("TUNA_GATEWAY", "TUNA_WORKER_NAME"):
+        monkeypatch.setenv(name, "")
     for name in ("TRACKER", "DEVICE_KEY", "TARGET"):
         monkeypatch.setenv(f"TUNA_TVM_{name}", "")
     get_library.cache_clear()
@@ -38,7 +46,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
 def test_a_worker_joins_with_its_boards_environment(tvm_here: None, joined: list[Facts]) -> None:
     board = Board()
     tracker = Tracker(board.port)
-    api.join("eval", "redis://here#token", 2, boards=api.WorkerBoards(tracker.address, "pi"))
+    api.join("eval", LINE, 2, boards=api.WorkerBoards(tracker.address, "pi"))
     own = get_library("tvm").environment()
     (found,) = joined
     assert (own.flags["device_key"], found.device, found.processes) == ("pi", own.device, 2)
@@ -50,6 +58,6 @@ def test_a_worker_joins_with_its_boards_environment(tvm_here: None, joined: list
 def test_a_worker_without_a_board_spends_no_token(tvm_here: None, joined: list[Facts]) -> None:
     mute = Tracker(None)
     with pytest.raises(ServiceError, match=r"no board to join with.*No board"):
-        api.join("eval", "redis://here#token", boards=api.WorkerBoards(mute.address, "pi"))
+        api.join("eval", LINE, boards=api.WorkerBoards(mute.address, "pi"))
     assert not joined
     mute.close()

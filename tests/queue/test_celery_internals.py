@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from celery.worker import state
-from kombu.transport.redis import Channel
 
 from tuna.queue import celery_internals
 from tuna.queue.celery_internals import READ_IN
@@ -30,18 +29,6 @@ def test_no_other_version_is_installed_with_tuna(package: str) -> None:
     assert re.findall(rf'"{package}(>=[^"]*)"', PINS) == [
         f">={major}.{minor},<{major}.{int(minor) + 1}"
     ]
-
-
-def test_the_keys_are_kombus() -> None:
-    keys = celery_internals.member_broker_keys("compile.x")
-    channel = Channel.__new__(Channel)  # no connection is needed to name a queue
-    lists = {channel._q_for_pri("compile.x", priority) for priority in Channel.priority_steps}
-    assert lists == set(celery_internals.queue_keys("compile.x"))
-    bindings = {
-        Channel.keyprefix_queue % "compile.x",
-        Channel.keyprefix_binding_permanent % "compile.x",
-    }
-    assert lists | bindings == set(keys)
 
 
 def test_the_consumer_has_every_step_but_gossip() -> None:

@@ -21,11 +21,11 @@ from tuna.coordinator import stage_artifacts
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Kernel, Trial, WarmStartRow
+from tuna.gateway.handout import HandedChunk
 from tuna.jobs import release
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
-from tuna.membership import dealer
 from tuna.queue.claim import claim
 from tuna.queue.messages import Chunk
 from tuna.search import history, warm_starts
@@ -316,7 +316,7 @@ def test_a_search_learns_nothing_from_itself(room: Room) -> None:
     assert room.claim().siblings == ()
 
 
-def test_a_member_is_dealt_the_trials_that_a_search_learns_from(room: Room) -> None:
+def test_a_remote_worker_may_read_the_trials_that_a_search_learns_from(room: Room) -> None:
     """A first round has no other artifact: without them it was given up as one whose artifacts are
     lost."""
     room.search(room.session_id, replace(LAYER, in_channels=128))
@@ -330,5 +330,6 @@ def test_a_member_is_dealt_the_trials_that_a_search_learns_from(room: Room) -> N
         "toolchain": "t",
     }
     message = Chunk(id="c", items=(item,), **facts)
-    dealt = dealer._Chunk.model_validate_json(message.model_dump_json(exclude_defaults=True))
-    assert set(dealer._named(dealt)) == {one.artifact for one in item.siblings} != set()
+    text = message.model_dump_json(exclude_defaults=True)
+    held = HandedChunk("t", "c", text, frozenset(), 1.0, True, 1.0)
+    assert held.inputs() == {one.artifact for one in item.siblings} != set()

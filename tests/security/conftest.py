@@ -11,18 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 from box_place import HERE, SECRET, Place
-from command_lines import Ended
-from guarded_redis import ADMIN, emptied, guarded_redis
-from joined_site import Site
+from gateway_site import GatewaySite, open_site
 from shared_data import needed_program
 
-from tuna.api import open_database
-from tuna.db import sessions
-from tuna.db.engine import reading
 from tuna.sandbox import box as boxes
-from tuna.settings import get_settings
-from tuna.testing.servers import with_password
 
 _PRELUDE = """\
 import resource, sys
@@ -93,20 +87,13 @@ def place(tuna_home: Path, tmp_path: Path) -> Place:
     return Place(tuna_home, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def joined_redis() -> Iterator[str]:
-    with guarded_redis() as url:
-        yield url
-
-
 @pytest.fixture
 def site(
-    joined_redis: str, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable[..., Ended]
-) -> Site:
-    monkeypatch.setenv("TUNA_BROKER_URL", with_password(joined_redis, ADMIN))
-    get_settings.cache_clear()
-    admin = emptied(joined_redis)
-    assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
-    return Site(joined_redis, namespace, open_database(), admin)
+    home: Path,
+    redis_client: redis.Redis,
+    redis_urls: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[GatewaySite]:
+    """A gateway that runs, with a session."""
+    with open_site(home, redis_client, redis_urls, monkeypatch) as found:
+        yield found

@@ -197,7 +197,9 @@ def _peaks(scene: Scene) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("peak", [1e308, 9e8, 150.0])
-def test_a_member_does_not_set_the_peak_of_the_devices_of_others(scene: Scene, peak: float) -> None:
+def test_a_remote_worker_does_not_set_the_peak_of_the_devices_of_others(
+    scene: Scene, peak: float
+) -> None:
     scene.session_id = make_jobs(scene.engine, 2, steps="measure")
     chunk = scene.claim()[0]
     mine, theirs = chunk.items[0], chunk.items[1]
@@ -205,7 +207,7 @@ def test_a_member_does_not_set_the_peak_of_the_devices_of_others(scene: Scene, p
         chunk, [result(mine, 1.0, device={"name": "a CPU", "peak_gflops": 100.0})], kind="results"
     )
     lie = result(theirs, 1.0, device={"name": "a CPU", "peak_gflops": peak})
-    scene.report(chunk, [lie], worker="liar:1", member="liar")
+    scene.report(chunk, [lie], worker="liar:1", remote="liar")
     found = _peaks(scene)
     assert found.pop("a CPU") == 100.0
     assert found == {"a CPU of liar": peak if peak < 1e9 else None}
@@ -226,10 +228,10 @@ def test_no_device_has_a_peak_that_no_device_can_have(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("reporter", ["own", "liar", "honest"])
-def test_the_finals_of_a_member_change_its_own_results_alone(
+def test_the_finals_of_a_remote_worker_change_its_own_results_alone(
     scene: Scene, reporter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noop0 to Noop2 are close: the owner's worker measured one, a member called honest the
+    """Noop0 to Noop2 are close: the owner's worker measured one, a remote worker called honest the
     others."""
     monkeypatch.setattr(NoopLibrary, "finals", Step(FINALS, Resource.DEVICE))
     scene.session_id = make_jobs(scene.engine, 1, solvers=["Noop0", "Noop1", "Noop2"])
@@ -241,7 +243,7 @@ def test_the_finals_of_a_member_change_its_own_results_alone(
             }
             scene.report(chunk, [found["Noop0"]], kind="results")
             rest = [found["Noop1"], found["Noop2"]]
-            scene.report(chunk, rest, worker="honest:7", member="honest")
+            scene.report(chunk, rest, worker="honest:7", remote="honest")
     with writing(scene.engine) as connection:
         assert finals.load(connection, scene.session_id, LIBRARY) == 1
     (chunk,) = scene.claim(FINALS)
@@ -259,7 +261,7 @@ def test_the_finals_of_a_member_change_its_own_results_alone(
         )
         for one in item.rivals
     ]
-    who = {"worker": f"{reporter}:7", "member": "" if reporter == "own" else reporter}
+    who = {"worker": f"{reporter}:7", "remote": "" if reporter == "own" else reporter}
     scene.report(chunk, [result(item, 1.0, trials=trials)], **who)
     query = sa.select(
         models.Solver.name, FindDb.time_ms, FindDb.noisy, FindDb.final_job_id.is_not(None)

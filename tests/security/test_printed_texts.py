@@ -10,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder, memory, tuned_network
-from joined_site import HOME, Site
+from gateway_site import HOME, GatewaySite
 
 from tuna import api, logs
 from tuna.cli import show, watch
@@ -24,8 +25,8 @@ from tuna.db import models
 from tuna.db.engine import reading
 from tuna.db.overview import Failure, Overview
 from tuna.errors import TunaError
-from tuna.membership import members
-from tuna.membership.join import request_key
+from tuna.gateway import joined
+from tuna.gateway.tokens import pin_of_secret, pinned_context
 from tuna.messages import inert, last_line, one_line
 from tuna.queue.messages import summary, title
 from tuna.reports import html
@@ -208,26 +209,24 @@ def _page(build: DatabaseBuilder, session: int, text: str) -> str:
     return html.render(read_figures(build.connection, session))
 
 
-def test_names_and_hosts_in_claims(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_hosts_in_claims(site: GatewaySite, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a worker that joins: control characters are refused, the rest is inert, and its name is
     made of letters."""
-    told = {
-        "secret": "",
-        "role": "compile",
-        "facts": {"host": SHELL + MARKUP, "pid": 1, "toolchains": [HOME.toolchain]},
-    }
+    client = httpx.Client(verify=pinned_context(pin_of_secret(site.tls_secret)))
+    statuses = []
     for host, device in ((SHELL + MARKUP, SHELL), (ALL, ""), ("", ALL), (FORGED, ""), ("", FORGED)):
         token = site.token()
-        facts = told["facts"] | {"host": host, "device": device}
-        request = json.dumps(told | {"secret": token.secret, "facts": facts})
-        site.admin.set(request_key(site.namespace, token.id), request)
-        site.gate.tick()
+        facts = {"host": host, "device": device, "toolchains": [HOME.toolchain]}
+        asked = {"token": token.id, "token_secret": token.secret, "role": "compile", "facts": facts}
+        body = json.dumps(asked | {"secret": "s" * 43})
+        statuses.append(client.post(f"{site.url}/v1/join", content=body).status_code)
+    assert statuses == [200, 422, 422, 422, 422]
     with reading(site.engine) as connection:
-        (member,) = members.members(connection)
-    assert re.fullmatch(r"compile-[A-Za-z0-9.-]{1,80}-[0-9a-f]{8}", member.name)
+        (worker,) = joined.remote_workers(connection)
+    assert re.fullmatch(r"compile-[A-Za-z0-9.-]{1,80}-[0-9a-f]{8}", worker.name)
     assert guarded(tuna, ["workers"]) == 0
     said = capsys.readouterr()
-    assert member.name in said.out
+    assert worker.name in said.out
     assert _obeyed(said.out + said.err) == []
 
 

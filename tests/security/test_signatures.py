@@ -18,10 +18,10 @@ DIGEST = "0" * 64
 def test_a_signature_is_valid_for_its_digest_and_key_alone() -> None:
     signature = OLD.sign(DIGEST)
     (key,) = OLD.ids
-    assert OLD.verifier.is_valid(signature, DIGEST, key)
+    assert Keys(OLD.public).is_valid(signature, DIGEST, key)
     for bad in (b"", signature[:-1], signature + b"\0", bytes(64), NEW.sign(DIGEST)):
-        assert not OLD.verifier.is_valid(bad, DIGEST, key)
-    assert not OLD.verifier.is_valid(signature, "1" * 64, key)
+        assert not Keys(OLD.public).is_valid(bad, DIGEST, key)
+    assert not Keys(OLD.public).is_valid(signature, "1" * 64, key)
     assert not NEW.is_valid(signature, DIGEST, key), "a key that is not accepted"
     assert Keys.of_secret("02" * 32, OLD.public).is_valid(signature, DIGEST, key)
 
@@ -34,21 +34,21 @@ def test_keys_are_derived_from_the_secret_as_written_down() -> None:
 
 def test_who_has_public_keys_alone_cannot_sign(tmp_path: Path) -> None:
     assert "01" * 32 not in repr(OLD)
-    assert "01" * 32 not in OLD.verifier.to_json()
+    assert "01" * 32 not in Keys(OLD.public).to_json()
     with pytest.raises(ValueError, match="only verify"):
-        OLD.verifier.sign(DIGEST)
+        Keys(OLD.public).sign(DIGEST)
     files = UrlFiles((tmp_path / "store").as_uri())
-    member, owner = (
-        Artifacts(files, tmp_path / "m", OLD.verifier),
+    reader, owner = (
+        Artifacts(files, tmp_path / "m", Keys(OLD.public)),
         Artifacts(files, tmp_path / "o", OLD),
     )
-    digest = member.put(b"code")
-    for store in (member, owner):
+    digest = reader.put(b"code")
+    for store in (reader, owner):
         with pytest.raises(ArtifactRefused):
             store.get(digest)
     assert owner.put(b"code") == digest
-    assert member.get(digest) == b"code"
-    assert member.put(b"code") == digest
+    assert reader.get(digest) == b"code"
+    assert reader.put(b"code") == digest
     assert owner.get(digest) == b"code", (
         "a put without a signature does not remove the one that is there"
     )
@@ -63,7 +63,7 @@ def test_who_has_public_keys_alone_cannot_sign(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_not_keys_is_a_value_error(text: str) -> None:
     assert Keys.from_json(OLD.to_json()) == OLD
-    assert Keys.from_json(OLD.verifier.to_json().encode()) == OLD.verifier
+    assert Keys.from_json(Keys(OLD.public).to_json().encode()) == Keys(OLD.public)
     with pytest.raises(ValueError):  # noqa: PT011 (json's, too)
         Keys.from_json(text)
 

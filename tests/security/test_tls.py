@@ -12,33 +12,19 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from guarded_redis import ADMIN
-from jobs_builder import accepted
-from member_site import Site
 from shared_data import needed_program
 
-from tuna.db.engine import make_engine
 from tuna.errors import BadInput, TunaError
-from tuna.libraries.context import RunContext
-from tuna.libraries.registry import get_library
-from tuna.membership.join import JoinToken
-from tuna.membership.member import Member
-from tuna.queue import keys
-from tuna.queue.celery_internals import task_arguments
 from tuna.queue.connection import connect, connect_broker, make_celery
-from tuna.queue.messages import Chunk
 from tuna.services.redis_client import single_attempt_client
 from tuna.settings import Settings, get_settings
-from tuna.testing.servers import free_port, running, with_password
-from tuna.workers.runner import Runner
+from tuna.testing.servers import free_port, running
 
 NOW = dt.datetime.now(dt.timezone.utc)
 DAY = dt.timedelta(days=1)
@@ -308,50 +294,7 @@ def test_celery_works_with_a_redis_that_asks_for_a_certificate(
         assert connection.default_channel.queue_declare("q", passive=True).message_count == 1
 
 
-def test_a_member_joins_and_works_over_tls(
-    tls_redis: Callable[..., str], tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its own credentials alone: it takes a chunk from its queue, does it, and a coordinator
-    takes its report in."""
-    url = tls_redis("--requirepass", ADMIN, "--tls-auth-clients", "no")
-    monkeypatch.setenv("TUNA_BROKER_URL", with_password(url, ADMIN))
-    get_settings.cache_clear()
-    engine = make_engine(get_settings().sql_url)
-    room = Site(engine, redis.Redis.from_url(with_password(url, ADMIN)), url, tmp_path, 1)
-    double = room.join()
-    room.turn()
-    its = Settings(
-        home=tmp_path / "its",
-        broker_url=double.url,
-        worker_name=double.name,
-        namespace=room.namespace,
-    )
-    received: list[Any] = []
-    app = make_celery(its)
-    app.select_queues([keys.WORK])
-    with (
-        app.connection_for_read() as connection,
-        app.amqp.TaskConsumer(connection, on_message=received.append),
-    ):
-        connection.drain_events(timeout=5)
-    chunk = Chunk.model_validate_json(task_arguments(received[0])["chunk"])
-    client = connect(its)
-    assert client.connection_pool.connection_class is redis.SSLConnection
-    member = Member(client, its)
-    runner = Runner(
-        client, 10.0, RunContext(member.store, tmp_path, (0,)), double.name, member=member
-    )
-    assert runner.run(chunk, get_library("noop")) == "finished"
-    room.turn()
-    assert [step for _, step, _ in accepted(engine)] == ["build"] * len(chunk.items)
-    room.own.close()
-    room.coordinator._members.close()
-    engine.dispose()
-
-
-@pytest.mark.parametrize(
-    "variable", ["TUNA_BROKER_URL", "TUNA_REDIS_URL", "TUNA_REDIS_ADMIN_URL", "CELERY_BROKER_URL"]
-)
+@pytest.mark.parametrize("variable", ["TUNA_BROKER_URL", "TUNA_REDIS_URL", "CELERY_BROKER_URL"])
 @pytest.mark.parametrize(
     "query", ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_check_hostname=false"]
 )
@@ -383,11 +326,6 @@ def test_urls_that_celery_would_not_verify_are_refused(
     get_settings.cache_clear()
     with pytest.raises(BadInput, match="TUNA_BROKER_URL"):
         get_settings()
-
-
-def test_a_token_cannot_turn_it_off() -> None:
-    with pytest.raises(BadInput, match="always verified"):
-        JoinToken.parse("rediss://h/0?ssl_cert_reqs=none#n.0123456789ab." + "s" * 20)
 
 
 def test_celery_needs_no_result_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,14 @@ class _Consumer:
 
 @pytest.fixture()
 def settings(tuna_home: Path) -> Settings:
-    return Settings(home=tuna_home, namespace="n")
+    return Settings(home=tuna_home)
 
 
 def test_a_worker_is_cordoned_and_goes_on_and_leaves(
     redis_client: redis.Redis, settings: Settings
 ) -> None:
     consumer, left = _Consumer(), []
+    redis_client.sadd(NAMESPACES_KEY, "n")
     orders = ControlListener(
         redis_client, settings, "w", QueueSwitch(consumer), lambda: left.append(1)
     )
@@ -60,11 +61,7 @@ def test_a_worker_is_cordoned_and_goes_on_and_leaves(
     assert left == [1]
 
 
-def test_a_worker_that_did_not_join_works_for_every_database(
-    redis_client: redis.Redis, tuna_home: Path
-) -> None:
-    settings = Settings(home=tuna_home)
-    assert namespaces(redis_client, settings) == []
+def test_a_worker_works_for_every_database(redis_client: redis.Redis) -> None:
+    assert namespaces(redis_client) == []
     redis_client.sadd(NAMESPACES_KEY, "m", "n")
-    assert namespaces(redis_client, settings) == ["m", "n"]
-    assert namespaces(redis_client, Settings(home=tuna_home, namespace="x")) == ["x"]
+    assert namespaces(redis_client) == ["m", "n"]

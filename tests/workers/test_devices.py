@@ -21,6 +21,7 @@ from tuna.sandbox.processes import child_env, run
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
 from tuna.workers.devices import device_for
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 SETTINGS = Settings(eval_cpus="0")
@@ -116,7 +117,9 @@ def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
         )
         context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), device)
         work = (Chunk(id=number, **facts), Prints())
-        threads.append(threading.Thread(target=Runner(redis_client, 60, context).run, args=work))
+        threads.append(
+            threading.Thread(target=Runner(RedisLink(redis_client, 60), context).run, args=work)
+        )
         threads[-1].start()
     for thread in threads:
         thread.join()

@@ -36,6 +36,7 @@ from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 from tuna.workers.devices import place_of
 from tuna.workers.health import Health
+from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
 JOBS = 1000 if DRILLS > 1 else 60
@@ -106,7 +107,9 @@ class Worker(threading.Thread):
         self.sender = HeartbeatSender(lambda: [board], status, 0.1).start()
         folders = [scene.library.folder] if self.name == SICK else []
         self.health = Health(folders, device, first_pause_s=0.02, longest_pause_s=0.2)
-        self.runner = Runner(scene.client, 30, context, "", self.sender, self.health, node=node)
+        self.runner = Runner(
+            RedisLink(scene.client, 30), context, "", self.sender, self.health, node=node
+        )
         self._scene = scene
         self.ends: Counter[str] = Counter()
 

@@ -73,7 +73,9 @@ from tuna.api.results import query as query
 from tuna.api.results import targets_met as targets_met
 from tuna.api.results import winners as winners
 from tuna.api.results import without_solver as without_solver
+from tuna.api.rpc import GATEWAY_PORT as GATEWAY_PORT
 from tuna.api.rpc import count_workers as count_workers
+from tuna.api.rpc import gateway as gateway
 from tuna.api.rpc import listening as listening
 from tuna.api.rpc_client import rpc_client as rpc_client
 from tuna.api.rpc_master import LayerCounts as LayerCounts

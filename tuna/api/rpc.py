@@ -1,62 +1,63 @@
-"""Masters over the network: the port of the embedded Redis, and the workers that are there."""
+"""Gateways: where remote workers join, and how many there are."""
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.errors import BadInput
-from tuna.membership.tcp_port import open_port, open_ports
-from tuna.queue.connection import embedded, uses_embedded
+from tuna.errors import BadInput, TunaError
+from tuna.gateway.ports import gateway_url, open_gateways
+from tuna.messages import install_extra
 from tuna.reports.status import live_workers
 from tuna.settings import get_settings
 from tuna.vocabulary import queue_name
 
+#: Default port of `tuna gateway`.
+GATEWAY_PORT = 7117
+
+
+def require_server() -> None:
+    """Raise TunaError where the packages of a gateway are not installed."""
+    if not (find_spec("uvicorn") and find_spec("starlette")):
+        raise TunaError("A gateway needs Starlette and uvicorn.", hint=install_extra("serve"))
+
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[str]:
-    """Let workers that join with a token reach the embedded Redis at HOST:PORT while the block
-    runs; yields its URL for tokens.
+    """Let remote workers join at HOST:PORT while the block runs; yields the gateway's URL.
 
-    Several processes of one TUNA_HOME may have a port each. The port ends with this process,
-    however that ends. Raises BadInput, before anything is written, for an address that is not
-    usable or in use, and where TUNA_BROKER_URL is set.
+    It is a process of its own, which ends with this one, however that ends. Raises BadInput, before
+    anything is written, for an address that is not usable or in use.
     """
-    settings = get_settings()
-    if not uses_embedded(settings):
-        raise BadInput(
-            "TUNA_BROKER_URL is set: workers join at that Redis, and no other port is opened.",
-            hint="unset it, or use `tuna enqueue` and `tuna worker ROLE --join LINE`",
-        )
-    with open_port(embedded(settings), host, port) as number:
-        yield _url(host, number)
+    require_server()
+    from tuna.gateway.listening import gateway_process
+
+    with gateway_process(host, port) as number:
+        yield gateway_url(host, number)
 
 
-def master_url() -> str:
-    """The URL of an open port of this home's embedded Redis; raises BadInput if there is none."""
-    found = open_ports(get_settings().run_dir)
+def gateway(host: str, port: int, on_start: Callable[[str], None] = lambda _: None) -> None:
+    """Serve remote workers in the main thread until a signal comes; `on_start` is called with the
+    URL. Raises what `listening` does."""
+    require_server()
+    from tuna.gateway.listening import run_gateway
+
+    run_gateway(host, port, lambda number: on_start(gateway_url(host, number)))
+
+
+def own_gateway_url() -> str:
+    """The URL of a gateway of this TUNA_HOME that listens; raises BadInput if there is none."""
+    found = open_gateways(get_settings().run_dir)
     if not found:
         raise BadInput(
-            "Workers join over the network, and the embedded Redis is on this machine only.",
-            hint=(
-                "set TUNA_BROKER_URL, or start a master with `tuna tune-rpc`, which listens on a"
-                " port"
-            ),
+            "No gateway of this TUNA_HOME listens.",
+            hint="start one: `tuna gateway`, or name one of the same database with --url",
         )
-    return _url(*found[0])
-
-
-def _url(host: str, port: int) -> str:
-    """How others reach a port that is listened on; one on all addresses by this machine's name."""
-    with contextlib.suppress(ValueError):  # a name
-        if ipaddress.ip_address(host).is_unspecified:
-            host = socket.getfqdn()
-    return f"redis://[{host}]:{port}/0" if ":" in host else f"redis://{host}:{port}/0"
+    return gateway_url(*found[0])
 
 
 def count_workers(session_id: int) -> int:

@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from tuna.api.workers import create_client_token
 from tuna.errors import BadInput
-from tuna.libraries.tvm.rpc import Tracker
-from tuna.membership.tcp_port import open_ports
-from tuna.queue.connection import release_services, uses_embedded
+from tuna.gateway.master_client import MasterClient, MeasuringPlace
+from tuna.gateway.ports import open_gateways
 from tuna.settings import get_settings
-from tuna.workers.rpc_client import Client, Runner, own_master
 
 #: Expiry of a token that a client of this home makes for itself.
 _OWN_TOKEN_S = 600.0
@@ -32,17 +30,19 @@ def rpc_client(
     tracker on `runner_port` of this machine. `line`: what `create_client_token` gave; needless for
     a master of this home. Needs the main thread. Raises BadInput, LibraryMissing, ServiceError.
     """
-    client = Client(server, Runner.parse(target, device, runner_port), get_settings(), say)
+    place = MeasuringPlace.parse(target, device, runner_port)
+    client = MasterClient(server, place, get_settings(), say)
     client.connect()
-    return client.serve(client.join(line) if line else client.join(*_own_token(server)))
+    return client.serve(client.join(line or _own_token(server)))
 
 
-def _own_token(server: str) -> tuple[str, Tracker]:
-    """A token of this home, if its master is the one at `server`, and the address of that; raises
-    BadInput."""
-    settings = get_settings()
-    master = own_master(server, open_ports(settings.run_dir)) if uses_embedded(settings) else None
-    if master is None:
+def _own_token(server: str) -> str:
+    """A token of this home, if a gateway of it listens on the port of `server`; raises BadInput.
+
+    The token's pin keeps it from any other server there.
+    """
+    port = server.rpartition(":")[2]
+    if not any(port == str(one) for _, one in open_gateways(get_settings().run_dir)):
         raise BadInput(
             f"The master at {server} lets a client join with a token alone.",
             hint=(
@@ -50,7 +50,4 @@ def _own_token(server: str) -> tuple[str, Tracker]:
                 " TUNA_JOIN, or with --token"
             ),
         )
-    try:
-        return create_client_token(_OWN_TOKEN_S), master
-    finally:
-        release_services(settings)  # the master's alone: a client joins over TCP
+    return create_client_token(_OWN_TOKEN_S, f"https://{server}")

@@ -8,18 +8,17 @@ import os
 import socket
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from tuna.api.workers import Role
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError
+from tuna.gateway import remote_link
+from tuna.gateway.protocol import MAX_PROCESSES
+from tuna.gateway.tokens import JoinToken
 from tuna.libraries.tvm import targets
 from tuna.libraries.tvm.boards import BoardPool
 from tuna.libraries.tvm.environment import tvm_version
-from tuna.membership.join import MAX_PROCESSES, Facts
-from tuna.membership.join import join as ask
 from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox import discovery
 from tuna.settings import get_settings
@@ -46,12 +45,13 @@ def join(
     devices: str | None = None,
     boards: WorkerBoards | None = None,
 ) -> None:
-    """Become a member with the token of `line`; its settings go into this process's environment,
-    for its workers.
+    """Become a remote worker with the token of `line`; its settings go into this process's
+    environment, for its workers.
 
     `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before
     the token is spent.
     """
+    token = JoinToken.parse(line)
     variables = _of_boards(role, boards, "") if boards else {}
     check_options(role, processes, devices, bool(boards))
     if devices is not None:
@@ -65,21 +65,18 @@ def join(
         reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
         raise ServiceError(f"This worker has no board to join with. {reasons}")
     names = tuple(queue.partition(".")[2] for queue in queues)
-    try:
-        facts = Facts(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            device=served.device_name(queues),
-            environments=names if role == "eval" else (),
-            toolchains=names if role == "compile" else (),
-            processes=min(processes, MAX_PROCESSES),
-        )
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise BadInput(
-            f"This machine's {first['loc'][0]} cannot be sent to a coordinator: {first['msg']}."
-        ) from None
-    os.environ.update(ask(line, role, facts))
+    facts = remote_link.facts_of(
+        {
+            "host": socket.gethostname(),
+            "device": served.device_name(queues),
+            "environments": names if role == "eval" else (),
+            "toolchains": names if role == "compile" else (),
+            "processes": min(processes, MAX_PROCESSES),
+        }
+    )
+    credentials = remote_link.join(token, role, facts)
+    os.environ["TUNA_GATEWAY"] = credentials.text()
+    os.environ["TUNA_WORKER_NAME"] = credentials.name
     get_settings.cache_clear()
 
 

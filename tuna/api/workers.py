@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 import redis
-from sqlalchemy import Connection
 
-from tuna.api.rpc import master_url
+from tuna.api.rpc import own_gateway_url
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.membership import members
-from tuna.membership.gate import Gate
-from tuna.membership.join import JoinToken, client_line, without_secrets
-from tuna.membership.members import Member
-from tuna.membership.revocation import Failure
+from tuna.gateway import joined, tokens
+from tuna.gateway.joined import RemoteWorker
+from tuna.gateway.tokens import JoinToken, client_line
 from tuna.messages import choices
-from tuna.queue.announcements import control_key
-from tuna.queue.connection import (
-    connect,
-    connect_admin,
-    ensure_services,
-    impatient_clients,
-    redis_url,
-    uses_embedded,
-)
+from tuna.queue.announcements import control_key, set_order
+from tuna.queue.connection import connect, ensure_services, impatient_client
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.queue.leases import Leases
-from tuna.services.redis_client import is_outage
 from tuna.settings import get_settings
 from tuna.workers.remote_exec import Answer, execute
 
 Role = Literal["compile", "eval"]
-#: How long a revocation waits for each answer of Redis.
+#: How long a revocation waits for an answer of Redis.
 _ANSWER_S = 5.0
 
 
@@ -55,14 +44,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Worker:
-    """A live worker process, or a member (a worker that joined by token) of which no process is
+    """A live worker process, or a remote worker (one that joined by token) of which no process is
     live."""
 
-    #: the process's: the worker's with `:` and a number; a silent member's: the worker's own
+    #: the process's: the worker's with `:` and a number; a silent worker's: its own
     name: str
     worker: str
     joined: bool  #: by token
-    #: busy, idle or aside; cordoned, draining; of a member without a process also away, gone,
+    #: busy, idle or aside; cordoned, draining; of a remote one without a process also away, gone,
     #: revoked
     state: str
     role: str
@@ -78,33 +67,32 @@ class Worker:
 
 
 def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
-    """A new token, as the one line that `tuna worker --join` takes; pass it on as you would a
-    password.
+    """Make a token, and return the one line that `tuna worker --join` takes; pass it on as you
+    would a password.
 
-    `url`: how workers reach this Redis; default: as this machine does. Raises BadInput unless that
-    is over the network, ServiceError if this Redis user may not administer users.
+    `url`: how workers reach a gateway of this database; default: that of this TUNA_HOME. Raises
+    BadInput if there is none.
     """
-    settings = get_settings()
-    own = master_url() if uses_embedded(settings) else redis_url(settings)
-    reached = without_secrets(url or own)
-    if not reached.startswith(("redis://", "rediss://")) or not own.startswith(
-        ("redis:", "rediss:")
-    ):
-        raise BadInput("Workers join over redis:// or rediss://.", hint="give their URL with --url")
-    try:
-        return _gate().create_token(role, ttl_s, reached).full()
-    except redis.exceptions.NoPermissionError:
-        raise ServiceError(
-            "This Redis user may not administer users.", hint="see docs/usage.md, Membership"
-        ) from None
+    return _new_token(role, ttl_s, url).line()
 
 
 def create_client_token(ttl_s: float, url: str | None = None) -> str:
-    """Two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
+    """Make two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
     measures. Else like `create_token`."""
-    return client_line(
-        *(JoinToken.parse(create_token(role, ttl_s, url)) for role in ("compile", "eval"))
-    )
+
+    return client_line(*(_new_token(role, ttl_s, url) for role in ("compile", "eval")))
+
+
+def _new_token(role: Literal["compile", "eval"], ttl_s: float, url: str | None) -> JoinToken:
+
+    address = url or own_gateway_url()
+    engine = open_database()
+    with reading(engine) as connection:
+        pin = tokens.pin_of_secret(joined.tls_secret(connection))
+    token = tokens.JoinToken.new(tokens.Gateway.parse_url(address, pin))
+    with writing(engine) as connection:
+        joined.add_token(connection, token.id, tokens.digest(token.secret), role, ttl_s)
+    return token
 
 
 def list_tokens() -> list[Token]:
@@ -117,42 +105,39 @@ def list_tokens() -> list[Token]:
 
     with reading(open_database()) as connection:
         return [
-            Token(row.id, row.role, state(row), row.expires_at)
-            for row in members.tokens(connection)
+            Token(row.id, row.role, state(row), row.expires_at) for row in joined.tokens(connection)
         ]
 
 
 def revoke_token(token_id: str) -> None:
-    """Revoke a token; a worker that joined with it stays. Raises NotFound; ServiceError if this
-    Redis user may not administer users (nothing was changed), or if Redis is to be cleared of it by
-    a coordinator."""
-    _revoke(
-        token_id,
-        lambda connection: members.revoke_token(connection, token_id),
-        lambda gate: gate.revocation.clear_token(token_id),
-    )
+    """Revoke a token; a worker that joined with it stays. Raises NotFound."""
+
+    with writing(open_database()) as connection:
+        joined.revoke_token(connection, token_id)
 
 
 def list_workers() -> list[Worker]:
-    """Live worker processes, then members without a live process."""
+    """Live worker processes, then remote workers without a live process."""
     settings = get_settings()
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
-        joined = {
-            member.name: member for member in members.members(connection, include_former=True)
-        }
+        known = {one.name: one for one in joined.remote_workers(connection)}
     ensure_services(settings)
     client = connect(settings)
     now = time.time()
     found = []
     for status in HeartbeatBoard(client, namespace, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
-        wanted = client.get(control_key(namespace, worker))
+        remote = known.get(worker)
+        if remote is None:
+            wanted = client.get(control_key(namespace, worker))
+            order = wanted.decode() if isinstance(wanted, bytes) else ""
+        else:
+            order = "" if remote.state == "active" else remote.state
         state = "aside" if status.aside else "busy" if status.job_ids else "idle"
-        state = wanted.decode() if isinstance(wanted, bytes) else state
-        found.append(_live(status, worker, state, worker in joined, now))
+        found.append(_live(status, worker, order or state, remote is not None, now))
     there = {worker.worker for worker in found}
-    return found + [_silent(member, now) for member in joined.values() if member.name not in there]
+    return found + [_silent(one, now) for one in known.values() if one.name not in there]
 
 
 def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: float) -> Worker:
@@ -174,55 +159,67 @@ def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: floa
     )
 
 
-def _silent(member: Member, now: float) -> Worker:
+def _silent(worker: RemoteWorker, now: float) -> Worker:
+    state = "away" if worker.state == "active" else worker.state
     return Worker(
-        name=member.name,
-        worker=member.name,
+        name=worker.name,
+        worker=worker.name,
         joined=True,
-        state="away" if member.state == "active" else member.state,
-        role=member.role,
-        host=member.host,
-        device=member.device,
-        environment=", ".join(member.environments),
-        toolchains=member.toolchains,
+        state=state if worker.has_access or worker.state == "revoked" else "gone",
+        role=worker.role,
+        host=worker.host,
+        device=worker.device,
+        environment=", ".join(worker.environments),
+        toolchains=worker.toolchains,
         jobs=(),
         done=None,
         per_minute=None,
-        silent_s=max(0.0, now - member.seen_at.timestamp()),
+        silent_s=max(0.0, now - worker.seen_at.timestamp()),
     )
 
 
 def set_worker_state(name: str, state: Literal["active", "cordoned", "draining", "revoked"]) -> str:
-    """Set the state of a worker, or of the worker of a process, in SQL too if it joined; returns
-    the worker's name.
+    """Set the state of a worker, or of the worker of a process; returns the worker's name.
 
-    `cordoned` takes nothing new, `draining` also exits, `revoked` (members only) loses its access
-    at once. Raises NotFound, or BadInput for a change without effect, or an impossible one;
-    ServiceError like `revoke_token`.
+    `cordoned` takes nothing new, `draining` also exits, `revoked` (remote workers only) loses its
+    access at once. Raises NotFound, or BadInput for a change without effect, or an impossible one.
     """
-    with reading(open_database()) as connection:
-        joined = {
-            member.name: member for member in members.members(connection, include_former=True)
-        }
-    worker = next((one for one in (name, name.rpartition(":")[0]) if one in joined), None)
-    if worker is None:
+
+    engine = open_database()
+    with reading(engine) as connection:
+        names = (name, name.rpartition(":")[0])
+        remote = next(filter(None, (joined.find(connection, one) for one in names)), None)
+    if remote is None:
         return _order(name, state)
+    with writing(engine) as connection:
+        if not joined.set_state(connection, remote.name, state):
+            raise BadInput(f"{remote.name} is {remote.state} already.")
+    if state == "revoked":
+        _evict(remote.name)
+    return remote.name
 
-    def change(connection: Connection) -> None:
-        if not members.set_state(connection, worker, state):
-            raise BadInput(f"{worker} is {joined[worker].state} already.")
 
-    if state == "revoked":  # nothing that the worker wrote is read before
-        _revoke(worker, change, lambda gate: gate.revocation.clear(worker))
-    else:
-        with writing(open_database()) as connection:
-            change(connection)
-        _gate().control(worker, state)
-    return worker
+def _evict(worker: str) -> None:
+    """End the leases and heartbeats of a revoked worker, or leave both to expire where Redis does
+    not answer."""
+    settings = get_settings()
+    with reading(open_database()) as connection:
+        namespace = sessions.namespace(connection)
+    try:
+        ensure_services(settings)
+        client = impatient_client(settings, _ANSWER_S)
+        Leases(client, namespace, settings.lease_s).evict(worker)
+        HeartbeatBoard(client, namespace, settings.lease_s).remove_worker(worker)
+    except (redis.RedisError, ServiceError) as error:
+        raise ServiceError(
+            f"{worker} has no access any more, but Redis does not answer: {error}",
+            hint=f"its leases expire within {settings.lease_s:g} s",
+        ) from None
 
 
 def _order(name: str, state: str) -> str:
-    """Set the state of a worker that did not join."""
+    """Set the state of an own worker."""
+
     there = list_workers()
     known = next((one for one in there if name in (one.name, one.worker)), None)
     if known is None:
@@ -236,49 +233,10 @@ def _order(name: str, state: str) -> str:
             " credentials.",
             hint="change those of Redis to revoke its access",
         )
-    _gate().control(known.worker, state)
-    return known.worker
-
-
-def _revoke(
-    whose: str, change: Callable[[Connection], None], clear: Callable[[Gate], Sequence[Failure]]
-) -> None:
-    """Change SQL, then clear Redis; a coordinator repeats what fails in Redis. Without the right to
-    clear it, change nothing."""
-    gate, fault = _gate(impatient=True), None
-    try:
-        gate.access.check()
-    except redis.RedisError as error:
-        if not is_outage(error):
-            raise ServiceError(
-                f"This Redis user may not administer users, so {whose} was not revoked: {error}",
-                hint="see docs/usage.md, Membership",
-            ) from None
-        fault = error
-    with writing(open_database()) as connection:
-        change(connection)
-    remains = [f"{one.what}: {one.error}" for one in clear(gate)] if fault is None else [str(fault)]
-    if remains:
-        raise ServiceError(
-            f"{whose} is revoked in the database, but Redis is not cleared of it:"
-            f" {'; '.join(remains)}",
-            hint="a coordinator does it as soon as Redis answers: `tuna enqueue --session-id ID`",
-        )
-
-
-def _gate(*, impatient: bool = False) -> Gate:
-    """The gate; `impatient`: with clients that do not retry."""
-    settings, engine = get_settings(), open_database()
-    ensure_services(settings)
-    with reading(engine) as connection:
+    with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
-    clients = (
-        impatient_clients(settings, _ANSWER_S)
-        if impatient
-        else (connect(settings), connect_admin(settings))
-    )
-    evict = Leases(clients[0], namespace, settings.lease_s).evict
-    return Gate(engine, clients[0], namespace, settings.lease_s, evict, admin=clients[1])
+    set_order(connect(get_settings()), namespace, known.worker, state)
+    return known.worker
 
 
 def remote_exec(command: str) -> Sequence[Answer]:

@@ -5,9 +5,8 @@ Keys in Redis, all under `tuna:{<namespace>}:`
     artifact:<name>  string      the bytes; expires
     artifacts        sorted set  name -> expiry time (ms since the epoch)
     artifact_sizes   hash        name -> bytes
-    artifact_bytes   string      sum of the sizes; a writer that would exceed the bound waits
-
-A member has none of these, but its own hash: see `membership.keys`.
+    artifact_bytes   string      sum of the sizes, bounded: a writer that would exceed the bound
+    waits
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ return 1
 
 
 class RedisFiles:
-    """Files in a Redis that all members reach: bounded, with expiry and backpressure."""
+    """Files in a Redis that all own workers reach: bounded, with expiry and backpressure."""
 
     expires = True
     is_remote = True
@@ -305,52 +304,6 @@ class RedisFiles:
                 pipe.expire(self._prefix + name, ttl_s)
                 pipe.zadd(self._index[0], {name: (seconds + ttl_s) * 1000}, xx=True)
             pipe.execute()
-
-
-class MemberFiles:
-    """Files of one chunk of a member: fields `<chunk>/<name>` of its hash, gone with the chunk."""
-
-    expires = True
-    is_remote = True
-
-    def __init__(self, client: redis.Redis, key: str, chunk: str) -> None:
-        self._client = client
-        self._key = key
-        self._chunk = chunk
-
-    def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError if missing."""
-        with _translated_redis_errors():
-            data: Any = self._client.hget(self._key, self._field(name))
-        if data is None:
-            raise FileNotFoundError(name)
-        return bytes(data)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Store until the chunk ends."""
-        with _translated_redis_errors():
-            self._client.hset(self._key, self._field(name), data)
-
-    def prepare(self) -> None:
-        """Redis needs no marker."""
-
-    def check(self) -> None:
-        """Nothing to check: a member that has work has reached the one Redis."""
-
-    def release(self, names: Sequence[str]) -> None:
-        """They go with their chunk."""
-
-    def renew(self, names: Sequence[str]) -> None:
-        """They stay as long as their chunk."""
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Delete the files."""
-        if names:
-            with _translated_redis_errors():
-                self._client.hdel(self._key, *map(self._field, names))
-
-    def _field(self, name: str) -> str:
-        return f"{self._chunk}/{name}"
 
 
 @contextlib.contextmanager

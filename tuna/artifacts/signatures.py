@@ -56,11 +56,6 @@ class Keys:
         return json.dumps({"public": self.public, "secret": self.secret})
 
     @property
-    def verifier(self) -> Keys:
-        """These keys without the secret, for those who may not sign."""
-        return Keys(self.public)
-
-    @property
     def signs(self) -> bool:
         """Whether these keys can sign."""
         return bool(self.secret)

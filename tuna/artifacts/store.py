@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -85,12 +84,6 @@ class Artifacts:
         bound_bytes = settings.cache_mib << 20 if cached else 0
         return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes, newest)
 
-    def over(self, files: Files) -> Artifacts:
-        """The store of other files, with these keys and copies."""
-        other = copy.copy(self)
-        other._files = files
-        return other
-
     @property
     def keys(self) -> Keys | None:
         """The keys that sign and verify; None: nothing is signed or verified."""
@@ -157,16 +150,6 @@ class Artifacts:
             data = self._read(digest, keys)
             cache.put(digest, data)
         return data
-
-    def signed(self, digest: str) -> dict[str, bytes]:
-        """Return an artifact's files by name: its bytes, and its signature by the current key.
-
-        Raises what `get` does.
-        """
-        files, keys = {digest: self.get(digest)}, self.keys
-        if keys is not None and keys.signs:
-            files[f"{digest}.{keys.ids[0]}"] = keys.sign(digest)
-        return files
 
     def _read(self, digest: str, keys: Keys | None) -> bytes:
         """The bytes in the store, verified with these keys."""

@@ -70,9 +70,18 @@ COMMANDS = {
         "rpc_client",
         "Join a master over the network, and compile and measure for it.",
     ),
-    "token": ("tuna.cli.members", "token", "Make, list and revoke tokens with which workers join."),
+    "gateway": (
+        "tuna.cli.remote_workers",
+        "gateway",
+        "Let workers on other machines join, over HTTPS.",
+    ),
+    "token": (
+        "tuna.cli.remote_workers",
+        "token",
+        "Make, list and revoke tokens with which workers join.",
+    ),
     "key": ("tuna.cli.keys", "key", "Show and rotate the key that signs artifacts."),
-    "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),
+    "workers": ("tuna.cli.remote_workers", "workers", "List workers; cordon, drain or revoke one."),
     "model": (
         "tuna.cli.model",
         "model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tuna import api
-from tuna.cli import members
+from tuna.cli import remote_workers
 from tuna.cli.console import say
 
 
@@ -37,7 +37,7 @@ def rpc_client(
     The token is that of --token or TUNA_JOIN; a client of the master's own user on its machine
     needs none.
     """
-    line = members.join_line(line)
+    line = remote_workers.join_line(line)
     return api.rpc_client(
         server, target, device, runner_port, line, say=lambda text: say(f"INFO {text}")
     )

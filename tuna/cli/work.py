@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from tuna import api
-from tuna.cli import members, options
+from tuna.cli import options, remote_workers
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.messages import counted
 from tuna.sandbox.load import load
@@ -166,7 +166,7 @@ def worker(
     named = (tvm_tracker, device_key, wanted.target, wanted.reset)
     if any(given is not None for given in named):
         boards = api.WorkerBoards(*(given or "" for given in named))
-    if line := members.join_line(wanted.line):
+    if line := remote_workers.join_line(wanted.line):
         api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
     start_worker(
         role,

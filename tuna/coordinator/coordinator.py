@@ -32,11 +32,8 @@ from tuna.db.engine import reading
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.jobs.serving import SessionWork, ahead, open_queues
-from tuna.membership.gate import Gate, settings_of_members
-from tuna.membership.member_work import MemberWork
 from tuna.policies import POLICIES, Policy
 from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, store_name
-from tuna.queue.connection import connect_admin
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
@@ -46,8 +43,6 @@ from tuna.services import redis_client
 log = structlog.get_logger(__name__)
 
 _IDLE_MS = 200
-#: The same while members do something, whose reports arrive elsewhere.
-_MEMBERS_MS = 50
 #: Rounds of claiming, publishing and draining that move something come this far apart on average,
 #: so that results gather: a transaction costs the same for one as for a thousand. So many may
 #: follow each other at once after a time with fewer, so that what ends while little goes on is
@@ -128,19 +123,6 @@ class Coordinator:
             self._drain_all,
             settings.max_attempts,
         )
-        admin = connect_admin(settings) if settings.redis_admin_url else None
-        self._gate = Gate(
-            engine,
-            client,
-            namespace,
-            settings.lease_s,
-            self._leases.evict,
-            settings_of_members(settings),
-            admin=admin,
-        )
-        self._members = MemberWork(
-            engine, client, backends.celery, settings, namespace, artifacts, self._leases, board
-        )
         self._has_published_bootstrap = False
         self._pace = RateLimit(_ROUND_S, _BURST)
         self._drainer: futures.Executor | None = None
@@ -149,8 +131,6 @@ class Coordinator:
                 Chore("read the sessions to serve", 0.5, self._read_works),
                 Chore("note the time of searches", active_time.NOTE_EVERY_S, self._note_served),
                 Chore("open rounds of searches", 2.0, self._open_rounds, share=0.05),
-                Chore("admit members", 1.0, self._gate.tick),
-                # to members that were just admitted, too
                 Chore("publish the bootstrap", 1.0, self._publish_bootstrap),
                 Chore("keep needed artifacts", needed_artifacts.KEEP_EVERY_S, self._keep_artifacts),
                 Chore("take over reports of dead drains", 1.0, self.drain.take_over),
@@ -175,7 +155,6 @@ class Coordinator:
             gc.set_threshold(_GC_THRESHOLD)
             stack.callback(instrumentation.set_on_retry_hooks, instrumentation.get_on_retry_hooks())
             instrumentation.set_on_retry_hooks([_log_first])
-            stack.callback(self._members.close)
             if self._engine.dialect.name != "sqlite":  # which has one writer at a time
                 # While a server works on one transaction, we prepare the other.
                 self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
@@ -187,7 +166,6 @@ class Coordinator:
                     with attempt:
                         if attempt.num > 1:  # nor could workers renew their leases meanwhile
                             self.reaper.patience.wait(self._settings.lease_s / 2)
-                            self._members.be_patient()
                         going = self._round(tick, finished)
                 if attempt.num > 1:
                     log.warning("servers work again")
@@ -195,7 +173,7 @@ class Coordinator:
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
         """One round; False when nothing was left to do. It is idempotent, so an error in the middle
         only costs a repeat."""
-        moved = self.chores.run_due() + self._members.tick()
+        moved = self.chores.run_due()
         if self._drainer is None:
             moved += self.drain.once()
         moved += self._load(self.drain.take_moved)
@@ -207,7 +185,7 @@ class Coordinator:
         elif finished() and not self._stream.backlog() and not self._load():
             return False
         else:
-            self.drain.once(block_ms=_MEMBERS_MS if self._members.is_busy else _IDLE_MS)
+            self.drain.once(block_ms=_IDLE_MS)
         return True
 
     def _publish_and_drain(self) -> int:
@@ -226,7 +204,7 @@ class Coordinator:
         if not self._has_published_bootstrap:
             self._stream.open()  # before there are results: a full Redis makes no group
             self._publish_bootstrap()
-        return self.publisher.publish(self._works, members=self._members.is_busy)
+        return self.publisher.publish(self._works)
 
     def _load(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
         """Make the jobs that follow others, of all configs or of those that `configs` says of a
@@ -280,9 +258,7 @@ class Coordinator:
         needed_artifacts.keep(self._engine, self._artifacts)
 
     def _reclaim(self) -> None:
-        unbegun = set(self._members.released)
-        self.reaper.reclaim(self._works, unbegun)
-        self._members.released -= unbegun
+        self.reaper.reclaim(self._works)
 
     def ahead(self) -> dict[int, int]:
         """Chunks of each other session that workers do, or do first, while none of those served
@@ -315,7 +291,6 @@ class Coordinator:
     def _drain_all(self) -> None:
         """Drain everything that is in the stream by now, including entries that are pending in
         another drain."""
-        self._members.collect()
         last = self._stream.last_id()
         limit = Throttle()
         limit.wait(2 * self._settings.lease_s)

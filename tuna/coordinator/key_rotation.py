@@ -21,14 +21,10 @@ from tuna.db import sessions
 from tuna.db.engine import reading, transaction
 from tuna.db.models import FormerKey, Installation, JobArtifact
 from tuna.db.types import utc_now
-from tuna.membership.members import members
-from tuna.queue import keys
 from tuna.queue.announcements import signer_key
 from tuna.settings import Settings
 
 _PAGE = 200
-#: Expiry of a member's public keys, which coordinators publish again each second.
-_PUBLIC_TTL_S = 600
 
 
 class Page(NamedTuple):
@@ -59,23 +55,15 @@ def replace(engine: sa.Engine, settings: Settings, *, leaked: bool) -> Keys:
 
 
 def announce(engine: sa.Engine, client: redis.Redis, settings: Settings, namespace: str) -> Keys:
-    """Publish the keys of artifacts as they are in SQL: to own workers with the secret, to members
-    without; returns them."""
+    """Publish the keys of artifacts, the secret included, as they are in SQL; returns them."""
     # Read before SQL, so that a coordinator never replaces a newer key by the one that it read
     # earlier.
     published = client.get(signer_key(namespace))
     with reading(engine) as connection:
         found = sessions.artifact_keys(connection, settings)
-        names = [member.name for member in members(connection)]
     # else own workers have it, too
     if published != found.to_json().encode() and settings.artifacts_key is None:
         client.set(signer_key(namespace), found.to_json())
-    with client.pipeline(transaction=False) as pipe:
-        for name in names:  # with an expiry, for one that is revoked at this moment
-            pipe.set(
-                keys.prefix(namespace, name) + "public", found.verifier.to_json(), ex=_PUBLIC_TTL_S
-            )
-        pipe.execute()
     return found
 
 

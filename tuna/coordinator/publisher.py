@@ -107,11 +107,8 @@ class Publisher:
         """Jobs of these sessions wait for these steps by now."""
         self._no_work.expect(due)
 
-    def publish(self, works: Collection[SessionWork], *, members: bool = False) -> int:
-        """Claim and publish as much as the queues may hold; returns the number of chunks.
-
-        `members`: some chunks were dealt to members, which have more of them than processes.
-        """
+    def publish(self, works: Collection[SessionWork]) -> int:
+        """Claim and publish as much as the queues may hold; returns the number of chunks."""
         policy = self._snapshots.policy(works)
         if policy is not self._policy:  # to which a step may have other jobs
             self._policy = policy
@@ -121,9 +118,7 @@ class Publisher:
             policy, self._quarantine.others(works), waiting, self._served
         )
         if self._fixed_workers:
-            snapshot = replace(
-                snapshot, ahead=self._ahead(works, least=int(members)), running=running
-            )
+            snapshot = replace(snapshot, ahead=self._ahead(works), running=running)
         with_room = [one for one in snapshot.open if snapshot.room(one.queue)]
         self._no_work.look_for_expected(with_room)
         empty = [one for one in with_room if not one.jobs and one in self._no_work]
@@ -168,7 +163,7 @@ class Publisher:
                     del steps[id(step)]
         return sent
 
-    def _ahead(self, works: Collection[SessionWork], least: int) -> dict[str, int]:
+    def _ahead(self, works: Collection[SessionWork]) -> dict[str, int]:
         """By queue of long chunks, how many may wait for each process (`ChunkSizer.ahead`)."""
         steps: dict[str, set[tuple[int, str]]] = defaultdict(set)
         for work in self._quarantine.others(works):
@@ -176,7 +171,7 @@ class Publisher:
                 for step in work.steps:
                     steps[work.queue(step)].add((work.session_id, step.name))
         found = {queue: self._pace.ahead(keys) for queue, keys in steps.items()}
-        return {queue: max(ahead, least) for queue, ahead in found.items() if ahead is not None}
+        return {queue: ahead for queue, ahead in found.items() if ahead is not None}
 
     def _publish(
         self, work: SessionWork, share: Share, *, chooses: bool, devices: int

@@ -21,7 +21,7 @@ from tuna.jobs.scope import libraries_of
 from tuna.jobs.serving import SessionWork
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
-from tuna.vocabulary import IN_FLIGHT
+from tuna.vocabulary import IN_FLIGHT, State
 
 log = structlog.get_logger(__name__)
 
@@ -63,14 +63,13 @@ class Reaper:
         self._max_attempts = max_attempts
         self.patience = Throttle()  #: while it is not due, workers may still renew their leases
 
-    def reclaim(self, works: Iterable[SessionWork], unbegun: Iterable[str] = ()) -> None:
-        """Make the jobs of lost workers, coordinators and messages claimable again; `unbegun`:
-        chunks that no worker will begin."""
+    def reclaim(self, works: Iterable[SessionWork]) -> None:
+        """Make the jobs of lost workers, coordinators and messages claimable again."""
         expired = self._leases.expired() if self.patience.is_due else []
         with reading(self._engine) as connection:
             old = self._old_chunks(connection, works)
             expired = of_known_libraries(connection, expired)
-        gone = {*self._leases.missing(list(old)), *unbegun}
+        gone = set(self._leases.missing(list(old)))
         unsent = self._without_message(
             {chunk: old[chunk] for chunk in old.keys() - gone - set(expired)}
         )
@@ -94,8 +93,9 @@ class Reaper:
         unsent: Sequence[str],
     ) -> tuple[int, int]:
         most = self._max_attempts
-        lost = release(connection, expired, max_attempts=most, worker_lost=True)
-        again = release(connection, gone, max_attempts=most)
+        begun = _begun(connection, expired)
+        again = release(connection, sorted({*gone, *expired} - begun), max_attempts=most)
+        lost = release(connection, sorted(begun), max_attempts=most, worker_lost=True)
         return lost, again + release(connection, unsent, max_attempts=most, message_lost=True)
 
     def sweep(self) -> None:
@@ -156,6 +156,17 @@ def of_known_libraries(connection: sa.Connection, chunks: Sequence[str]) -> list
         libraries = libraries_of(connection, {row.session_id for row in rows})
         others |= {str(row.chunk) for row in rows if isinstance(libraries[row.session_id], str)}
     return [chunk for chunk in chunks if chunk not in others]
+
+
+def _begun(connection: sa.Connection, chunks: Iterable[str]) -> set[str]:
+    """Return the chunks that a worker has begun; the others a gateway leased for the next turn of a
+    remote worker."""
+    found: set[str | None] = set()
+    for part in parts(sorted(chunks)):
+        begun = Job.state.in_([State.COMPILING.value, State.EVALUATING.value])
+        query = sa.select(Job.chunk).where(Job.chunk.in_(part), begun).distinct()
+        found |= set(connection.execute(query).scalars())
+    return {chunk for chunk in found if chunk}
 
 
 def _wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str | None]:

@@ -34,6 +34,7 @@ _MIN_FREE_BYTES = 1 << 30
 EXTRAS = {
     "onnx": ("onnx", "ONNX models"),
     "rpc": ("tornado", "boards"),
+    "serve": ("uvicorn", "the gateway for remote workers"),
     "torch": ("torch", "PyTorch models"),
 }
 

@@ -275,7 +275,7 @@ def _with_store(settings: Settings) -> Settings:
     if settings.artifacts_url or services.uses_embedded(settings):
         return settings
     client = services.connect(settings)
-    for namespace in namespaces(client, settings):
+    for namespace in namespaces(client):
         with contextlib.suppress(StoreUnavailable):
             return with_store(client, settings, namespace)
     return settings

@@ -349,7 +349,7 @@ class Drain:
                 if result.ok and on_device and best(result) is not None:
                     measured.append(result)
             elif cause is None:
-                of_finals.append((result, report.member))
+                of_finals.append((result, report.remote))
         finals.write(connection, jobs, of_finals)
         write_trials(connection, good)
         failures = self._find_db.write(connection, jobs, measured, fetched)

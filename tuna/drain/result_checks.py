@@ -1,7 +1,7 @@
 """Checks results against their jobs before anything is written: what a worker cannot know is cut,
 or fails the result.
 
-They hold for every worker, own or a member, however its report came here.
+They hold for every worker, own or remote, however its report came here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 #: Clocks of coordinators may differ by so much: one leases a chunk, another drains its results.
 _SKEW_S = 1.0
-#: Characters of a device's name that are left where the name of a member follows.
+#: Characters of a device's name that are left where the name of a remote worker follows.
 _DEVICE_CHARS = 120
 
 
@@ -61,7 +61,7 @@ class ResultChecks:
         most = self._most_trials.get(job.id)
         if most is not None and len(result.trials) > most:
             result = _too_many(result, most)
-        return _of_member(self._within_lease(job, sane(result), report.chunk), report.member)
+        return _of_remote(self._within_lease(job, sane(result), report.chunk), report.remote)
 
     def _within_lease(self, job: AttemptedJob, result: StepResult, chunk: str) -> StepResult:
         """The result with times between the chunk's lease and now, of which the items of a report
@@ -125,12 +125,12 @@ def _too_many(result: StepResult, most: int) -> StepResult:
     return result.model_copy(update=facts)
 
 
-def _of_member(result: StepResult, member: str) -> StepResult:
-    """The result with a device of the member's own: what it says of that changes no device that
-    others have."""
-    if not member or result.device is None:
+def _of_remote(result: StepResult, worker: str) -> StepResult:
+    """The result with a device of the remote worker's own: what it says of that changes no device
+    that others have."""
+    if not worker or result.device is None:
         return result
-    name = f"{result.device.name[:_DEVICE_CHARS]} of {member}"[:255]
+    name = f"{result.device.name[:_DEVICE_CHARS]} of {worker}"[:255]
     return result.model_copy(update={"device": result.device.model_copy(update={"name": name})})
 
 

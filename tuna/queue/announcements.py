@@ -4,17 +4,12 @@ queues, orders.
 Keys, under `tuna:{<namespace>}:` but for the first:
 
     tuna:namespaces  set     the namespaces of all coordinators: a worker that has had no chunk yet
-    does not know which
-                             database it serves, so it sends heartbeats to all of them
-    signer           string  `Keys` of artifacts as JSON, the secret included, for workers that did
-    not join with a token;
-                             those that did read the public ones at `public` (see `keys`)
-    store            string  the artifact store URL, for the same workers; empty if Redis holds the
-    artifacts
+                             does not know which database it serves, so it sends heartbeats to all
+    signer           string  `Keys` of artifacts as JSON, the secret included
+    store            string  the artifact store URL; empty if Redis holds the artifacts
     open:<queue>     string  there are jobs that have still to go through the queue, whether it is
-    empty or not; expires
-    m:<worker>:order string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that
-    worker
+                             empty or not; expires
+    order:<worker>   string  `cordoned` (no new chunks) or `draining` (finish, then exit)
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import redis
 
 from tuna.artifacts.signatures import Keys
 from tuna.errors import StoreUnavailable
-from tuna.queue import keys
 from tuna.settings import Settings
 
 NAMESPACES_KEY = "tuna:namespaces"
@@ -35,23 +29,19 @@ OPEN_S = 10
 
 
 def signer_key(namespace: str) -> str:
-    """Redis key of the keys that sign artifacts; for workers that did not join with a token, which
-    may read all of Redis."""
+    """Redis key of the keys that sign artifacts."""
     return f"tuna:{{{namespace}}}:signer"
 
 
 def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Keys | None:
-    """The keys of artifacts of this worker: one that joined with a token only verifies; None before
-    they are published.
+    """The keys of artifacts of this worker; None before they are published.
 
     Raises StoreUnavailable if Redis does not answer, or what is published is not of this version.
     """
     if settings.artifacts_key:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
     try:
-        found = client.get(
-            keys.of(settings, "public") if settings.is_member else signer_key(namespace)
-        )
+        found = client.get(signer_key(namespace))
         return Keys.from_json(found) if isinstance(found, bytes) else None
     except redis.RedisError as error:
         raise StoreUnavailable(
@@ -73,13 +63,9 @@ def announce_open(client: redis.Redis, namespace: str, queues: Iterable[str]) ->
         pipe.execute()
 
 
-def is_open(client: redis.Redis, settings: Settings, queues: Collection[str]) -> bool:
+def is_open(client: redis.Redis, queues: Collection[str]) -> bool:
     """True if a coordinator has jobs that have still to go through one of the queues."""
-    names = [
-        _open_key(namespace, queue)
-        for namespace in namespaces(client, settings)
-        for queue in queues
-    ]
+    names = [_open_key(namespace, queue) for namespace in namespaces(client) for queue in queues]
     return bool(names and client.exists(*names))
 
 
@@ -89,21 +75,28 @@ def _open_key(namespace: str, queue: str) -> str:
 
 def control_key(namespace: str, worker: str) -> str:
     """Redis key of a worker's wanted state."""
-    return keys.prefix(namespace, worker) + "order"
+    return f"tuna:{{{namespace}}}:order:{worker}"
+
+
+def set_order(client: redis.Redis, namespace: str, worker: str, state: str) -> None:
+    """Set a worker's wanted state: `cordoned`, `draining` or `active`."""
+    if state == "active":
+        client.delete(control_key(namespace, worker))
+    else:
+        client.set(control_key(namespace, worker), state)
 
 
 def store_name(namespace: str) -> str:
-    """Redis key of the artifact store URL, for the same workers."""
+    """Redis key of the artifact store URL."""
     return f"tuna:{{{namespace}}}:store"
 
 
 def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Settings:
-    """The settings with the coordinators' artifact store, unless they name one, or it is that of a
-    member.
+    """The settings with the coordinators' artifact store, unless they name one.
 
     Raises StoreUnavailable if no coordinator has published its store yet.
     """
-    if settings.artifacts_url or settings.artifacts_key or settings.is_member:
+    if settings.artifacts_url or settings.artifacts_key:
         return settings
     found = client.get(store_name(namespace))
     if not isinstance(found, bytes):
@@ -114,9 +107,6 @@ def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Setti
     return settings.model_copy(update={"artifacts_url": found.decode() or None})
 
 
-def namespaces(client: redis.Redis, settings: Settings) -> list[str]:
-    """Namespaces of the databases that this process works for: the configured one, else all
-    published in Redis."""
-    if settings.namespace:
-        return [settings.namespace]
+def namespaces(client: redis.Redis) -> list[str]:
+    """Namespaces of the databases whose coordinators use this Redis."""
     return sorted(name.decode() for name in cast(set[bytes], client.smembers(NAMESPACES_KEY)))

@@ -8,80 +8,13 @@ and the pins together.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
 #: major.minor of the packages in which the above was read.
 READ_IN = {"celery": "5.7", "kombu": "5.7"}
-
-#: `Channel.keyprefix_queue` and `.keyprefix_binding_permanent`.
-_BINDINGS = ("_kombu.binding.%s", "_kombu.binding_permanent.%s")
-#: `Channel.sep` and `Channel.priority_steps` but the first, which has no suffix.
-_PRIORITY_SEPARATOR, _PRIORITIES = "\x06\x16", (3, 6, 9)
-
-
-def queue_keys(queue: str) -> list[str]:
-    """The Redis lists of a queue, one for each priority."""
-    return [queue, *(f"{queue}{_PRIORITY_SEPARATOR}{n}" for n in _PRIORITIES)]
-
-
-def member_broker_keys(queue: str) -> list[str]:
-    """The Redis keys, without their prefix, that a member touches as the consumer of `queue`.
-
-    With `member_broker_settings`, and without Celery's gossip, mingle and heartbeat, which need a
-    channel.
-    """
-    return [*queue_keys(queue), *(binding % queue for binding in _BINDINGS)]
-
-
-def member_broker_settings(prefix: str) -> dict[str, Any]:
-    """Celery's settings for the broker of a member, whose keys all start with `prefix`."""
-    from kombu.transport import TRANSPORT_ALIASES
-
-    TRANSPORT_ALIASES["redis-member"] = _member_transport  # type: ignore[assignment]  # kombu calls what is no name
-    return {
-        "broker_transport": "redis-member",
-        # Without ack_emulation unacknowledged messages stand in the process alone: otherwise each
-        # consumer moves those of dead ones back, under a lock whose release is a script.
-        "broker_transport_options": {"global_keyprefix": prefix, "ack_emulation": False},
-    }
-
-
-def _member_transport() -> Any:
-    """Kombu's Redis transport, which does not put unacknowledged messages back: a coordinator deals
-    their chunks again."""
-    from kombu.transport import redis
-
-    channel = type("Channel", (redis.Channel,), {"do_restore": False})
-    return type("Transport", (redis.Transport,), {"Channel": channel})
-
-
-def queue_entry(message: Any, queue: str) -> tuple[str, bytes]:
-    """A message of any broker as kombu's Redis transport stores it: the list of its priority, and
-    the element."""
-    priority = int(message.properties.get("priority") or 0)
-    steps = [step for step in _PRIORITIES if step <= priority]
-    body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
-    properties = {
-        "body_encoding": "base64",
-        "correlation_id": message.properties.get("correlation_id"),
-        "delivery_info": {"exchange": "", "routing_key": queue},
-        "delivery_mode": 2,
-        "delivery_tag": uuid.uuid4().hex,
-        "priority": priority,
-    }
-    entry = {
-        "body": base64.b64encode(body).decode(),
-        "content-encoding": message.content_encoding,
-        "content-type": message.content_type,
-        "headers": message.headers,
-        "properties": properties,
-    }
-    return queue_keys(queue)[len(steps)], json.dumps(entry).encode()
 
 
 def time_limit_s(message: Any) -> float:

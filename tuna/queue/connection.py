@@ -17,7 +17,6 @@ import structlog
 
 from tuna import tls
 from tuna.errors import ServiceError
-from tuna.queue import celery_internals, keys
 from tuna.services import embedded_redis, redis_client
 from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import Settings
@@ -99,12 +98,8 @@ def make_celery(settings: Settings) -> Celery:
         broker_transport_options={"visibility_timeout": _VISIBILITY_S},
         task_default_queue="tuna",
         task_create_missing_queues=True,
-        # a joined worker could send commands to others
-        worker_enable_remote_control=not settings.namespace,
         enable_utc=True,
     )
-    if settings.is_member:
-        made.conf.update(celery_internals.member_broker_settings(keys.of(settings, "")))
     # At each lost connection Celery warns about a setting that is set above.
     warnings.filterwarnings(
         "ignore", r"\s*In Celery 5\.1 we introduced", CPendingDeprecationWarning
@@ -128,15 +123,10 @@ def redis_url(settings: Settings) -> str:
     )
 
 
-def connect_admin(settings: Settings) -> redis.Redis:
-    """Return such a client as the Redis user that admits workers."""
-    return connect(settings, _admin_url(settings))
-
-
-def connect(settings: Settings, url: str = "", *, wait_s: float = 0.0) -> redis.Redis:
+def connect(settings: Settings, *, wait_s: float = 0.0) -> redis.Redis:
     """Return a client that answers; an outage is waited for up to `wait_s`. Raises ServiceError
     with the address (without its password)."""
-    url = url or redis_url(settings)
+    url = redis_url(settings)
     client = _client(url)
     try:
         _wait_for(client, wait_s)
@@ -165,16 +155,9 @@ def _wait_for(client: redis.Redis, wait_s: float) -> None:
             time.sleep(_RETRY_S)
 
 
-def impatient_clients(settings: Settings, wait_s: float) -> tuple[redis.Redis, redis.Redis]:
-    """A client, and one as the user that admits workers; neither has connected yet, and each waits
-    `wait_s` for an answer."""
-    return _client(redis_url(settings), wait_s), _client(
-        _admin_url(settings) or redis_url(settings), wait_s
-    )
-
-
-def _admin_url(settings: Settings) -> str:
-    return settings.redis_admin_url.get_secret_value() if settings.redis_admin_url else ""
+def impatient_client(settings: Settings, wait_s: float) -> redis.Redis:
+    """Return a client that has not connected yet, and waits `wait_s` for an answer."""
+    return _client(redis_url(settings), wait_s)
 
 
 def _client(url: str, wait_s: float | None = None) -> redis.Redis:
@@ -216,10 +199,7 @@ def queue_depth(connection: Any, queue: str) -> int:
     """
     channel = connection.channel()
     try:
-        # In Redis nothing is declared, and kombu would look for the queue without the prefix of a
-        # member's keys.
-        passive = connection.transport.driver_type != "redis"
-        count = int(channel.queue_declare(queue, passive=passive).message_count)
+        count = int(channel.queue_declare(queue, passive=True).message_count)
     except connection.channel_errors as error:
         if "NOT_FOUND" not in str(error):
             raise

@@ -82,27 +82,6 @@ class Board(Protocol):
         """Remove the status of worker `name`."""
 
 
-class MemberBoard:
-    """The heartbeats of a member's own processes, in a hash: a coordinator shows those that change
-    on the `HeartbeatBoard`, and removes the others."""
-
-    def __init__(self, client: redis.Redis, key: str) -> None:
-        self._client = client
-        self._key = key
-
-    def announce(self, status: WorkerStatus) -> None:
-        """Publish `status`."""
-        self._client.hset(self._key, _process(status.name), status.to_json())
-
-    def remove(self, name: str) -> None:
-        """Remove the status of a process."""
-        self._client.hdel(self._key, _process(name))
-
-
-def _process(name: str) -> str:
-    return name.rpartition(":")[2]
-
-
 class HeartbeatBoard:
     """Heartbeats of the workers of one database, in Redis."""
 

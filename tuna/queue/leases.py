@@ -26,25 +26,25 @@ import redis
 
 from tuna.services import redis_client
 
-NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
+_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _HOLDS = "if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end; "
 
 # KEYS: leases, holders, results.  ARGV: chunk, token, lease in ms, [entry]
 _TAKE = (
-    NOW
+    _NOW
     + """
 local holder = redis.call('HGET', KEYS[2], ARGV[1])
 if holder == ARGV[2] then return 1 end -- a retry: the answer was lost with the connection
 if holder or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
-redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
+if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'r', ARGV[4]) end
 return 1
 """
 )
-_RENEW = NOW + _HOLDS + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); return 1"
+_RENEW = _NOW + _HOLDS + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); return 1"
 _REPORT = (
-    NOW
+    _NOW
     + _HOLDS
     + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); redis.call('XADD', KEYS[3], '*',"
     " 'r', ARGV[4]); return 1"
@@ -83,30 +83,26 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-class WorkerLeases(Protocol):
-    """The worker's side of leases: `Leases`, or `MemberLeases` behind the gate."""
+class WorkerLease(Protocol):
+    """The lease of one chunk, as the worker process that runs it uses it."""
 
-    def take(self, chunk: str, token: str, entry: str) -> bool:
-        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not
-        exist."""
+    def take(self, entry: str) -> bool:
+        """Acquire the lease, appending `entry` to the results; False if the chunk is held or does
+        not exist."""
 
-    def renew(self, chunk: str, token: str) -> bool:
-        """Heartbeat; False if the lease is lost."""
+    def renew(self) -> bool:
+        """Heartbeat; False if the lease is lost, True also while the server does not answer."""
 
-    def report(self, chunk: str, token: str, entry: str) -> bool:
-        """Append `entry` to the results, if still the holder; False (and nothing appended) if the
-        lease is lost."""
+    def report(self, entry: str) -> bool:
+        """Append `entry`, if still the holder; False (and nothing appended) if the lease is
+        lost."""
 
-    def finish(self, chunk: str, token: str, entry: str) -> bool:
+    def finish(self, entry: str) -> bool:
         """Append the last `entry` and release the lease; False (and nothing appended) if the lease
         is lost."""
 
-    def return_chunk(self, chunk: str, entry: str) -> bool:
-        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`;
-        False if it is done."""
-
-    def forfeit(self, chunk: str) -> None:
-        """Expire the lease of a held chunk at once: its worker process is known to be dead."""
+    def close(self) -> None:
+        """Stop work on the chunk, which was finished or not."""
 
 
 class Published(NamedTuple):
@@ -126,7 +122,6 @@ class Leases:
         self.leases_key, self.holders_key, self.results_key = (
             prefix + n for n in ("leases", "holders", "results")
         )
-        self.dealt_counts_key = prefix + "dealt_counts"  #: see `dealt`
         self._queues_key = prefix + "queues"
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (
@@ -173,30 +168,13 @@ class Leases:
                 pipe.hdel(self.holders_key, *chunks)
                 pipe.execute()
 
-    def evict(self, worker: str) -> list[str]:
-        """Revoke the leases that a worker holds, which expire at once; returns their chunks.
-
-        Chunks that were dealt to a member which has not begun them have no lease any longer: no
-        attempt was lost.
-        """
+    def evict(self, worker: str) -> None:
+        """Revoke the leases that a worker holds, which expire at once."""
         held = cast(dict[Any, Any], self._client.hgetall(self.holders_key))
-        mine = [
-            (chunk, token)
-            for chunk, token in held.items()
-            if token.startswith(f"{worker}:".encode())
-        ]
-        dealt = [chunk for chunk, token in mine if token.startswith(f"{worker}:dealt/".encode())]
-        self.drop(_texts(set(dealt) - set(self.begun(dealt))))
         keys = [self.leases_key, self.holders_key]
-        return _texts(chunk for chunk, token in mine if self._evict(keys=keys, args=[chunk, token]))
-
-    def begun(self, dealt: Sequence[Any]) -> list[Any]:
-        """Those of some chunks that were dealt to members of which a report came."""
-        if not dealt:
-            return []
-        fields = [f"{redis_client.text(chunk)}/reports" for chunk in dealt]
-        counts = cast(list[Any], self._client.hmget(self.dealt_counts_key, fields))
-        return [chunk for chunk, count in zip(dealt, counts, strict=True) if count is not None]
+        for chunk, token in held.items():
+            if token.startswith(f"{worker}:".encode()):
+                self._evict(keys=keys, args=[chunk, token])
 
     def expired(self) -> list[str]:
         """Chunks whose lease has expired."""
@@ -223,9 +201,13 @@ class Leases:
     # --------------------------------------------------------------------------------------------
 
     def take(self, chunk: str, token: str, entry: str) -> bool:
-        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not
-        exist."""
+        """Acquire the lease of a waiting chunk, appending `entry` unless it is empty; False if it
+        is held or does not exist."""
         return self._call(self._take, chunk, token, entry)
+
+    def is_held(self, chunk: str, token: str) -> bool:
+        """True if `token` holds the chunk."""
+        return self._client.hget(self.holders_key, chunk) == token.encode()
 
     def renew(self, chunk: str, token: str) -> bool:
         """Heartbeat; False if the lease is lost."""

@@ -51,7 +51,6 @@ class ReportKind(str, Enum):
     RESULTS = "results"  #: some items are done
     FINISHED = "finished"  #: all items are done (with the last results) and the lease is released
     RETURNED = "returned"  #: the worker returns the items without result, uncharged
-    LOST = "lost"  #: from a member: the process that ran it died; its lease is to expire now
 
 
 class Report(_Message):
@@ -62,8 +61,8 @@ class Report(_Message):
     worker: Annotated[str, Field(max_length=255)]
     #: its device or Celery node, which may be at fault for a failure
     place: Annotated[str, Field(max_length=255)] = ""
-    #: whose it is, by where it lay; empty: an own worker's
-    member: Annotated[str, Field(max_length=255)] = ""
+    #: name of the remote worker, set by the gateway; empty: an own worker's
+    remote: Annotated[str, Field(max_length=255)] = ""
     results: Annotated[tuple[StepResult, ...], Field(max_length=_MOST_RESULTS)] = ()
     reason: str = ""  #: why a chunk was returned
 

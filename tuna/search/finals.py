@@ -108,13 +108,13 @@ def write(
     jobs: Mapping[int, AttemptedJob],
     results: Sequence[tuple[StepResult, str]],
 ) -> None:
-    """Store the times of finals, each with the member that measured them (empty: an own worker), in
+    """Store the times of finals, each with the remote worker that measured them (empty: an own one), in
     the results of the solvers and in their trials.
 
     What a result names of another config than its job's, or is another candidate by now, is left as
-    it is; by a member, what others measured too.
+    it is; by a remote worker, what others measured too.
     """
-    for result, member in results:
+    for result, remote in results:
         job = jobs[result.job_id]
         measured = {trial.index: trial for trial in result.trials}
         columns = (FindDb.id, FindDb.job_id, FindDb.trial_number, FindDb.params, _MEASURED_BY)
@@ -126,7 +126,7 @@ def write(
             trial = measured.get(row.id)
             if trial is None or trial.params != row.params:
                 continue
-            if member and (row.worker or "").rpartition(":")[0] != member:
+            if remote and (row.worker or "").rpartition(":")[0] != remote:
                 continue
             values: dict[str, Any] = {"final_job_id": job.id, "updated_at": utc_now()}
             if trial.cause is not None or trial.time_ms is None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
-from tuna.errors import BadInput
+from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
+from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.vocabulary import queue_name
+from tuna.workers.lifetime import SESSION
 
 _FIELD_LABELS = {
     "arch": "architecture",
@@ -46,6 +49,23 @@ def session_queue(text: str, *, on_device: bool) -> str:
             ),
         )
     return queue_name(on_device, wanted.toolchain, wanted.machine_key)
+
+
+def role_queues(role: str, served: ServedQueues) -> list[str]:
+    """The queues that this machine serves under the name `compile` or `eval`, those of the only
+    session to serve if there is one; raises TunaError if there are none."""
+    if session := os.environ.get(SESSION):
+        return [session_queue(session, on_device=role == "eval")]
+    found = served.under(role)
+    names = sorted({queue for queue in found.values() if isinstance(queue, str)})
+    if not names:
+        reasons = [
+            f"{library}: {why.reason}"
+            for library, why in found.items()
+            if isinstance(why, Unavailable)
+        ]
+        raise TunaError(f"This machine can serve no {role} queue. {' '.join(reasons)}")
+    return names
 
 
 def differences(wanted: Environment, here: Environment) -> list[str]:

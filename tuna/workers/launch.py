@@ -20,6 +20,8 @@ from tuna.workers.lifetime import WITH_PARENT
 
 #: Where Celery finds the app.
 APP = "tuna.celery_app"
+#: The module that a remote worker runs.
+REMOTE = "tuna.gateway.node"
 #: Seconds beyond the bound of its warm shutdown in which a worker returns unfinished chunks.
 _MARGIN_S = 5.0
 
@@ -32,7 +34,6 @@ class WorkerSpec:
     processes: int = 1
     name: str = ""  #: among the workers of one command; default: its queue
     env: Mapping[str, str] = field(default_factory=dict)  #: variables over those of this process
-    quiet: bool = False  #: without Celery's banner
     #: for a board that may not be there yet: it is started again until there is one
     waits: bool = False
 
@@ -127,19 +128,20 @@ def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subproce
 
 def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker: what a person would type, in any working directory."""
-    name = f"{spec.title}-{os.getpid()}@%h"
     settings = get_settings()
-    member = settings.is_member or "TUNA_NAMESPACE" in spec.env
-    events = ["--without-heartbeat"] if member else []  # a member may not publish
+    before = "from tuna.workers import lifetime; lifetime.end_with_starter()"
+    if settings.gateway or "TUNA_GATEWAY" in spec.env:
+        return module_command(REMOTE, spec.queue, str(spec.processes), before=before)
+    name = f"{spec.title}-{os.getpid()}@%h"
     # Celery's banner is not JSON
-    quiet = ["--quiet"] if spec.quiet or settings.log_format == "json" else []
+    quiet = ["--quiet"] if settings.log_format == "json" else []
     return module_command(
         "celery", "-A", APP, *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
-        "--without-gossip", "--without-mingle", *events, "--loglevel", settings.log_level,
+        "--without-gossip", "--without-mingle", "--loglevel", settings.log_level,
         # Celery looks for the app in the working directory first, and importing it takes longer
         # than some commands live.
-        before=f"from tuna.workers import lifetime; lifetime.end_with_starter(); import {APP}",
+        before=f"{before}; import {APP}",
     )  # fmt: skip
 
 

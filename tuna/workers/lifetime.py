@@ -11,12 +11,12 @@ from tuna.sandbox.parent import end_with_parent
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
 #: Set for workers that shut down when their queues are empty.
 ONCE = "TUNA_LEAVE_WHEN_EMPTY"
-#: Set for eval workers that say on stdout what they tune.
+#: Set for remote workers that say on stdout what they tune.
 TELL = "TUNA_TELL_WORKLOADS"
 #: Set for workers of a command that knows what its sessions tune: libraries whose children they
 #: start at once, with commas between.
 LIBRARIES = "TUNA_WORKER_LIBRARIES"
-#: Set for workers of a single session: the text of `membership.compatibility.session_text`.
+#: Set for workers of a single session: the text of `workers.compatibility.session_text`.
 SESSION = "TUNA_WORKER_SESSION"
 
 

@@ -52,7 +52,7 @@ def serve(
     """Run the workers of `tuna worker` until they have ended; returns the exit code.
 
     `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees.
-    `session`: what `membership.compatibility.session_text` gives for the only session to serve.
+    `session`: what `workers.compatibility.session_text` gives for the only session to serve.
     `variables`: settings of the workers' own. Call it in the main thread.
     """
     settings = settings or get_settings()

@@ -22,10 +22,10 @@ import structlog
 from celery import Celery
 
 from tuna.errors import ServiceError
-from tuna.membership.member import leases_of
 from tuna.queue import celery_internals
 from tuna.queue.announcements import is_open
 from tuna.queue.connection import connect, queue_depth
+from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
 from tuna.workers import lifetime
@@ -38,8 +38,6 @@ _RETURN_S = 2.0
 _ORPHAN_RETURN_S = 0.5
 #: Number of successive polls without queued or current chunks after which a worker exits by itself.
 _IDLE_POLLS = 6
-#: The same for a member, which does not see the queues that a coordinator deals from.
-_DEALT_IDLE_POLLS = 20
 _POLL_EVERY_S = 0.5
 #: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal
 #: on.
@@ -116,7 +114,7 @@ def return_chunk(settings: Settings, chunk: Chunk) -> None:
     report = Report(
         kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown"
     )
-    leases = leases_of(connect(settings), settings, chunk.namespace)
+    leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
     if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
         log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
@@ -138,9 +136,7 @@ def leave_when_empty(app: Celery, settings: Settings, queues: Sequence[str]) -> 
     coordinator has jobs for them, and no chunk is current."""
     client = connect(settings)
     ask = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    # A coordinator fills the queue of a member from others.
-    polls = _DEALT_IDLE_POLLS if settings.is_member else _IDLE_POLLS
-    args = (lambda: _is_idle(app, client, settings, queues), ask, polls)
+    args = (lambda: _is_idle(app, client, queues), ask)
     threading.Thread(target=_watch, args=args, name="once", daemon=True).start()
 
 
@@ -157,14 +153,14 @@ def _watch(
     leave()
 
 
-def _is_idle(app: Celery, client: redis.Redis, settings: Settings, queues: Sequence[str]) -> bool:
+def _is_idle(app: Celery, client: redis.Redis, queues: Sequence[str]) -> bool:
     if celery_internals.current_task_arguments():
         return False
     try:
         with app.connection_for_read() as connection:
             if any(queue_depth(connection, queue) for queue in queues):
                 return False
-        return settings.is_member or not is_open(client, settings, queues)
+        return not is_open(client, queues)
     except (
         Exception
     ) as error:  # each transport raises its own; an unreachable broker may still hold chunks

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -24,11 +22,11 @@ from celery import Celery, signals
 from tuna import logs
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.files import make_home
-from tuna.membership.member import leases_of
-from tuna.queue import celery_internals, keys
+from tuna.queue import celery_internals
 from tuna.queue.connection import connect, ensure_services
-from tuna.queue.messages import Chunk, summary
-from tuna.queue.served_queues import ServedQueues, Unavailable
+from tuna.queue.leases import Leases
+from tuna.queue.messages import Chunk
+from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.dumpable import forbid_inspection
@@ -36,16 +34,14 @@ from tuna.sandbox.parent import end_with_parent
 from tuna.settings import Settings
 from tuna.workers import compatibility, shutdown
 from tuna.workers.control import ControlListener
-from tuna.workers.hooks import run_hook
-from tuna.workers.lifetime import LIBRARIES, ONCE, SESSION, TELL, end_with_starter
+from tuna.workers.hooks import DeviceRepair
+from tuna.workers.lifetime import LIBRARIES, ONCE, end_with_starter
 from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
 
 #: Queues that a worker replaces by those that its machine can serve.
 ROLES = ("compile", "eval")
-#: How often at most a lost board is reset: one that boots must not be stopped in it.
-RESET_EVERY_S = 60.0
 #: How long an outage of Redis is retried, as in coordinators.
 _OUTAGE_S = 600.0
 _T = TypeVar("_T")
@@ -74,12 +70,12 @@ class Worker:
         self._queues: list[str] = []
         self._device = ""
         self._control: ControlListener | None = None
-        self._reset_at = -math.inf
         self._pid = os.getpid()
         self._shutdown = shutdown.Shutdown(
             settings.shutdown_s, lambda: shutdown.return_chunks(settings)
         )
-        self.process = WorkerProcess(settings, self._served, self._mend, self._is_ending)
+        self._repair = DeviceRepair(settings)
+        self.process = WorkerProcess(settings, self._served, self._repair, self._is_ending)
 
     def connect_signals(self) -> None:
         """Connect the handlers of Celery's worker signals."""
@@ -90,9 +86,6 @@ class Worker:
         signals.worker_ready.connect(self._start_control, weak=False)
         signals.worker_process_init.connect(self._start_process, weak=False)
         signals.worker_process_shutdown.connect(self._end_process, weak=False)
-        if os.environ.get(TELL):
-            signals.task_prerun.connect(_tell_workloads, weak=False)
-            signals.task_postrun.connect(_tell_request, weak=False)
         signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
 
     def _start_services(self, **_: Any) -> None:
@@ -129,26 +122,11 @@ class Worker:
                         hint="add: -Q compile, or -Q eval",
                     )
                 continue
-            served: Mapping[str, str | Unavailable]
-            if session := os.environ.get(SESSION):
-                served = {"": compatibility.session_queue(session, on_device=name == "eval")}
-            else:
-                served = self._served.under(name)
-            names = sorted({queue for queue in served.values() if isinstance(queue, str)})
-            if not names:
-                reasons = [
-                    f"{library}: {why.reason}"
-                    for library, why in served.items()
-                    if isinstance(why, Unavailable)
-                ]
-                raise TunaError(f"This machine can serve no {name} queue. {' '.join(reasons)}")
+            names = compatibility.role_queues(name, self._served)
             celery_internals.replace_queue(self._app, name, names)
         # Determined once, before the fork of the pool processes.
         self._queues = celery_internals.consumed_queues(self._app)
         self._device = self._served.device_name(self._queues)
-        if self._settings.is_member:  # a coordinator deals it chunks of those
-            for queue in self._queues:
-                celery_internals.replace_queue(self._app, queue, [keys.WORK])
 
     def _start_control(self, sender: Any, **_: Any) -> None:
         """Called again, with the same `sender` (Celery's consumer), at each new connection to the
@@ -157,8 +135,8 @@ class Worker:
         end_with_starter(signal.SIGTERM)  # to return its chunks first
         if self._control is None:
             name = self._settings.worker_name or socket.gethostname()
-            queues = celery_internals.QueueSwitch(sender)
-            self._control = ControlListener(connect(self._settings), self._settings, name, queues)
+            switch = celery_internals.QueueSwitch(sender)
+            self._control = ControlListener(connect(self._settings), self._settings, name, switch)
             self._control.start()
         if os.environ.pop(ONCE, ""):
             shutdown.leave_when_empty(
@@ -170,7 +148,7 @@ class Worker:
         if os.getpid() != self._pid:
             end_with_parent(self._pid)
         self.process = WorkerProcess(
-            self._settings, self._served, self._mend, self._is_ending, self._pid
+            self._settings, self._served, self._repair, self._is_ending, self._pid
         )
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
@@ -179,14 +157,6 @@ class Worker:
 
     def _end_process(self, **_: Any) -> None:
         self.process.leave()
-
-    def _mend(self) -> None:
-        """The hook that follows a worker's end may repair the device of one that is put aside,
-        too."""
-        run_hook("TUNA_AFTER_WORKER", self._settings.after_worker, {})
-        if time.monotonic() - self._reset_at >= RESET_EVERY_S:
-            self._reset_at = time.monotonic()
-            run_hook("TUNA_TVM_RESET", self._settings.tvm_reset, {})
 
     def _is_ending(self) -> bool:
         return self._shutdown.asked
@@ -198,11 +168,7 @@ class Worker:
         **_: Any,
     ) -> None:
         """Runs in the main process when a pool process was lost: its chunk need not wait for the
-        lease to expire.
-
-        That of a member does not expire: a coordinator holds it for as long as the other processes
-        have heartbeats.
-        """
+        lease to expire."""
         if type(exception).__name__ not in ("WorkerLostError", "TimeLimitExceeded"):
             return
         try:
@@ -223,23 +189,7 @@ class Worker:
                 on=(redis.RedisError, ServiceError), attempts=None, timeout=_OUTAGE_S, wait_max=2.0
             ):
                 with attempt:
-                    leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(
-                        chunk.id
-                    )
+                    client = connect(self._settings)
+                    Leases(client, chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
         except (redis.RedisError, ServiceError) as error:
             log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
-
-
-def _tell_workloads(kwargs: Mapping[str, Any] | None = None, **_: Any) -> None:
-    """Say what begins, in the words of Lorien's client."""
-    # what cannot be read is refused elsewhere
-    with contextlib.suppress(KeyError, ValueError, TunaError):
-        chunk = Chunk.model_validate_json((kwargs or {})["chunk"])
-        print(
-            f"INFO RPCClient: Start tuning\nINFO Tuner: Tuning workload {summary(chunk)}",
-            flush=True,
-        )
-
-
-def _tell_request(**_: Any) -> None:
-    print("INFO RPCClient: Requesting a job for tuning", flush=True)

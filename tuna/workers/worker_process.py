@@ -1,5 +1,5 @@
-"""State of one worker process: its connection, artifact stores, scratch folder, and one runner for
-each kind of work."""
+"""State of one worker process: its connection, scratch folder, and one runner for each kind of
+work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import redis
 import structlog
 from pydantic import ValidationError
 
@@ -23,10 +22,7 @@ from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
-from tuna.membership.member import Member
-from tuna.queue.announcements import artifact_keys, namespaces, with_store
-from tuna.queue.connection import connect
-from tuna.queue.heartbeat import Board, HeartbeatBoard, HeartbeatSender, WorkerStatus
+from tuna.queue.heartbeat import HeartbeatSender, WorkerStatus
 from tuna.queue.messages import Chunk
 from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox.core_lending import BuildCores, offer
@@ -35,6 +31,7 @@ from tuna.settings import Settings
 from tuna.vocabulary import queue_name
 from tuna.workers.devices import device_for, place_of
 from tuna.workers.health import Health
+from tuna.workers.link import RedisLink, WorkerLink
 from tuna.workers.runner import Runner
 
 log = structlog.get_logger(__name__)
@@ -50,22 +47,24 @@ class WorkerProcess:
         mend: Callable[[], None] = lambda: None,
         ending: Callable[[], bool] = lambda: False,
         node_pid: int | None = None,
+        connect: Callable[[Settings], WorkerLink] = RedisLink.from_settings,
     ) -> None:
         """`served`: what this machine can serve, as far as it was found before the fork; `mend`,
-        `ending`: see `Health`; `node_pid`: process of the Celery node, by default this one."""
+        `ending`: see `Health`; `node_pid`: the node's main process, by default this one."""
         self._settings = settings
         self._served = served or ServedQueues()
         self._mend = mend
         self._ending = ending
         self._node_pid = node_pid
-        self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
-        self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
+        self._connect = connect
+        self._runners: dict[tuple[str, bool], Runner] = {}
         self._devices: dict[str, DeviceHandle] = {}  # by library
         self._sender: HeartbeatSender | None = None
         self._offers = contextlib.ExitStack()
 
     def run_chunk(self, chunk: str) -> str:
-        """Run one chunk (JSON of `messages.Chunk`); never raises for what is in it."""
+        """Run one chunk (JSON of `messages.Chunk`), and return the outcome; never raises for what
+        is in it."""
         try:
             parsed = Chunk.model_validate_json(chunk)
             library = get_library(parsed.library)
@@ -74,13 +73,13 @@ class WorkerProcess:
             return _unreadable(error.errors()[0]["msg"])
         except TunaError as error:
             return _unreadable(str(error))
-        settings, refusal = self._settings, ""
-        try:
-            settings = with_store(self._client, settings, parsed.namespace)
-            refusal = self._refusal(parsed, settings.artifacts_url)
-        except StoreUnavailable as error:
-            refusal = f"{error} {error.hint}"
-        return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
+        store, refusal = None, self._refusal(parsed)
+        if not refusal:
+            try:
+                store = self.link.store(parsed)
+            except StoreUnavailable as error:
+                refusal = f"{error} {error.hint}"
+        return self._runner(parsed, library).run(parsed, library, refusal, store).value
 
     def offer_cores(self, queues: Sequence[str]) -> None:
         """Lend the cores that this process measures with, if it does, to builds between its chunks,
@@ -90,7 +89,7 @@ class WorkerProcess:
 
     def announce(self, queues: Sequence[str], device: str) -> None:
         """Start publishing the heartbeat of this process, which serves `queues`."""
-        settings, client = self._settings, self._client
+        settings = self._settings
         kinds = [queue.partition(".") for queue in queues]
         environments = [name for kind, _, name in kinds if kind == "eval"]
         status = WorkerStatus(
@@ -107,27 +106,17 @@ class WorkerProcess:
             place=place_of(settings.worker_name, self._served_device(queues), self._node),
         )
 
-        def boards() -> Sequence[Board]:
-            if self._member:
-                return [self._member.board]
-            return [
-                HeartbeatBoard(client, name, settings.lease_s)
-                for name in namespaces(client, settings)
-            ]
-
-        self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
+        self._sender = HeartbeatSender(self.link.boards, status, settings.lease_s / 4).start()
 
     def warm_up(self, queues: Sequence[str], libraries: Sequence[str]) -> None:
         """Start what is slow to start for the steps of these libraries that this process serves."""
         for name in set(libraries).intersection(names()):
             for on_device in (False, True):
                 if self._served.queue_of(name, on_device=on_device) in queues:
-                    nothing = Artifacts(folder_url(self._scratch), self._scratch)
-                    get_library(name).warm_up(self._context(get_library(name), on_device, nothing))
+                    get_library(name).warm_up(self._context(get_library(name), on_device))
 
     def leave(self) -> None:
-        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it
-        expires; lend no more."""
+        """Remove the heartbeat of this process, which ends, and lend no more cores."""
         self._offers.close()
         if self._sender:
             self._sender.stop()
@@ -138,45 +127,23 @@ class WorkerProcess:
         return f"{socket.gethostname()}:{self._node_pid or os.getpid()}"
 
     @functools.cached_property
-    def _client(self) -> redis.Redis:
-        return connect(self._settings)
-
-    @functools.cached_property
-    def _member(self) -> Member | None:
-        return Member(self._client, self._settings) if self._settings.is_member else None
+    def link(self) -> WorkerLink:
+        """The connection of this process, made after the fork; raises ServiceError."""
+        return self._connect(self._settings)
 
     @functools.cached_property
     def _scratch(self) -> Path:
         return scratch_folder(self._settings.run_dir / "scratch")
 
-    def _refusal(self, chunk: Chunk, artifacts_url: str | None) -> str:
-        """Why this machine may not run the chunk; empty when it may. Raises StoreUnavailable."""
+    def _refusal(self, chunk: Chunk) -> str:
+        """Return why this machine may not run the chunk; empty when it may."""
         queue = queue_name(bool(chunk.environment), chunk.toolchain, chunk.environment)
         served = self._served.queue_of(chunk.library, on_device=bool(chunk.environment))
         if isinstance(served, Unavailable):
             return served.reason
         if served != queue:
             return f"this machine serves {served}, the session needs {queue}"
-        store = self._store(chunk.namespace, artifacts_url)
-        store.refresh()  # the keys may have been rotated since the last chunk
-        # Redis was wiped: other workers refuse artifacts without a signature
-        if store.keys is None:
-            raise StoreUnavailable(
-                "No coordinator has published the keys of artifacts.", hint="it does so each second"
-            )
-        store.check()
         return ""
-
-    def _store(self, namespace: str, url: str | None) -> Artifacts:
-        if self._member:
-            return self._member.store
-        if (namespace, url) not in self._artifacts:
-            settings = self._settings.model_copy(update={"artifacts_url": url})
-            newest = functools.partial(artifact_keys, self._client, self._settings, namespace)
-            self._artifacts[namespace, url] = Artifacts.from_settings(
-                settings, namespace, newest=newest, cached=True
-            )
-        return self._artifacts[namespace, url]
 
     def _device_of(self, library: Library) -> DeviceHandle:
         if library.name not in self._devices:
@@ -188,32 +155,26 @@ class WorkerProcess:
         served = (name for name in names() if self._served.queue_of(name, on_device=True) in queues)
         return next((self._device_of(get_library(name)) for name in served), None)
 
-    def _runner(self, chunk: Chunk, library: Library, artifacts_url: str | None) -> Runner:
+    def _runner(self, chunk: Chunk, library: Library) -> Runner:
         on_device = bool(chunk.environment)
-        key = (chunk.namespace, artifacts_url, library.name, on_device)
+        key = (library.name, on_device)
         if key not in self._runners:
             settings = self._settings
-            context = self._context(library, on_device, self._store(chunk.namespace, artifacts_url))
+            context = self._context(library, on_device)
             health = Health(
                 [settings.home, self._scratch], context.device, self._mend, self._ending
             )
             self._runners[key] = Runner(
-                self._client,
-                settings.lease_s,
-                context,
-                settings.worker_name,
-                self._sender,
-                health,
-                self._member,
-                self._node,
+                self.link, context, settings.worker_name, self._sender, health, self._node
             )
         return self._runners[key]
 
-    def _context(self, library: Library, on_device: bool, artifacts: Artifacts) -> RunContext:
+    def _context(self, library: Library, on_device: bool) -> RunContext:
+        """The context of all chunks, each of which brings its own artifacts."""
         device = self._device_of(library) if on_device else None
         cpus = compile_cpus(self._settings)
         return RunContext(
-            artifacts=artifacts,
+            artifacts=Artifacts(folder_url(self._scratch), self._scratch),
             scratch=self._scratch,
             cpus=device.cpus if device else cpus,
             device=device,

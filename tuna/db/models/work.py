@@ -15,13 +15,15 @@ from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
 class Installation(Base):
-    """Properties of this database, one row: its namespace in a shared Redis and the secret of its
-    signing key."""
+    """Properties of this database, one row: its namespace in a shared Redis and the secrets of its
+    keys."""
 
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = text(32)
     secret: Mapped[str] = text(64)  #: what the key that signs artifacts is made of, hex
+    #: what the TLS key of the gateways is made of, hex
+    gateway_secret: Mapped[str] = text(64, server_default="")
 
 
 class FormerKey(Base):
@@ -320,8 +322,6 @@ class Token(Base):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-    #: when Redis had nothing left of it
-    cleared_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
 class Worker(Base):
@@ -331,7 +331,7 @@ class Worker(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = text(128, unique=True)
     token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
-    password: Mapped[str] = text(64)  #: SHA-256 (hex) of its random Redis password
+    digest: Mapped[str] = text(64, server_default="")  #: SHA-256 (hex) of its random secret
     role: Mapped[str] = text(16)
     host: Mapped[str] = text(255)
     device: Mapped[str] = text(255)
@@ -340,11 +340,7 @@ class Worker(Base):
     toolchain: Mapped[str] = mapped_column(LongText)  #: JSON list; empty for eval workers
     #: chunks that it can do at a time
     processes: Mapped[int] = mapped_column(default=1, server_default="1")
-    state: Mapped[str] = text(16)  #: active, cordoned, draining, gone or revoked
+    state: Mapped[str] = text(16)  #: active, cordoned, draining or revoked
     joined_at: Mapped[datetime] = mapped_column(default=utc_now)
     seen_at: Mapped[datetime] = mapped_column(default=utc_now)
-    #: digest of those that its Redis user was given
-    rights: Mapped[str] = text(16, default="", server_default="")
-    revoked_at: Mapped[datetime | None]  #: when it became gone or revoked
-    #: when Redis had nothing left of it
-    cleared_at: Mapped[datetime | None] = mapped_column(index=True)
+    revoked_at: Mapped[datetime | None]

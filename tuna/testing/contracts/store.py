@@ -38,8 +38,8 @@ class StoreContract:
 
     @pytest.fixture
     def elsewhere(self) -> ArtifactStore:
-        """`store` as another member has it, without what `store` may have cached."""
-        raise NotImplementedError("a subclass says how another member has the store")
+        """`store` as another process has it, without what `store` may have cached."""
+        raise NotImplementedError("a subclass says how another process has the store")
 
     @pytest.fixture
     def overwrite(self) -> Callable[[str, bytes | None], None]:

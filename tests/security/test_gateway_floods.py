@@ -1,0 +1,154 @@
+"""Large, many, slow and half-open requests: a gateway goes on for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from gateway_site import GatewaySite, RemoteDouble
+
+from tuna.db.engine import reading
+from tuna.db.models import Worker
+from tuna.gateway import bodies, listening, server
+from tuna.gateway.tokens import pin_of_secret, pinned_context
+
+Eventually = Callable[[Callable[[], object], float], None]
+MIB = 1 << 20
+
+
+def _held(double: RemoteDouble) -> Any:
+    double.site.publish()
+    held = double.next(wait_s=10.0)
+    assert held is not None
+    return held
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("path", ["/join", "/next", "/renew", "report", "artifact"])
+def test_120_mb_are_refused_unread(site: GatewaySite, path: str, declared: bool) -> None:
+    worker = site.join()
+    held = _held(worker)
+    if path == "report":
+        path = worker.path(held, "/report")
+    verb, path = (
+        ("PUT", worker.path(held, f"/artifacts/{'0' * 64}"))
+        if path == "artifact"
+        else ("POST", path)
+    )
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(120):
+            sent += MIB
+            yield b"x" * MIB
+
+    headers = {"content-length": str(120 * MIB)} if declared else {}
+    try:
+        answer = worker.http.request(verb, path, content=chunks(), headers=headers)
+        assert answer.status_code == 413
+    except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        pass  # the gateway closed the connection
+    assert sent < 118 * MIB
+    assert worker.renew(held).json()["lost"] == []
+
+
+def test_a_flood_of_requests_is_answered_429_and_others_go_on(
+    site: GatewaySite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_RATE", 1.0)
+    monkeypatch.setattr(server, "_BURST", 30.0)
+    hostile, other = site.join(), site.join()
+    statuses = [hostile.renew().status_code for _ in range(60)]
+    assert statuses.count(429) >= 20
+    assert other.renew().status_code == 200
+    assert _held(other)
+
+
+def test_a_flood_of_joins_is_bounded(site: GatewaySite, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"token": "0" * 12, "token_secret": "x", "secret": "s" * 43, "role": "compile"}
+    asked["facts"] = {"host": "h"}  # type: ignore[assignment]
+    worker = site.join()
+    statuses = {worker.post("/join", asked).status_code for _ in range(150)}
+    assert statuses == {403, 429}
+    with reading(site.engine) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(Worker)).scalar_one() == 1
+
+
+def _raw(site: GatewaySite) -> ssl.SSLSocket:
+    port = int(site.url.rpartition(":")[2])
+    plain = socket.create_connection(("127.0.0.1", port), 30)
+    return pinned_context(pin_of_secret(site.tls_secret)).wrap_socket(plain)
+
+
+def test_a_slow_body_is_given_up(site: GatewaySite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_BODY_S", 0.5)
+    worker = site.join()
+    with _raw(site) as slow:
+        head = (
+            "POST /v1/next HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nAuthorization: Bearer"
+            f" {worker.credentials.name}.{worker.credentials.secret}\r\n\r\n{{"
+        )
+        slow.sendall(head.encode())
+        began_at = time.monotonic()
+        assert b" 408 " in slow.recv(1000)
+        assert time.monotonic() - began_at < 20
+    assert worker.renew().status_code == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/next HTTP/1.1\r\nHo", b"\r\n"])
+def test_a_connection_without_a_request_is_closed(
+    site: GatewaySite, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_HEAD_S", 0.3)
+    with _raw(site) as silent:
+        if begun:
+            silent.sendall(begun)
+        silent.settimeout(20)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # it was reset
+            assert silent.recv(1000)[:13] in (b"", b"HTTP/1.1 400 ")
+
+
+def test_half_open_connections_do_not_keep_others_out(
+    site: GatewaySite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_MAX_HANDSHAKES", 50)
+    monkeypatch.setattr(listening, "_HANDSHAKE_S", 0.5)
+    worker = site.join()
+    assert worker.renew().status_code == 200
+    port = int(site.url.rpartition(":")[2])
+    half_open = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(120)]
+    try:
+        assert worker.renew().status_code == 200, "a connection that is open goes on"
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                _raw(site).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    finally:
+        for one in half_open:
+            one.close()
+
+
+def test_of_too_many_connections_the_oldest_silent_one_ends(
+    site: GatewaySite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_MAX_CONNECTIONS", 20)
+    worker = site.join()
+    silent = [_raw(site) for _ in range(25)]
+    try:
+        assert worker.renew().status_code == 200
+        assert RemoteDouble(site, worker.credentials).renew().status_code == 200
+    finally:
+        for one in silent:
+            one.close()

@@ -1,0 +1,175 @@
+"""Commands about workers: gateway, token, workers."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from tuna import api
+from tuna.cli import options, show
+from tuna.cli.console import print_json, print_table, say
+from tuna.errors import BadInput
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@click.command()
+@click.option(
+    "--listen", "host", default="127.0.0.1", show_default=True, help="Address to listen on."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=api.GATEWAY_PORT, show_default=True)
+def gateway(host: str, port: int) -> None:
+    """Let workers on other machines join this database over HTTPS, until Ctrl-C.
+
+    Any number of gateways may serve one database.
+    """
+    api.gateway(host, port, lambda url: say(f"gateway: {url}"))
+
+
+@click.group()
+def token() -> None:
+    """Tokens, each of which lets one worker join once."""
+
+
+@token.command()
+@click.option(
+    "--role",
+    type=click.Choice(["compile", "eval", "client"]),
+    required=True,
+    help="client: both, for one `tuna rpc-client`.",
+)
+@click.option(
+    "--ttl", default="1h", show_default=True, help="How long it can be used: 30m, 1h, 2d."
+)
+@click.option("--url", help="How workers reach the gateway; default: the one of this TUNA_HOME.")
+def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None:
+    """Print a new token: one line for `tuna worker --join`, or for `tuna rpc-client`. Pass it on as
+    you would a password."""
+    found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
+    if not found:
+        raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
+    ttl_s = int(found[1]) * _UNITS[found[2]]
+    say(
+        api.create_client_token(ttl_s, url)
+        if role == "client"
+        else api.create_token(role, ttl_s, url)
+    )
+
+
+@token.command("list")
+@options.as_json
+def list_tokens(as_json: bool) -> None:
+    """List tokens, without their secrets."""
+    documents = [
+        {
+            "id": one.id,
+            "role": one.role,
+            "state": one.state,
+            "expires_at": one.expires_at.isoformat(timespec="seconds"),
+        }
+        for one in api.list_tokens()
+    ]
+    if as_json:
+        print_json(documents)
+    else:
+        print_table(
+            "",
+            ("id", "role", "state", "expires"),
+            [tuple(document.values()) for document in documents],
+        )
+
+
+@token.command("revoke")
+@click.argument("token_id", metavar="ID")
+def revoke_token(token_id: str) -> None:
+    """Revoke a token. A worker that joined with it stays: `tuna workers revoke` revokes that."""
+    api.revoke_token(token_id)
+    say(f"token {token_id} revoked")
+
+
+@click.group(invoke_without_command=True)
+@options.as_json
+@click.pass_context
+def workers(context: click.Context, as_json: bool) -> None:
+    """List live workers, and remote ones; cordon, drain or revoke one."""
+    if context.invoked_subcommand is not None:
+        return
+    found = api.list_workers()
+    if as_json:
+        print_json([asdict(worker) for worker in found])
+        return
+    rows = [
+        (
+            one.name,
+            one.role,
+            one.state,
+            one.device,
+            one.environment or ", ".join(one.toolchains),
+            ", ".join(map(str, one.jobs[:3])) + (" ..." if len(one.jobs) > 3 else ""),
+            "-" if one.per_minute is None else f"{one.per_minute:.1f}",
+            f"{one.silent_s:.0f}",
+        )
+        for one in found
+    ]
+    columns = (
+        "worker",
+        "role",
+        "state",
+        "device",
+        "environment",
+        "current jobs",
+        "items/min",
+        "silent s",
+    )
+    print_table("", columns, rows, right=(6, 7))
+    show.aside({one.name: one.aside for one in found if one.aside})
+
+
+@workers.command()
+@click.argument("name")
+def cordon(name: str) -> None:
+    """Let a worker finish what it has and take nothing new."""
+    say(f"{api.set_worker_state(name, 'cordoned')}: cordoned")
+
+
+@workers.command()
+@click.argument("name")
+def uncordon(name: str) -> None:
+    """Let a cordoned worker take work again."""
+    say(f"{api.set_worker_state(name, 'active')}: active")
+
+
+@workers.command()
+@click.argument("name")
+def drain(name: str) -> None:
+    """Let a worker finish what it has and leave."""
+    say(f"{api.set_worker_state(name, 'draining')}: draining")
+
+
+@workers.command()
+@click.argument("name")
+def revoke(name: str) -> None:
+    """Revoke a remote worker for good: its credentials end now, and its current jobs are
+    repeated."""
+    say(f"{api.set_worker_state(name, 'revoked')}: revoked")
+
+
+def join_line(given: str | None) -> str | None:
+    """The token line of `--join`: itself, or the first line of the file that it names, or
+    TUNA_JOIN."""
+    # out of the environment, so that no child process sees it
+    line = given or os.environ.pop("TUNA_JOIN", None)
+    if line and "#" not in line:
+        try:
+            line = Path(line).read_text().strip()
+        except (OSError, ValueError):
+            raise BadInput(
+                f"{line[:200]} is neither a line of a token nor a file that holds one.",
+                hint="make one where the database is: `tuna token create --role ROLE`",
+            ) from None
+    return line

@@ -1,0 +1,130 @@
+"""Requests as a gateway reads them, of bounded size, time and number, and its answers."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TypeVar
+
+import anyio
+import redis
+import structlog
+from kombu.exceptions import OperationalError
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from tuna.db import server_errors
+from tuna.errors import DatabaseError, ServiceError, StorageFull
+
+log = structlog.get_logger(__name__)
+
+#: A body has this long, and a second more for each of so many bytes.
+_BODY_S, _BODY_BYTES_PER_S = 10.0, 1 << 18
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+class TokenBucket:
+    """A token bucket."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._left, self._at = burst, time.monotonic()
+
+    def take(self) -> bool:
+        """Take one; False if there is none left."""
+        now = time.monotonic()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+def of_path(request: Request, name: str, form: re.Pattern[str]) -> str:
+    """A part of the path; answers 404 for what has not this form."""
+    text = str(request.path_params[name])
+    if not form.fullmatch(text):
+        raise HTTPException(404, f"no such {name}")
+    return text
+
+
+def parsed(model: type[_Body], body: bytes) -> _Body:
+    """The body as a message; answers 422 for what is none."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HTTPException(422, f"{where}: {first['msg']}"[:300]) from None
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """The body of a request, of bounded size and time."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > most_bytes:
+        raise HTTPException(413, f"the body has more than {most_bytes} bytes")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        with anyio.fail_after(_BODY_S) as scope:
+            began_at = anyio.current_time()
+            async for part in request.stream():
+                size += len(part)
+                if size > most_bytes:
+                    raise HTTPException(413, f"the body has more than {most_bytes} bytes")
+                parts.append(part)
+                scope.deadline = began_at + _BODY_S + size / _BODY_BYTES_PER_S
+    except TimeoutError:
+        raise HTTPException(408, "the body came too slowly") from None
+    return b"".join(parts)
+
+
+def answered(body: BaseModel) -> Response:
+    """The answer with a message."""
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    # what was not read of a body is not read as the next request
+    headers = {"connection": "close"} if error.status_code in (408, 413) else {}
+    return JSONResponse({"error": error.detail}, error.status_code, headers)
+
+
+async def _unavailable(_: Request, error: Exception) -> Response:
+    if not server_errors.is_passing(error):
+        log.error("request failed", error=str(error))
+    return JSONResponse({"error": "a server is not available"}, 503)
+
+
+async def _full(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 507)
+
+
+async def _gone(_: Request, _error: Exception) -> Response:
+    return Response(status_code=400)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    if server_errors.is_passing(error):
+        return JSONResponse({"error": "a server is not available"}, 503)
+    log.error("request failed", error=type(error).__name__, exc_info=error)
+    return JSONResponse({"error": "the gateway failed"}, 500)
+
+
+#: What is answered to an error of a request.
+HANDLERS = {
+    HTTPException: _refused,
+    redis.RedisError: _unavailable,
+    DatabaseError: _unavailable,
+    ServiceError: _unavailable,
+    OperationalError: _unavailable,
+    SQLAlchemyError: _failed,
+    StorageFull: _full,
+    ClientDisconnect: _gone,
+    Exception: _failed,
+}

@@ -1,0 +1,183 @@
+"""Join tokens and remote workers in SQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.models import Environment, Installation, Token, Worker
+from tuna.db.types import utc_now
+from tuna.errors import NotFound
+from tuna.vocabulary import queue_name
+
+#: States in which a worker has access; a `revoked` one has none.
+STATES = ("active", "cordoned", "draining")
+#: Silence after which a worker has no access any more: it has to join again.
+_GONE_AFTER = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class NewWorker:
+    """The stored fields of a joining worker."""
+
+    name: str
+    role: str
+    host: str
+    device: str
+    environments: tuple[str, ...]
+    toolchains: tuple[str, ...]
+    digest: str  #: SHA-256 (hex) of its secret
+    processes: int  #: chunks that it can run at a time
+
+
+@dataclass(frozen=True)
+class RemoteWorker(NewWorker):
+    """A worker that joined, with its state."""
+
+    state: str
+    joined_at: datetime
+    seen_at: datetime
+
+    @property
+    def has_access(self) -> bool:
+        """True unless it was revoked, or was silent for an hour."""
+        return self.state in STATES and self.seen_at > utc_now() - _GONE_AFTER
+
+
+def tls_secret(connection: sa.Connection) -> str:
+    """What the key of this database's gateways is made of, hex."""
+    return connection.execute(sa.select(Installation.gateway_secret)).scalar_one()
+
+
+def add_token(
+    connection: sa.Connection, token_id: str, digest: str, role: str, ttl_s: float
+) -> None:
+    """Store a new token."""
+    now = utc_now()
+    row = {"id": token_id, "digest": digest, "role": role, "created_at": now}
+    row["expires_at"] = now + timedelta(seconds=ttl_s)
+    connection.execute(sa.insert(Token).values(row))
+
+
+def tokens(connection: sa.Connection) -> Sequence[Any]:
+    """All tokens, newest first."""
+    return connection.execute(
+        sa.select(Token.__table__).order_by(Token.created_at.desc(), Token.id)
+    ).all()
+
+
+def _is_open() -> sa.ColumnElement[bool]:
+    return sa.and_(
+        Token.used_at.is_(None), Token.revoked_at.is_(None), Token.expires_at > utc_now()
+    )
+
+
+def open_token(connection: sa.Connection, token_id: str) -> Any:
+    """The token if it can still be used, else None."""
+    query = sa.select(Token.id, Token.digest, Token.role).where(Token.id == token_id, _is_open())
+    return connection.execute(query).first()
+
+
+def revoke_token(connection: sa.Connection, token_id: str) -> None:
+    """Revoke a token; raises NotFound if there is none to revoke."""
+    update = (
+        sa.update(Token)
+        .where(Token.id == token_id, Token.revoked_at.is_(None))
+        .values(revoked_at=utc_now())
+    )
+    if not connection.execute(update).rowcount:
+        raise NotFound(
+            f"There is no token {token_id}, or it was revoked before.",
+            hint="see: `tuna token list`",
+        )
+
+
+def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
+    """Use the token up and store the worker; False if the token is no longer open."""
+    use = sa.update(Token).where(Token.id == token_id, _is_open()).values(used_at=utc_now())
+    if connection.execute(use).rowcount != 1:
+        return False
+    connection.execute(
+        sa.insert(Worker).values(
+            name=worker.name,
+            token_id=token_id,
+            digest=worker.digest,
+            role=worker.role,
+            host=worker.host,
+            device=worker.device,
+            environment=",".join(worker.environments),
+            toolchain=json.dumps(worker.toolchains),
+            processes=worker.processes,
+            state="active",
+            joined_at=utc_now(),
+            seen_at=utc_now(),
+        )
+    )
+    return True
+
+
+def joined_with(connection: sa.Connection, token_id: str, digest: str) -> str | None:
+    """The name of the worker that joined with this token and this secret."""
+    same = sa.and_(Worker.token_id == token_id, Worker.digest == digest)
+    return connection.execute(sa.select(Worker.name).where(same)).scalar()
+
+
+def find(connection: sa.Connection, name: str) -> RemoteWorker | None:
+    """The worker of a name, whatever its state."""
+    row = connection.execute(sa.select(Worker.__table__).where(Worker.name == name)).first()
+    return None if row is None else _worker(row)
+
+
+def remote_workers(connection: sa.Connection) -> list[RemoteWorker]:
+    """All workers that ever joined, by name."""
+    rows = connection.execute(sa.select(Worker.__table__).order_by(Worker.name))
+    return [_worker(row) for row in rows]
+
+
+def _worker(row: Any) -> RemoteWorker:
+    return RemoteWorker(
+        name=row.name,
+        role=row.role,
+        host=row.host,
+        device=row.device,
+        environments=tuple(filter(None, row.environment.split(","))),
+        toolchains=tuple(json.loads(row.toolchain)),
+        digest=row.digest,
+        processes=row.processes,
+        state=row.state,
+        joined_at=row.joined_at,
+        seen_at=row.seen_at,
+    )
+
+
+def set_seen(connection: sa.Connection, name: str) -> None:
+    """Record a heartbeat of the worker, now."""
+    connection.execute(sa.update(Worker).where(Worker.name == name).values(seen_at=utc_now()))
+
+
+def set_state(connection: sa.Connection, name: str, state: str) -> bool:
+    """Change the state of a worker that is not revoked; False if there is none."""
+    values: dict[str, Any] = {"state": state}
+    if state == "revoked":
+        values["revoked_at"] = utc_now()
+    update = sa.update(Worker).where(Worker.name == name, Worker.state.in_(STATES)).values(values)
+    return bool(connection.execute(update).rowcount)
+
+
+def known_environments(connection: sa.Connection) -> dict[str, str]:
+    """The toolchain of each environment that has a session, by `machine_key`."""
+    rows = connection.execute(sa.select(Environment.machine_key, Environment.toolchain)).all()
+    return {row.machine_key: row.toolchain for row in rows}
+
+
+def queues(worker: RemoteWorker, known: dict[str, str]) -> list[str]:
+    """The queues of sessions that a worker was admitted to: by exact name."""
+    toolchains = set(known.values())
+    found = {queue_name(False, name, "") for name in worker.toolchains if name in toolchains}
+    found |= {queue_name(True, "", name) for name in worker.environments if name in known}
+    return sorted(found)

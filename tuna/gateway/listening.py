@@ -1,0 +1,241 @@
+"""The process of a gateway: TLS and HTTP, with bounds on what strangers may hold open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tuna import logs
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.errors import ServiceError
+from tuna.files import make_home
+from tuna.gateway import joined
+from tuna.gateway.ports import BACKLOG, claim_file, claim_port, listen
+from tuna.gateway.server import GatewayApp
+from tuna.gateway.tokens import server_context
+from tuna.queue.connection import connect, ensure_services, make_celery
+from tuna.sandbox.dumpable import forbid_inspection
+from tuna.sandbox.parent import end_with_parent
+from tuna.sandbox.python import module_command
+from tuna.settings import Settings, get_settings
+
+#: Connections, and those of them in the TLS handshake.
+_MAX_CONNECTIONS, _MAX_HANDSHAKES = 2000, 500
+#: Seconds for the TLS handshake, for the head of a request, and between requests.
+_HANDSHAKE_S, _HEAD_S, _KEEP_ALIVE_S = 10.0, 10.0, 60
+_HEAD_BYTES = 16 << 10
+#: Requests that are worked on at a time, beside those that wait for a chunk.
+_THREADS = 12
+#: Seconds that requests have when the gateway ends.
+_GRACE_S = 2
+
+
+class _Bounded(H11Protocol):
+    """HTTP/1.1 for strangers: a connection sends the head of a request soon, or is closed."""
+
+    _handshakes: dict[int, float] = {}  # noqa: RUF012  # of this process, by id
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._made_at = time.monotonic()
+        self._head_timer: asyncio.TimerHandle | None = None
+        begun = self._handshakes
+        if len(begun) >= _MAX_HANDSHAKES:
+            limit = self._made_at - _HANDSHAKE_S
+            for key in [key for key, at in begun.items() if at < limit]:
+                del begun[key]
+        if len(begun) >= _MAX_HANDSHAKES:
+            raise ConnectionAbortedError("too many connections in the TLS handshake")
+        begun[id(self)] = self._made_at
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._handshakes.pop(id(self), None)
+        super().connection_made(transport)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            known = [one for one in self.connections if isinstance(one, _Bounded)]
+            silent = [one for one in known if one.cycle is None]
+            min(silent, key=lambda one: one._made_at, default=self).transport.abort()
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._watch_head()
+        else:
+            self._stop_watching()
+
+    def _watch_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(_HEAD_S, self._close_if_silent)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _close_if_silent(self) -> None:
+        self._head_timer = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+
+class GatewayServer(uvicorn.Server):
+    """Uvicorn on sockets that listen already."""
+
+    def __init__(self, app: GatewayApp, tls_secret: str) -> None:
+        config = uvicorn.Config(
+            app.asgi(),
+            http=_Bounded,
+            loop="asyncio",
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        super().__init__(config)
+        self._tls = server_context(tls_secret)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on `sockets`, with a bound on the time of a TLS handshake."""
+        from anyio import to_thread
+
+        await self.lifespan.startup()
+        to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            return _Bounded(
+                config=self.config, server_state=self.server_state, app_state={}, _loop=loop
+            )
+
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=one,
+                ssl=self._tls,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+                backlog=BACKLOG,
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
+
+
+def serve_gateway(listening: Sequence[socket.socket], settings: Settings) -> GatewayServer:
+    """A server for the settings' database, not yet started; raises DatabaseError, ServiceError."""
+    engine = open_database()
+    ensure_services(settings)
+    app = GatewayApp(engine, connect(settings), make_celery(settings), settings)
+    with reading(engine) as connection:
+        return GatewayServer(app, joined.tls_secret(connection))
+
+
+def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
+    """Run a gateway in the main thread until a signal comes; `started` is called with its port.
+
+    `port`: 0 for any. Raises BadInput for an address that cannot be had.
+    """
+    settings = get_settings()
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(one) for one in listen(host, port)]
+        number = int(listening[0].getsockname()[1])
+        server = serve_gateway(listening, settings)
+        make_home(settings.home)
+        claim = claim_port(settings.run_dir, host, number)
+        stack.callback(os.close, claim)
+        stack.callback(claim_file(settings.run_dir, host, number).unlink, missing_ok=True)
+        _raise_limits()
+        started(number)
+        server.run(sockets=list(listening))
+
+
+@contextlib.contextmanager
+def gateway_process(host: str, port: int) -> Iterator[int]:
+    """Run a gateway as a process that ends with this one, while the block runs; yields its port.
+
+    `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written.
+    """
+    settings = get_settings()
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(one) for one in listen(host, port)]
+        port = int(listening[0].getsockname()[1])
+        make_home(settings.home)
+        claim = claim_port(settings.run_dir, host, port)
+        try:
+            child = _start([one.fileno() for one in listening], claim)
+        finally:
+            os.close(claim)  # the child's alone
+        stack.close()
+        try:
+            yield port
+        finally:
+            # while no other process can have the port
+            claim_file(settings.run_dir, host, port).unlink(missing_ok=True)
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_S + 1)
+            child.kill()
+            child.wait()
+
+
+def _start(listening: Sequence[int], claim: int) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(
+        module_command(__name__, str(os.getpid()), *map(str, listening)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=[*listening, claim],
+        start_new_session=True,  # Ctrl-C reaches the process that started it alone
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        if child.stdout.read(1):
+            return child
+    child.kill()
+    raise ServiceError(f"The gateway ended with the code {child.wait()}.")
+
+
+def _raise_limits() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve on inherited sockets, with PARENT FD..., until the parent ends or a signal comes."""
+    parent, *numbers = map(int, argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+    forbid_inspection()
+    settings = get_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    listening = [socket.socket(fileno=number) for number in numbers]
+    server = serve_gateway(listening, settings)
+    _raise_limits()
+    os.write(1, b".")
+    server.run(sockets=listening)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

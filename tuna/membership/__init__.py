@@ -1,1 +1,0 @@
-"""Workers that join by token: access control in Redis, what is dealt to them and collected."""

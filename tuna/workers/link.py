@@ -1,0 +1,158 @@
+"""The connection of a worker process to its coordinators: Redis for own workers, a gateway for
+remote ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import redis
+import stamina
+import structlog
+
+from tuna.artifacts.store import Artifacts
+from tuna.errors import StoreUnavailable
+from tuna.libraries.context import ArtifactStore
+from tuna.queue.announcements import artifact_keys, namespaces, with_store
+from tuna.queue.connection import connect
+from tuna.queue.heartbeat import Board, HeartbeatBoard
+from tuna.queue.leases import Leases, WorkerLease, new_id
+from tuna.queue.messages import Chunk
+from tuna.services import redis_client
+from tuna.settings import Settings, get_settings
+
+log = structlog.get_logger(__name__)
+
+#: How long an outage of Redis is retried, as in coordinators.
+_OUTAGE_S = 600.0
+
+
+class Elsewhere(NamedTuple):
+    """Live workers at other places that take from a chunk's queue."""
+
+    others: bool  #: there are some that take work at the moment
+    succeeds: bool | None  #: they succeed with what fails here; None: not known
+
+
+class WorkerLink(Protocol):
+    """What a worker process asks its coordinators for."""
+
+    def boards(self) -> Sequence[Board]:
+        """Where the heartbeats of this process are published."""
+
+    def store(self, chunk: Chunk) -> ArtifactStore:
+        """The artifacts of a chunk; raises StoreUnavailable."""
+
+    def lease(self, chunk: Chunk, worker: str) -> WorkerLease:
+        """The lease of a chunk that this process, named `worker`, was sent."""
+
+    def elsewhere(self, chunk: Chunk, place: str) -> Elsewhere:
+        """Live workers at other places than `place` that could run the chunk."""
+
+
+class RedisLease:
+    """The lease of one chunk in Redis; an outage is waited for."""
+
+    def __init__(self, leases: Leases, chunk: str, token: str) -> None:
+        self._leases = leases
+        self._chunk = chunk
+        self._token = token
+
+    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
+    def take(self, entry: str) -> bool:
+        """Acquire the lease, appending `entry` to the results."""
+        return self._leases.take(self._chunk, self._token, entry)
+
+    def renew(self) -> bool:
+        """Heartbeat; False if the lease is lost."""
+        try:
+            return self._leases.renew(self._chunk, self._token)
+        except redis.RedisError as error:
+            log.warning("heartbeat failed", error=str(error))
+            return True
+
+    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
+    def report(self, entry: str) -> bool:
+        """Append `entry`, if still the holder."""
+        return self._leases.report(self._chunk, self._token, entry)
+
+    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
+    def finish(self, entry: str) -> bool:
+        """Append the last `entry` and release the lease."""
+        return self._leases.finish(self._chunk, self._token, entry)
+
+    def close(self) -> None:
+        """Leave it to expire, unless it was released."""
+
+
+class RedisLink:
+    """The connection of an own worker."""
+
+    def __init__(
+        self, client: redis.Redis, lease_s: float, settings: Settings | None = None
+    ) -> None:
+        """`settings`: of the artifact store, by default those of this process."""
+        self._client = client
+        self._lease_s = lease_s
+        self._settings = settings
+        self._stores: dict[tuple[str, str | None], Artifacts] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RedisLink:
+        """Connect; raises ServiceError."""
+        return cls(connect(settings), settings.lease_s, settings)
+
+    def boards(self) -> Sequence[Board]:
+        """One board for each database."""
+        return [self._board(name) for name in namespaces(self._client)]
+
+    def store(self, chunk: Chunk) -> Artifacts:
+        """The coordinators' store, with the newest keys."""
+        own = self._settings or get_settings()
+        settings = with_store(self._client, own, chunk.namespace)
+        key = chunk.namespace, settings.artifacts_url
+        if key not in self._stores:
+            newest = functools.partial(artifact_keys, self._client, own, chunk.namespace)
+            self._stores[key] = Artifacts.from_settings(
+                settings, chunk.namespace, newest=newest, cached=True
+            )
+        store = self._stores[key]
+        store.refresh()  # the keys may have been rotated since the last chunk
+        if store.keys is None:  # Redis was wiped: others refuse artifacts without a signature
+            raise StoreUnavailable(
+                "No coordinator has published the keys of artifacts.", hint="it does so each second"
+            )
+        store.check()
+        return store
+
+    def lease(self, chunk: Chunk, worker: str) -> RedisLease:
+        """The lease of a chunk that came through the broker."""
+        leases = Leases(self._client, chunk.namespace, self._lease_s)
+        return RedisLease(leases, chunk.id, f"{worker}/{new_id()}")
+
+    def elsewhere(self, chunk: Chunk, place: str) -> Elsewhere:
+        """Live workers, as far as their heartbeats tell."""
+        try:
+            return elsewhere(self._board(chunk.namespace), chunk, place)
+        except redis.RedisError as error:
+            log.debug("heartbeats unreadable", error=str(error))
+            return Elsewhere(False, None)
+
+    def _board(self, namespace: str) -> HeartbeatBoard:
+        return HeartbeatBoard(self._client, namespace, self._lease_s)
+
+
+def elsewhere(board: HeartbeatBoard, chunk: Chunk, place: str) -> Elsewhere:
+    """Live workers at other places than `place` that could run the chunk, by a board."""
+    others = [one for one in board.live() if one.place != place and not one.aside]
+    if chunk.environment:
+        others = [one for one in others if chunk.environment in one.environment.split(", ")]
+    else:
+        others = [one for one in others if chunk.toolchain in one.toolchains]
+    succeeds: bool | None = None
+    if any(one.done and not one.failing for one in others):
+        succeeds = True
+    elif all(one.failing for one in others):
+        succeeds = False
+    return Elsewhere(bool(others), succeeds)
