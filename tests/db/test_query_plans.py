@@ -308,3 +308,15 @@ def test_progress_counts_a_sessions_jobs_by_an_index_alone(engine: sa.Engine) ->
         else:
             read = [row for row in plan if row.table == "job"]
             assert all("Using index" in row.Extra for row in read), (text, plan)
+
+
+def test_loading_searches_makes_each_once_with_its_first_round(engine: sa.Engine) -> None:
+    facts = {"searched": ["Noop0"], "search": "search", "solvers": ["Noop0"], "tag": "t"}
+    request = jobs.JobRequest(1, "noop", ["build", "measure"], "x", "new", **facts)
+    with writing(engine) as connection:
+        assert [jobs.load(connection, request) for _ in range(2)] == [1, 0]
+        rounds = sa.select(Job.steps, Job.step, Job.round).join(Search, Search.id == Job.search_id)
+        assert [tuple(row) for row in connection.execute(rounds)] == [
+            ("search,build,measure", "search", 0)
+        ]
+        connection.execute(sa.delete(Search))

@@ -96,9 +96,9 @@ def _load_searches(
     pairs = _new_pairs(connection, request, Search, values["steps"], which)
     _insert(connection, Search, of_search, pairs)
     mine = (Search.session_id == request.session_id, Search.steps == values["steps"])
-    new = sa.select(Search.session_id, Search.config_id, Search.solver_id, Search.id).where(
-        *mine, ~sa.exists().where(Job.search_id == Search.id)
-    )
+    new = sa.select(
+        Search.session_id, Search.config_id, Search.solver_id, Search.id.label("search_id")
+    ).where(*mine, ~sa.exists().where(Job.search_id == Search.id))
     return _insert(connection, Job, values, new.order_by(Search.id))
 
 
