@@ -23,13 +23,13 @@ def in_simulation(
     durations: schedule_pipeline.Durations, look_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> Order:
     order: Order = defaultdict(list)
-    end = jobs.Job.end
+    end = jobs.SimulatedJob.end
 
-    def note(job: jobs.Job, item: jobs.Item, now_s: float) -> object:
+    def note(job: jobs.SimulatedJob, item: jobs.Item, now_s: float) -> object:
         order[job.line.session_id - 1, STAGES[item.stage]].append(item.round)
         return end(job, item, now_s)
 
-    monkeypatch.setattr(jobs.Job, "end", note)
+    monkeypatch.setattr(jobs.SimulatedJob, "end", note)
     simulate(given(durations, look_ahead), "fair")
     return order
 

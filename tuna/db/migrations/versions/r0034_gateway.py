@@ -1,7 +1,7 @@
 """Workers that joined by token speak to a gateway: a secret for its key; who had joined by a Redis
 user is revoked, and joins again with a new token.
 
-Revision: 0040
+Revision: 0034
 """
 
 import json
@@ -13,7 +13,7 @@ from alembic import op
 
 from tuna.db.types import UtcDateTime, utc_now
 
-revision = "0040"
+revision = "0034"
 down_revision = "0033"
 branch_labels = None
 depends_on = None
