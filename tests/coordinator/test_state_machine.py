@@ -143,7 +143,8 @@ class Pipeline(Machine):
     def a_worker_is_put_out(self, pick: int, gives_back: bool) -> None:
         for worker in self._busy(pick):
             held = [worker.chunk.id] if self._holds(worker) else []
-            assert self.leases.evict(worker.name) == held
+            self.leases.evict(worker.name)
+            assert not self.leases.renew(worker.chunk.id, worker.token)
             self.held |= dict.fromkeys(held, NOBODY)
             self.silent |= set(held)
             if gives_back:
