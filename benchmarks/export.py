@@ -152,7 +152,7 @@ def _make(database: Path, layers: int) -> None:
             "valid": True,
         }
         solvers = [facts | {"name": name, "algorithm": family} for name, family in _SOLVERS]
-        connection.execute(sa.insert(models.Solver), solvers)
+        connection.execute(sa.insert(models.SolverRow), solvers)
     for batch in _layers(layers):
         with writing(engine) as connection:
             ids = configs.store(connection, batch, None).ids

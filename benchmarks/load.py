@@ -107,7 +107,7 @@ def _make(layers: int) -> int:
     from tuna.configs import GemmConfig
     from tuna.db import configs, schema, sessions, solvers
     from tuna.db.engine import make_engine, writing
-    from tuna.db.models import Config, Solver, SolverApplicability
+    from tuna.db.models import ConfigRow, SolverApplicability, SolverRow
     from tuna.libraries.registry import get_library
     from tuna.settings import get_settings
 
@@ -127,9 +127,9 @@ def _make(layers: int) -> int:
                 )
     with writing(engine) as connection:
         pairs = (
-            sa.select(sa.literal(session_id), Config.id, Solver.id)
-            .select_from(Config)
-            .join(Solver, sa.true())
+            sa.select(sa.literal(session_id), ConfigRow.id, SolverRow.id)
+            .select_from(ConfigRow)
+            .join(SolverRow, sa.true())
         )
         columns = ["session_id", "config_id", "solver_id"]
         connection.execute(sa.insert(SolverApplicability).from_select(columns, pairs))
@@ -142,17 +142,17 @@ def _from_python(session_id: int) -> float:
     import sqlalchemy as sa
 
     from tuna.db.engine import make_engine, writing
-    from tuna.db.models import Config, Job, Solver
+    from tuna.db.models import ConfigRow, Job, SolverRow
     from tuna.settings import get_settings
 
     engine = make_engine(get_settings().sql_url)
     with writing(engine) as connection:
         configs = (
-            connection.execute(sa.select(Config.id).limit(_BASELINE_JOBS // _SOLVERS))
+            connection.execute(sa.select(ConfigRow.id).limit(_BASELINE_JOBS // _SOLVERS))
             .scalars()
             .all()
         )
-        solvers = connection.execute(sa.select(Solver.id)).scalars().all()
+        solvers = connection.execute(sa.select(SolverRow.id)).scalars().all()
         started = time.perf_counter()
         for start in range(0, len(configs), _BATCH // _SOLVERS):
             batch = configs[start : start + _BATCH // _SOLVERS]

@@ -114,15 +114,15 @@ def fill(engine: sa.Engine, layers: int) -> None:
     from tuna.db import configs, models, networks, sessions
     from tuna.db.engine import writing
     from tuna.db.models import (
-        Config,
+        ConfigRow,
         FindDb,
         Golden,
         GoldenEntry,
         Job,
         ModelConfig,
-        Solver,
-        StepResult,
-        Trial,
+        SolverRow,
+        StepResultRow,
+        TrialRow,
     )
     from tuna.libraries.base import Environment
 
@@ -162,29 +162,31 @@ def fill(engine: sa.Engine, layers: int) -> None:
             "dynamic": False,
             "valid": True,
         }
-        connection.execute(sa.insert(Solver), [{"name": name, **facts} for name in names])
+        connection.execute(sa.insert(SolverRow), [{"name": name, **facts} for name in names])
         for environment in range(1, _ENVIRONMENTS + 1):
             rows = [
                 {"environment_id": environment, "name": f"gpu{n}", "updated_at": _START}
                 for n in range(4)
             ]
-            connection.execute(sa.insert(models.Device), rows)
+            connection.execute(sa.insert(models.DeviceRow), rows)
         networks.add_model(connection, networks.Named("net", "1"))
         networks.add_framework(connection, networks.Named("torch", "1"))
     net = sa.select(
         sa.literal(1).label("model_id"),
         sa.literal(1).label("framework_id"),
-        Config.id.label("config_id"),
+        ConfigRow.id.label("config_id"),
     )
-    add(ModelConfig, net.where(Config.id % 200 == 0), gpu_count=1, weight=3)
+    add(ModelConfig, net.where(ConfigRow.id % 200 == 0), gpu_count=1, weight=3)
     # Solver s of a layer was tuned in session s or s + 10, so that each session has a twentieth of
     # the results.
-    session_id = Solver.id + _PER_LAYER * (Config.id % 2)
+    session_id = SolverRow.id + _PER_LAYER * (ConfigRow.id % 2)
     keys = sa.select(
-        session_id.label("session_id"), Config.id.label("config_id"), Solver.id.label("solver_id")
+        session_id.label("session_id"),
+        ConfigRow.id.label("config_id"),
+        SolverRow.id.label("solver_id"),
     )
-    jobs = keys.select_from(Config).join(
-        Solver, sa.and_(Solver.name != "Rare", Solver.id <= _PER_LAYER)
+    jobs = keys.select_from(ConfigRow).join(
+        SolverRow, sa.and_(SolverRow.name != "Rare", SolverRow.id <= _PER_LAYER)
     )
     facts = {
         "steps": "measure",
@@ -205,7 +207,7 @@ def fill(engine: sa.Engine, layers: int) -> None:
             "clock": "wall",
         }
         add(
-            Trial,
+            TrialRow,
             slower if number else trial,
             number=number,
             **texts,
@@ -223,7 +225,7 @@ def fill(engine: sa.Engine, layers: int) -> None:
         "output_tail": "",
         "worker": "w",
     }
-    add(StepResult, attempt, **facts, started_at=_START, ended_at=_START, busy_s=0.1)
+    add(StepResultRow, attempt, **facts, started_at=_START, ended_at=_START, busy_s=0.1)
     late = sa.case(
         (Job.id % 1000 == 0, sa.literal(_LATE, FindDb.__table__.c.updated_at.type)),
         else_=sa.literal(_START, FindDb.__table__.c.updated_at.type),
@@ -292,18 +294,20 @@ def fill(engine: sa.Engine, layers: int) -> None:
 def _one_statement() -> sa.Executable:
     import sqlalchemy as sa
 
-    from tuna.db.models import Config, Environment, FindDb, Session, Solver, Trial
+    from tuna.db.models import ConfigRow, EnvironmentRow, FindDb, Session, SolverRow, TrialRow
 
-    best = sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
+    best = sa.and_(TrialRow.job_id == FindDb.job_id, TrialRow.number == FindDb.trial_number)
     return (
-        sa.select(Config.label, Solver.name, Environment.arch, FindDb.time_ms, Trial.low_ms)
+        sa.select(
+            ConfigRow.label, SolverRow.name, EnvironmentRow.arch, FindDb.time_ms, TrialRow.low_ms
+        )
         .select_from(FindDb)
-        .join(Config, Config.id == FindDb.config_id)
-        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(ConfigRow, ConfigRow.id == FindDb.config_id)
+        .join(SolverRow, SolverRow.id == FindDb.solver_id)
         .join(Session, Session.id == FindDb.session_id)
-        .join(Environment, Environment.id == Session.environment_id)
-        .outerjoin(Trial, best)
-        .order_by(Config.key, FindDb.time_ms, Solver.name)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+        .outerjoin(TrialRow, best)
+        .order_by(ConfigRow.key, FindDb.time_ms, SolverRow.name)
         .limit(100)
     )
 

@@ -27,7 +27,7 @@ from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import Job, Search, StepResult
+from tuna.db.models import Job, Search, StepResultRow
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.policies import POLICIES, Policy, Share, Snapshot
 from tuna.queue.announcements import NAMESPACES_KEY
@@ -201,12 +201,12 @@ def _all_ended(engine: sa.Engine) -> bool:
 
 
 def _ended_stages(engine: sa.Engine, ids: Sequence[int], begun_s: float) -> list[EndedStage]:
-    times = (StepResult.started_at, StepResult.ended_at)
-    query = sa.select(Job.session_id, Job.round, StepResult.step, *times).join(
-        Job, Job.id == StepResult.job_id
+    times = (StepResultRow.started_at, StepResultRow.ended_at)
+    query = sa.select(Job.session_id, Job.round, StepResultRow.step, *times).join(
+        Job, Job.id == StepResultRow.job_id
     )
     with reading(engine) as connection:
-        rows = connection.execute(query.order_by(StepResult.ended_at)).all()
+        rows = connection.execute(query.order_by(StepResultRow.ended_at)).all()
     return [
         EndedStage(
             ids.index(session_id),

@@ -97,7 +97,7 @@ class DatabaseBuilder:
             "target": '{"kind":"llvm","mcpu":"znver5","num-cores":2}',
             "flags": {"threads": "1"},
         }
-        environment = self.insert(models.Environment, **(values | fields))
+        environment = self.insert(models.EnvironmentRow, **(values | fields))
         return int(
             self.insert(
                 models.Session, environment_id=environment, reason=reason, created_at=self.clock
@@ -108,7 +108,7 @@ class DatabaseBuilder:
         """The row of a layer, made if it is new."""
         config = parse_line(layer)[0] if isinstance(layer, str) else layer
         found = self.connection.execute(
-            sa.select(models.Config.id).where(models.Config.key == config.key)
+            sa.select(models.ConfigRow.id).where(models.ConfigRow.key == config.key)
         ).scalar_one_or_none()
         config_id = found if found is not None else self._new_config(config)
         if tag is not None:
@@ -126,7 +126,7 @@ class DatabaseBuilder:
         """The row of a solver, made if it is new."""
         if (library, name) not in self.solvers:
             self.solvers[library, name] = self.insert(
-                models.Solver,
+                models.SolverRow,
                 library=library,
                 name=name,
                 kinds="convolution,gemm",
@@ -168,11 +168,11 @@ class DatabaseBuilder:
         name = digest(data)
         if (
             self.connection.execute(
-                sa.select(models.Kernel).where(models.Kernel.digest == name)
+                sa.select(models.KernelRow).where(models.KernelRow.digest == name)
             ).first()
             is None
         ):
-            self.insert(models.Kernel, digest=name, blob=data, size_bytes=len(data))
+            self.insert(models.KernelRow, digest=name, blob=data, size_bytes=len(data))
         return name
 
     def winner(
@@ -231,7 +231,7 @@ class DatabaseBuilder:
             "time_ms": time_ms,
             "measured_at": None if time_ms is None else self.clock,
         }
-        return int(self.insert(models.Trial, job_id=job, number=number, **(values | fields)))
+        return int(self.insert(models.TrialRow, job_id=job, number=number, **(values | fields)))
 
     def step(
         self, job: int, step: str, seconds: float, busy_s: float, device: str = "", **fields: Any
@@ -248,7 +248,7 @@ class DatabaseBuilder:
         }
         return int(
             self.insert(
-                models.StepResult,
+                models.StepResultRow,
                 job_id=job,
                 step=step,
                 busy_s=busy_s,
@@ -290,7 +290,7 @@ def tuned_network(build: DatabaseBuilder, trials: int = 24) -> int:
         sa.select(models.Session.environment_id).where(models.Session.id == session)
     )
     build.insert(
-        models.Device,
+        models.DeviceRow,
         environment_id=environment.scalar_one(),
         name=device,
         peak_gflops=178.4,

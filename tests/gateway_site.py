@@ -22,7 +22,7 @@ from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, StepResultRow
 from tuna.gateway import joined, remote_link
 from tuna.gateway.listening import GatewayServer
 from tuna.gateway.ports import listen
@@ -132,7 +132,7 @@ class GatewaySite:
     def failures(self) -> list[str | None]:
         """The cause of each failure."""
         with reading(self.engine) as connection:
-            query = sa.select(StepResult.cause).where(StepResult.ok.is_(False))
+            query = sa.select(StepResultRow.cause).where(StepResultRow.ok.is_(False))
             return list(connection.execute(query).scalars())
 
 

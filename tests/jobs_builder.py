@@ -11,7 +11,7 @@ from tuna.configs import GemmConfig
 from tuna.db import configs, jobs, sessions
 from tuna.db import solvers as known_solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, Search, StepResult, Trial
+from tuna.db.models import Job, Search, StepResultRow, TrialRow
 from tuna.libraries.registry import get_library
 
 
@@ -79,9 +79,9 @@ def accepted(engine: sa.Engine) -> list[tuple[int, str, int]]:
     """(job, step, number of accepted good results) for each job and step that has any."""
     with reading(engine) as connection:
         rows = connection.execute(
-            sa.select(StepResult.job_id, StepResult.step, sa.func.count())
-            .where(StepResult.ok.is_(True))
-            .group_by(StepResult.job_id, StepResult.step)
+            sa.select(StepResultRow.job_id, StepResultRow.step, sa.func.count())
+            .where(StepResultRow.ok.is_(True))
+            .group_by(StepResultRow.job_id, StepResultRow.step)
         )
         return [(job, step, count) for job, step, count in rows]
 
@@ -89,4 +89,4 @@ def accepted(engine: sa.Engine) -> list[tuple[int, str, int]]:
 def trials(engine: sa.Engine) -> int:
     """How many trials there are."""
     with reading(engine) as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one()
+        return connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()

@@ -91,12 +91,12 @@ def test_a_session_is_written_by_run_alone(home: Path, monkeypatch: pytest.Monke
     plan = tuna.open().session("noop", reason="why").layers([LINE])
     more = plan.solvers("Noop1", "Noop2").options(trials=True).options(sleep_s=0.5)
     assert (plan.names, plan.values) == ((), {})
-    assert rows(models.Session) == rows(models.Config) == 0
+    assert rows(models.Session) == rows(models.ConfigRow) == 0
     done = more.run(processes=1)
     assert (done.errored, run.call_args.kwargs["processes"]) == (2, 1)
     with reading(open_database()) as connection:
         jobs = connection.execute(
-            sa.select(models.Job.options, models.Solver.name).join(models.Solver)
+            sa.select(models.Job.options, models.SolverRow.name).join(models.SolverRow)
         ).all()
     assert [(name, options) for options, name in jobs] == [
         (name, {"trials": True, "sleep_s": 0.5}) for name in ("Noop1", "Noop2")

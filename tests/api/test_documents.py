@@ -61,7 +61,7 @@ def measured(session_id: int, *_: Any, **__: Any) -> Progress:
         for job in jobs:
             facts = {"time_ms": 1.0 + job.solver_id, "params": "{}", "clock": "wall"}
             trial = {"job_id": job.id, "number": 0, "output_tail": "", "times_ms": "[1.0]", **facts}
-            connection.execute(sa.insert(models.Trial).values(**trial))
+            connection.execute(sa.insert(models.TrialRow).values(**trial))
             key = {name: getattr(job, name) for name in ("session_id", "config_id", "solver_id")}
             rest = {"job_id": job.id, "trial_number": 0, "workspace_bytes": 0, "simulated": True}
             connection.execute(sa.insert(models.FindDb).values(**key, **rest, **facts))

@@ -14,7 +14,7 @@ from tuna import api
 from tuna.configs import GemmConfig, parse_line
 from tuna.db.database import open_database
 from tuna.db.engine import writing
-from tuna.db.models import FindDb, Job, Session, Trial
+from tuna.db.models import FindDb, Job, Session, TrialRow
 from tuna.errors import BadInput
 from tuna.queue.connection import release_services
 from tuna.settings import get_settings
@@ -57,7 +57,7 @@ def end_jobs(jobs: int) -> None:
                 "times_ms": "[1.0]",
                 "time_ms": 1.0,
             }
-            connection.execute(sa.insert(Trial).values(**trial))
+            connection.execute(sa.insert(TrialRow).values(**trial))
             found = {
                 "session_id": row.session_id,
                 "config_id": row.config_id,

@@ -24,16 +24,16 @@ from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import (
     Base,
-    Config,
+    ConfigRow,
     FindDb,
     FindDbKernel,
     Job,
-    Kernel,
+    KernelRow,
     Search,
     Session,
-    Solver,
-    StepResult,
-    Trial,
+    SolverRow,
+    StepResultRow,
+    TrialRow,
     WarmStartRow,
 )
 from tuna.db.searches import begin_as_recorded
@@ -69,15 +69,19 @@ def rewritten(path: Path, lines: list[Any]) -> Path:
 
 def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
     """All that a session has, without ids."""
-    keys: tuple[Any, ...] = (Config.key, Solver.name)
+    keys: tuple[Any, ...] = (ConfigRow.key, SolverRow.name)
     of_job = (*keys, Job.steps)
     queries: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
         "job": (Job, of_job, sa.select().select_from(Job)),
-        "trial": (Trial, (*of_job, Trial.number), sa.select().select_from(Trial).join(Job)),
+        "trial": (
+            TrialRow,
+            (*of_job, TrialRow.number),
+            sa.select().select_from(TrialRow).join(Job),
+        ),
         "step_result": (
-            StepResult,
-            (*of_job, StepResult.step, StepResult.attempt),
-            sa.select().select_from(StepResult).join(Job),
+            StepResultRow,
+            (*of_job, StepResultRow.step, StepResultRow.attempt),
+            sa.select().select_from(StepResultRow).join(Job),
         ),
         "find_db": (FindDb, keys, sa.select().select_from(FindDb)),
         "code": (
@@ -92,8 +96,10 @@ def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
         for name, (table, order, query) in queries.items():
             owner = FindDb if table in (FindDb, FindDbKernel) else Job
             columns = [column for column in table.__table__.columns if column.name not in ids]
-            query = query.add_columns(*order, *columns).join(Config, Config.id == owner.config_id)
-            query = query.join(Solver, Solver.id == owner.solver_id).where(
+            query = query.add_columns(*order, *columns).join(
+                ConfigRow, ConfigRow.id == owner.config_id
+            )
+            query = query.join(SolverRow, SolverRow.id == owner.solver_id).where(
                 owner.session_id == session_id
             )
             found[name] = [tuple(row) for row in connection.execute(query.order_by(*order))]
@@ -114,7 +120,7 @@ def test_another_tuna_restores_identical_rows(
     assert again.read_bytes() == first.read_bytes()
     assert {name for name, _ in contents(first)[1:-1]} <= {*tables.SHARED, *tables.OWN, "batch"}
     with reading(engine) as connection:
-        for digest, blob in connection.execute(sa.select(Kernel.digest, Kernel.blob)):
+        for digest, blob in connection.execute(sa.select(KernelRow.digest, KernelRow.blob)):
             assert hashlib.sha256(blob).hexdigest() == digest
 
 
@@ -439,7 +445,7 @@ def test_what_sessions_have_and_take(source: sa.Engine) -> None:
             assert sum(one.jobs.values()) == connection.execute(jobs).scalar_one()
             trials = (
                 sa.select(sa.func.count())
-                .select_from(Trial)
+                .select_from(TrialRow)
                 .join(Job)
                 .where(Job.session_id == one.id)
             )

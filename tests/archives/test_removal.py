@@ -16,7 +16,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import (
     Base,
-    Config,
+    ConfigRow,
     FindDb,
     FindDbKernel,
     Golden,
@@ -24,9 +24,9 @@ from tuna.db.models import (
     GoldenKernel,
     Job,
     JobArtifact,
-    Kernel,
+    KernelRow,
     Session,
-    Trial,
+    TrialRow,
 )
 from tuna.errors import BadInput, NotFound
 from tuna.golden import explain
@@ -61,7 +61,9 @@ def settled(engine: sa.Engine) -> None:
 
 def test_all_sessions_deleted_leave_what_is_shared_and_what_is_golden(source: sa.Engine) -> None:
     settled(source)
-    before = {model: count(source, model) for model in (Config, GoldenEntry, GoldenKernel, Golden)}
+    before = {
+        model: count(source, model) for model in (ConfigRow, GoldenEntry, GoldenKernel, Golden)
+    }
     with reading(source) as connection:
         golden = set(connection.execute(sa.select(GoldenEntry.session_id).distinct()).scalars())
         explained = [one.as_json() for one in explain(connection, 1, "1", library="miopen")]
@@ -85,9 +87,11 @@ def test_all_sessions_deleted_leave_what_is_shared_and_what_is_golden(source: sa
             ).scalars()
         )
         needed |= set(
-            connection.execute(sa.select(Config.body).where(Config.body.is_not(None))).scalars()
+            connection.execute(
+                sa.select(ConfigRow.body).where(ConfigRow.body.is_not(None))
+            ).scalars()
         )
-        assert set(connection.execute(sa.select(Kernel.digest)).scalars()) == needed
+        assert set(connection.execute(sa.select(KernelRow.digest)).scalars()) == needed
         again = [one.as_json() for one in explain(connection, 1, "1", library="miopen")]
     assert again == explained
     assert explained[0]["entry"]["reason"] == "first release"
@@ -155,12 +159,12 @@ def test_only_artifacts_that_no_other_job_needs_are_removed(
             ((first, mine), (first, shared), (second, shared))
         ):
             connection.execute(
-                sa.insert(Trial).values(job_id=job_id, number=number, artifact=digest, **trial)
+                sa.insert(TrialRow).values(job_id=job_id, number=number, artifact=digest, **trial)
             )
         connection.execute(sa.insert(JobArtifact).values(job_id=second, digest=shared))
         for digest, blob in ((winner, b"winner"), (shared_winner, b"winner too")):
             connection.execute(
-                sa.insert(Kernel).values(digest=digest, blob=blob, size_bytes=len(blob))
+                sa.insert(KernelRow).values(digest=digest, blob=blob, size_bytes=len(blob))
             )
         for owner, digests in ((session_id, (winner, shared_winner)), (other, (shared_winner,))):
             facts = {
@@ -190,7 +194,7 @@ def test_only_artifacts_that_no_other_job_needs_are_removed(
         store.get(mine)
     assert not [path for path in (tmp_path / "a").rglob("*") if path.name.startswith(mine)]
     with reading(engine) as connection:
-        assert connection.execute(sa.select(Kernel.digest)).scalars().all() == [shared_winner]
+        assert connection.execute(sa.select(KernelRow.digest)).scalars().all() == [shared_winner]
         assert connection.execute(sa.select(Session.id)).scalars().all() == [other]
 
 

@@ -16,7 +16,7 @@ from test_archives import SESSIONS, facts
 from tuna.archives.trace import ENDED, Trace, packed
 from tuna.archives.trace_restore import restore, session_of
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, Kernel, Session, Solver, Trial
+from tuna.db.models import Job, KernelRow, Session, SolverRow, TrialRow
 from tuna.errors import BadInput
 from tuna.vocabulary import State
 
@@ -36,9 +36,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
 def copy_solvers(source: sa.Engine, engine: sa.Engine) -> None:
     """The solvers, as `update_solvers` would store them."""
     with reading(source) as connection:
-        rows = [dict(row) for row in connection.execute(sa.select(Solver.__table__)).mappings()]
+        rows = [dict(row) for row in connection.execute(sa.select(SolverRow.__table__)).mappings()]
     with writing(engine) as connection:
-        connection.execute(sa.insert(Solver), rows)
+        connection.execute(sa.insert(SolverRow), rows)
 
 
 # which was imported: it has no jobs
@@ -56,7 +56,7 @@ def test_a_session_is_restored_from_its_trace(
     assert facts(sqlite_engine, found) == facts(source, session_id)
     with reading(sqlite_engine) as connection:
         assert session_of(connection, trace) == found
-        assert sorted(connection.execute(sa.select(Kernel.blob)).scalars()) == sorted(kept)
+        assert sorted(connection.execute(sa.select(KernelRow.blob)).scalars()) == sorted(kept)
     assert trace.record(sqlite_engine, found) == [], "it is as the trace says"
     trace.close()
     again = traced(sqlite_engine, tmp_path / "again", found)
@@ -83,14 +83,14 @@ def test_rounds_and_parts_of_a_search_are_restored_each(
             }
             connection.execute(sa.insert(Job).values({**row, **own}))
             trial = {"job_id": own["id"], "number": 0, "params": f"round {round_} part {part}"}
-            connection.execute(sa.insert(Trial).values(**trial, output_tail="", times_ms="[]"))
+            connection.execute(sa.insert(TrialRow).values(**trial, output_tail="", times_ms="[]"))
     copy_solvers(sqlite_engine, other_engine)
     trace = traced(sqlite_engine, tmp_path / "trace", session_id)
     assert len(documents(trace.path)) == 4
     restore(other_engine, trace, lambda blob: None)
     query = (
-        sa.select(Job.round, Job.part, Trial.params)
-        .join(Trial, Trial.job_id == Job.id)
+        sa.select(Job.round, Job.part, TrialRow.params)
+        .join(TrialRow, TrialRow.job_id == Job.id)
         .order_by(Job.id)
     )
     with reading(other_engine) as connection:
@@ -219,7 +219,9 @@ def test_a_trace_that_cannot_be_restored_changes_nothing(
         restore(sqlite_engine, trace)
     with writing(sqlite_engine) as connection:
         connection.execute(sa.update(Session).values(reason="another", uuid="another"))
-        connection.execute(sa.update(Solver).where(Solver.name == "Noop3").values(name="Gone"))
+        connection.execute(
+            sa.update(SolverRow).where(SolverRow.name == "Noop3").values(name="Gone")
+        )
     with pytest.raises(BadInput, match="no solver Noop3"):
         restore(sqlite_engine, trace)
     with reading(sqlite_engine) as connection:

@@ -14,7 +14,7 @@ from command_lines import Ended
 from tuna import api
 from tuna.cli.main import guarded, tuna
 from tuna.db.database import open_database
-from tuna.db.models import Framework, GemmConfig, Model, ModelConfig
+from tuna.db.models import Framework, GemmConfigRow, Model, ModelConfig
 from tuna.errors import BadInput
 
 CONV = (
@@ -156,7 +156,8 @@ def test_a_product_that_miopendriver_cannot_name_is_stored_and_read_back(home: P
     assert layer[0].label == "gemm b2 4x8x2 NN fp16 ld -,9,- stride 0,0,- scale -,tensor,-"
     with open_database().connect() as connection:
         assert (
-            connection.execute(sa.select(sa.func.count()).select_from(GemmConfig)).scalar_one() == 0
+            connection.execute(sa.select(sa.func.count()).select_from(GemmConfigRow)).scalar_one()
+            == 0
         )
 
 

@@ -103,7 +103,7 @@ def test_defaults_reach_the_database_as_miopendriver_has_them(
 
 def test_the_save_flag_of_batch_norm_reaches_the_database(imported: Callable[..., Any]) -> None:
     assert imported(MIXED[2], MIXED[2].replace("-s 1", "-s 0")).code == 0
-    table = models.BatchNormConfig
+    table = models.BatchNormConfigRow
     found = rows(
         sa.select(table.save, table.run, table.mode, table.alpha, table.beta, table.direction)
     )
@@ -115,15 +115,22 @@ def test_a_layer_is_the_same_after_its_row(imported: Callable[..., Any], type_in
     layers = [parse_line(line)[0] for line in MIXED]
     assert listed(type_in) == [json.loads(json.dumps(layer.to_json())) for layer in layers]
     assert [
-        row.driver for row in rows(sa.select(models.Config.driver).order_by(models.Config.id))
+        row.driver for row in rows(sa.select(models.ConfigRow.driver).order_by(models.ConfigRow.id))
     ] == [layer.driver() for layer in layers]
     for table, layer in zip(
-        (models.ConvConfig, models.ConvConfig, models.BatchNormConfig, models.GemmConfig),
+        (
+            models.ConvConfigRow,
+            models.ConvConfigRow,
+            models.BatchNormConfigRow,
+            models.GemmConfigRow,
+        ),
         layers,
         strict=True,
     ):
         columns = (
-            sa.select(table.__table__).join(models.Config).where(models.Config.key == layer.key)
+            sa.select(table.__table__)
+            .join(models.ConfigRow)
+            .where(models.ConfigRow.key == layer.key)
         )
         (row,) = rows(columns)
         values = row._asdict()

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from tuna.db.engine import make_engine, reading
-from tuna.db.models import Config, ConfigTag, Job, ModelConfig, Solver
+from tuna.db.models import ConfigRow, ConfigTag, Job, ModelConfig, SolverRow
 from tuna.settings import get_settings
 
 TypeIn = Callable[..., Any]
@@ -66,7 +66,7 @@ def fish(home: Path, type_in: TypeIn, rocm: Callable[..., Path], tmp_path: Path)
 
 
 def test_layers_keys_and_batch_norm_are_imported_with_their_weights(fish: TypeIn) -> None:
-    assert sorted(query(sa.select(Config.kind))) == ["batch_norm"] + ["convolution"] * 3
+    assert sorted(query(sa.select(ConfigRow.kind))) == ["batch_norm"] + ["convolution"] * 3
     assert query(sa.select(ModelConfig.weight)) == [1] * 4
     again = fish("go_fish", "miopen", "import_configs", "-t", "net", "-f", "layers.txt")
     assert "4 layers: 0 added, 0 newly tagged" in again.out
@@ -112,8 +112,8 @@ def test_jobs_by_algorithm_solver_flags_and_precision(fish: TypeIn) -> None:
         ended = fish("load_job", "--session_id", 1, "--all_configs", "-l", "x", *words)
         assert ended.code == 0, ended
         names = (
-            sa.select(Solver.name)
-            .join(Job, Job.solver_id == Solver.id)
+            sa.select(SolverRow.name)
+            .join(Job, Job.solver_id == SolverRow.id)
             .where(Job.id.not_in(before))
         )
         return set(query(names))
@@ -128,16 +128,16 @@ def test_jobs_by_algorithm_solver_flags_and_precision(fish: TypeIn) -> None:
     assert all(name.startswith("Gemm") for name in gemm)
     dynamic = added("-d", "--fin_steps", "miopen_perf_compile")
     assert dynamic == set(
-        query(sa.select(Solver.name).where(Solver.dynamic, Solver.name.in_(dynamic)))
+        query(sa.select(SolverRow.name).where(SolverRow.dynamic, SolverRow.name.in_(dynamic)))
     )
     tunable = added("--tunable", "--fin_steps", "miopen_perf_compile,miopen_perf_eval")
     assert tunable == set(
-        query(sa.select(Solver.name).where(Solver.tunable, Solver.name.in_(tunable)))
+        query(sa.select(SolverRow.name).where(SolverRow.tunable, SolverRow.name.in_(tunable)))
     )
     half = added("-c", "convfp16")
     configs = (
-        sa.select(Config.driver)
-        .join(Job, Job.config_id == Config.id)
+        sa.select(ConfigRow.driver)
+        .join(Job, Job.config_id == ConfigRow.id)
         .where(Job.steps.like("%perf%find%"))
     )
     assert half
@@ -189,7 +189,7 @@ def test_a_model_that_was_not_added_is_refused_before_anything_is_written(
     assert ended.code == 3
     assert "Resnet50 1" in ended.err
     assert query(sa.select(ConfigTag.config_id).where(ConfigTag.tag == "more")) == []
-    assert len(query(sa.select(Config.id))) == 4
+    assert len(query(sa.select(ConfigRow.id))) == 4
     assert fish("go_fish", "miopen", "import_configs", *words).code == 2
 
 
@@ -209,7 +209,7 @@ def test_import_options(fish: TypeIn) -> None:
         "convbfp16",
     )
     assert ended.code == 0, ended
-    drivers = query(sa.select(Config.driver).join(ConfigTag).where(ConfigTag.tag == "b"))
+    drivers = query(sa.select(ConfigRow.driver).join(ConfigTag).where(ConfigTag.tag == "b"))
     assert len(drivers) == 3
     assert all("convbfp16 --batchsize" in driver for driver in drivers)
     assert fish("go_fish", "miopen", "import_configs", "-d", one, "--mark_recurrent").code == 0

@@ -17,7 +17,7 @@ from command_lines import Ended
 from tuna.cli import query as command
 from tuna.db.database import open_database
 from tuna.db.engine import writing
-from tuna.db.models import FindDb, StepResult
+from tuna.db.models import FindDb, StepResultRow
 from tuna.errors import BadInput, NotFound
 
 
@@ -79,7 +79,7 @@ def test_json_csv_and_explain_say_the_same(type_in: Callable[..., Ended]) -> Non
 def test_the_command_of_a_row_finds_it_again(type_in: Callable[..., Ended]) -> None:
     # of a result without an attempt, such as an archive may bring
     with writing(open_database()) as connection:
-        connection.execute(sa.delete(StepResult))
+        connection.execute(sa.delete(StepResultRow))
     rows = json.loads(type_in("tuna", "query", "--json").out)
     words = rows[0]["command"].split()
     assert words[:2] == ["tuna", "query"]

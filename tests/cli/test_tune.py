@@ -19,7 +19,7 @@ from tuna.api import running
 from tuna.cli import model, tune
 from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db.engine import make_engine, writing
-from tuna.db.models import Config, ConfigTag, Job
+from tuna.db.models import ConfigRow, ConfigTag, Job
 
 TypeIn = Callable[..., Any]
 
@@ -243,7 +243,7 @@ def test_layers_that_needed_no_trial_are_named_with_the_known_result(
         met = sa.update(Job).where(Job.config_id == configs[0])
         connection.execute(met.values(state="evaluated", stopped="target met by 1 ms in session 7"))
         label = connection.execute(
-            sa.select(Config.label).where(Config.id == configs[0])
+            sa.select(ConfigRow.label).where(ConfigRow.id == configs[0])
         ).scalar_one()
         connection.execute(sa.insert(ConfigTag).values(tag="other", config_id=configs[1]))
     ended = loaded("tuna", "results", "--session-id", 1)
@@ -257,14 +257,14 @@ def test_layers_that_needed_no_trial_are_named_with_the_known_result(
             {"key": f"k{n}", "kind": "gemm", "driver": "gemm", "label": f"layer {n}", "json": "{}"}
             for n in range(30)
         ]
-        connection.execute(sa.insert(Config), copies)
+        connection.execute(sa.insert(ConfigRow), copies)
         job = (
             connection.execute(sa.select(Job.__table__).where(Job.stopped.is_not(None)).limit(1))
             .mappings()
             .one()
         )
         ids = (
-            connection.execute(sa.select(Config.id).where(Config.key.startswith("k")))
+            connection.execute(sa.select(ConfigRow.id).where(ConfigRow.key.startswith("k")))
             .scalars()
             .all()
         )

@@ -22,8 +22,8 @@ from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import Config as Row
-from tuna.db.models import Kernel, StepResult
+from tuna.db.models import ConfigRow as Row
+from tuna.db.models import KernelRow, StepResultRow
 from tuna.errors import BadInput, StorageFull, StoreUnavailable
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
@@ -133,7 +133,7 @@ def _library_that_reads(lose: Callable[[WorkItem], None]) -> Callable[..., Itera
 def _causes(engine: sa.Engine) -> list[tuple[str, str | None]]:
     with reading(engine) as connection:
         rows = connection.execute(
-            sa.select(StepResult.step, StepResult.cause).order_by(StepResult.id)
+            sa.select(StepResultRow.step, StepResultRow.cause).order_by(StepResultRow.id)
         )
         return sorted((row.step, row.cause or "") for row in rows)
 
@@ -212,7 +212,9 @@ def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:
         configs.store(connection, [function], "t", bodies={function.digest: b"something else"})
     with reading(engine) as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(Row)).scalar_one() == 0
-        assert connection.execute(sa.select(sa.func.count()).select_from(Kernel)).scalar_one() == 0
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(KernelRow)).scalar_one() == 0
+        )
 
 
 def test_a_body_is_stored_once_and_read_back(engine: sa.Engine, session_id: int) -> None:
@@ -220,7 +222,9 @@ def test_a_body_is_stored_once_and_read_back(engine: sa.Engine, session_id: int)
     with writing(engine) as connection:
         assert configs.store(connection, [again], "u").added == 1, "its body is there already"
     with reading(engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(Kernel)).scalar_one() == 3
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(KernelRow)).scalar_one() == 3
+        )
         assert configs.body(connection, again.digest) == TEXTS[1]
 
 

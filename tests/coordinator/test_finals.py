@@ -130,8 +130,8 @@ class Scene:
 
     def times_ms(self) -> dict[str, float]:
         """Of the results, the fastest first."""
-        query = sa.select(models.Solver.name, FindDb.time_ms).join(
-            FindDb, FindDb.solver_id == models.Solver.id
+        query = sa.select(models.SolverRow.name, FindDb.time_ms).join(
+            FindDb, FindDb.solver_id == models.SolverRow.id
         )
         with reading(self.engine) as connection:
             return {
@@ -141,7 +141,9 @@ class Scene:
 
     def finals(self) -> list[sa.Row[Any]]:
         with reading(self.engine) as connection:
-            query = sa.select(Job.id, Job.state, Job.cause, models.Solver.name).join(models.Solver)
+            query = sa.select(Job.id, Job.state, Job.cause, models.SolverRow.name).join(
+                models.SolverRow
+            )
             return list(connection.execute(query.where(Job.steps == FINALS).order_by(Job.id)).all())
 
 
@@ -282,7 +284,9 @@ def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(
     one.load()
     one.drain.write(one.work(FINALS))
     with reading(one.engine) as connection:
-        query = sa.select(models.Solver.name).join(FindDb, FindDb.solver_id == models.Solver.id)
+        query = sa.select(models.SolverRow.name).join(
+            FindDb, FindDb.solver_id == models.SolverRow.id
+        )
         assert connection.execute(query.where(FindDb.noisy)).scalars().all() == ["Noop1"]
     assert (one.times_ms()["Noop1"], one.load()) == (1.0, 0)
 

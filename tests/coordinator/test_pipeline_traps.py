@@ -13,7 +13,7 @@ from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, Job, StepResult
+from tuna.db.models import FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
 from tuna.libraries.base import Step
@@ -98,7 +98,7 @@ def test_a_job_without_a_result_is_never_compiled(
     assert len(accepted(engine)) == good
     with reading(engine) as connection:
         failed = connection.execute(
-            sa.select(StepResult.cause, StepResult.output_tail).where(~StepResult.ok)
+            sa.select(StepResultRow.cause, StepResultRow.output_tail).where(~StepResultRow.ok)
         ).all()
         assert len(failed) == 10 - good
         assert {row.cause for row in failed} == {"infra"}
@@ -124,7 +124,7 @@ def test_a_reason_with_quotes_is_stored_as_it_is(
     session_id = make_jobs(engine, 1)
     work_off(engine, redis_client, tmp_path, Quotes(), session_id)
     with reading(engine) as connection:
-        assert set(connection.execute(sa.select(StepResult.output_tail)).scalars()) == {QUOTED}
+        assert set(connection.execute(sa.select(StepResultRow.output_tail)).scalars()) == {QUOTED}
         assert set(connection.execute(sa.select(Job.cause)).scalars()) == {"run_error"}
     assert "compiled" not in states(engine)
     assert "evaluated" not in states(engine)

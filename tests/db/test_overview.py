@@ -12,7 +12,7 @@ from million_jobs import fill
 
 from tuna.db import overview
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, StepResultRow
 from tuna.reports.totals import _STEPS, _TRIALS
 
 
@@ -54,7 +54,7 @@ def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -
     """U17"""
     fill(engine, 2000)
     with writing(engine) as connection:
-        failed = sa.select(StepResult.job_id).where(StepResult.cause == "run_timeout")
+        failed = sa.select(StepResultRow.job_id).where(StepResultRow.cause == "run_timeout")
         connection.execute(
             sa.update(Job).where(Job.id.in_(failed)).values(state="evaluated", failures=0)
         )

@@ -12,7 +12,7 @@ from jobs_builder import make_jobs
 from sqlalchemy.exc import DataError, IntegrityError
 
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, StepResultRow
 from tuna.db.packed import insert, packed, unpacked
 
 HARD_TEXT = "it's \"broken\"; DROP TABLE job; -- \\' %s %(x)s :y \\u0041 \n\t\x01 é 🐟"
@@ -49,10 +49,10 @@ def test_inserted_rows_are_read_back_as_they_were(engine: sa.Engine) -> None:
         result(third, started_at=AT.astimezone(timezone(timedelta(hours=2))), drift=-5e-324),
     ]
     with writing(engine) as connection:
-        insert(connection, StepResult, rows)
-        insert(connection, StepResult, [])
-        columns = [getattr(StepResult, name) for name in rows[0]]
-        found = connection.execute(sa.select(*columns).order_by(StepResult.job_id)).all()
+        insert(connection, StepResultRow, rows)
+        insert(connection, StepResultRow, [])
+        columns = [getattr(StepResultRow, name) for name in rows[0]]
+        found = connection.execute(sa.select(*columns).order_by(StepResultRow.job_id)).all()
     assert [dict(row._mapping) for row in found] == [*rows[:2], rows[2] | {"started_at": AT}]
 
 
@@ -76,7 +76,7 @@ def test_a_value_that_a_column_cannot_hold_is_refused_and_not_changed(
     with reading(engine) as connection:
         job_id = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
     with pytest.raises(error), writing(engine) as connection:
-        insert(connection, StepResult, [result(job_id), result(job_id + 1) | values])
+        insert(connection, StepResultRow, [result(job_id), result(job_id + 1) | values])
 
 
 def test_packed_columns_are_unpacked_in_the_order_of_the_rows(engine: sa.Engine) -> None:

@@ -52,12 +52,12 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
         )
         assert (found.algorithm, found.source) == ("", None)
         assert connection.execute(
-            sa.select(models.Trial.job_id, models.Job.round).join(models.Job)
+            sa.select(models.TrialRow.job_id, models.Job.round).join(models.Job)
         ).all() == [(1, 0)]
         (kernel,) = connection.execute(sa.select(models.FindDbKernel)).all()
         assert (kernel.find_db_id, kernel.kernel, kernel.name) == (1, "digest", "")
         assert (
-            connection.execute(sa.select(models.Config.problem_key)).scalar_one()
+            connection.execute(sa.select(models.ConfigRow.problem_key)).scalar_one()
             == "4-6-6-3x3-4-8-8-2-0x0-1x1-1x1-0-NCHW-FP32-B"
         )
         assert connection.execute(sa.select(models.ConfigTag.recurrent)).scalar_one() == 0
@@ -78,5 +78,5 @@ def test_an_installation_gets_a_secret_of_its_own_and_keeps_its_namespace(
         assert found.namespace == namespace
         assert len(bytes.fromhex(found.secret)) == 32
         assert found.secret != shared, "members of earlier releases got it"
-        assert connection.execute(sa.select(models.Token)).all() == []
-        assert connection.execute(sa.select(models.Worker)).all() == []
+        assert connection.execute(sa.select(models.TokenRow)).all() == []
+        assert connection.execute(sa.select(models.WorkerRow)).all() == []

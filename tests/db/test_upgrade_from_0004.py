@@ -88,7 +88,7 @@ def test_every_config_gets_its_json(
     monkeypatch.setattr(batches, "IN_LIST", batch)
     schema.upgrade(empty_engine)
     with reading(empty_engine) as connection:
-        rows = connection.execute(sa.select(models.Config).order_by(models.Config.id)).all()
+        rows = connection.execute(sa.select(models.ConfigRow).order_by(models.ConfigRow.id)).all()
         assert [row.id for row in rows] == [3 * number for number in range(1, len(LAYERS) + 1)]
         for row, layer in zip(rows, LAYERS, strict=True):
             assert (row.key, row.driver, row.label, row.body) == (

@@ -98,7 +98,7 @@ def test_searches_become_rows_and_their_rounds_refer_to_them(empty_engine: sa.En
             (second.id, 1, "another"),
         ]
         assert connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar() == 3
-        keys = sa.select(models.Config.problem_key).order_by(models.Config.id)
+        keys = sa.select(models.ConfigRow.problem_key).order_by(models.ConfigRow.id)
         assert connection.execute(keys).scalars().all() == ["told", "mine", None], (
             "a key that another layer has is not taken"
         )

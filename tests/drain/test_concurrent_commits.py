@@ -16,7 +16,7 @@ from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import FindDb, Job, Session, SolverApplicability, StepResult, Trial
+from tuna.db.models import FindDb, Job, Session, SolverApplicability, StepResultRow, TrialRow
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.libraries.items import DeviceReport
@@ -130,7 +130,7 @@ def test_nothing_is_lost_and_the_n_best_are_the_n_smallest(
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     with reading(engine) as connection:
-        for table in (Trial, StepResult):
+        for table in (TrialRow, StepResultRow):
             assert connection.execute(
                 sa.select(sa.func.count()).select_from(table)
             ).scalar_one() == len(ids)

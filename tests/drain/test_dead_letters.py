@@ -16,7 +16,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.coordinator import reaper
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
-from tuna.db.models import DeadLetter, Job, StepResult
+from tuna.db.models import DeadLetter, Job, StepResultRow
 from tuna.drain import dead_letters
 from tuna.drain.drain import Drain
 from tuna.jobs.release import release
@@ -172,7 +172,7 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
     assert states(engine) == {"compiled": 9, "new": 1}
     with reading(engine) as connection:
         (row,) = connection.execute(
-            sa.select(StepResult.job_id, StepResult.output_tail).where(~StepResult.ok)
+            sa.select(StepResultRow.job_id, StepResultRow.output_tail).where(~StepResultRow.ok)
         )
     assert (row.job_id in long, "more than the database takes" in row.output_tail) == (True, True)
 
@@ -263,6 +263,8 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
     assert states(engine) == {"errored": 10, "compiled": 10}
     with reading(engine) as connection:
         tails = set(
-            connection.execute(sa.select(StepResult.output_tail).where(~StepResult.ok)).scalars()
+            connection.execute(
+                sa.select(StepResultRow.output_tail).where(~StepResultRow.ok)
+            ).scalars()
         )
     assert [text.endswith("RuntimeError: a bug of a plug-in") for text in tails] == [True]

@@ -16,7 +16,7 @@ from sqlalchemy import event
 from tuna.artifacts.store import Artifacts
 from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import Device, FindDb, Job, StepResult
+from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED
 from tuna.jobs.release import release
@@ -156,7 +156,7 @@ def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_
     _release(engine, _claim(engine, session_id, size=8), worker_lost=True)
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.failures, Job.isolate).order_by(Job.id)).all()
-        lost = connection.execute(sa.select(StepResult.cause)).scalars().all()
+        lost = connection.execute(sa.select(StepResultRow.cause)).scalars().all()
     # Of two chunks.
     assert [row.failures for row in rows] == [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]
     assert [row.isolate for row in rows] == [bool(row.failures) for row in rows]
@@ -289,7 +289,7 @@ def test_a_failure_is_tried_again_only_if_that_can_help(
     assert rounds == tries
     assert states(engine) == {"errored": 10}
     with reading(engine) as connection:
-        assert set(connection.execute(sa.select(StepResult.output_tail)).scalars()) == {tail}
+        assert set(connection.execute(sa.select(StepResultRow.output_tail)).scalars()) == {tail}
         assert set(connection.execute(sa.select(Job.cause)).scalars()) == {cause.value}
 
 
@@ -302,7 +302,7 @@ def test_an_impossible_time_is_a_failed_trial_and_never_a_result(
     drain.write(_entries(_claim(engine, session_id, "measure"), trials=(bad,)))
     with reading(engine) as connection:
         assert connection.execute(sa.select(FindDb.id)).all() == []
-        assert set(connection.execute(sa.select(StepResult.cause)).scalars()) == {"run_error"}
+        assert set(connection.execute(sa.select(StepResultRow.cause)).scalars()) == {"run_error"}
 
 
 def test_how_well_a_time_is_known_is_stored_and_counted(engine: sa.Engine, drain: Drain) -> None:
@@ -314,13 +314,13 @@ def test_how_well_a_time_is_known_is_stored_and_counted(engine: sa.Engine, drain
     )
     with reading(engine) as connection:
         rows = connection.execute(
-            sa.select(models.Trial.low_ms, models.Trial.high_ms, models.Trial.clock)
+            sa.select(models.TrialRow.low_ms, models.TrialRow.high_ms, models.TrialRow.clock)
         ).all()
         assert set(rows) == {(1.4, 1.7, "cpu")}
         assert set(connection.execute(sa.select(FindDb.noisy, FindDb.clock)).all()) == {
             (True, "cpu")
         }
-        assert set(connection.execute(sa.select(StepResult.drift)).scalars()) == {0.07}
+        assert set(connection.execute(sa.select(StepResultRow.drift)).scalars()) == {0.07}
     (seen,) = overview.read(engine)
     assert seen.noisy == 10
 
@@ -335,7 +335,11 @@ def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(
         drain.write(_entries(_claim(engine, 1, "measure", limit=1), device=device))
         with reading(engine) as connection:
             found.append(
-                tuple(connection.execute(sa.select(Device.peak_gflops, Device.peak_source)).one())
+                tuple(
+                    connection.execute(
+                        sa.select(DeviceRow.peak_gflops, DeviceRow.peak_source)
+                    ).one()
+                )
             )
     assert found == [(80.0, ""), (70.0, "fma"), (103.5, "fma"), (103.5, "fma"), (103.5, "fma")]
 
@@ -430,7 +434,7 @@ def test_an_artifact_that_the_server_would_hang_up_on_fails_its_own_job_only(
     assert states(engine)["new"] == len(entries[1].report.results)
     with reading(engine) as connection:
         cause, text = connection.execute(
-            sa.select(StepResult.cause, StepResult.output_tail)
+            sa.select(StepResultRow.cause, StepResultRow.output_tail)
         ).first()
     assert cause == "infra"
     assert "20 MiB" in text
@@ -478,7 +482,7 @@ def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.state, Job.cause).where(Job.id == bad.job_id)).one()
         text = connection.execute(
-            sa.select(StepResult.output_tail).where(StepResult.job_id == bad.job_id)
+            sa.select(StepResultRow.output_tail).where(StepResultRow.job_id == bad.job_id)
         ).scalar_one()
     assert tuple(rows) == ("new", "infra")
     assert "refused" in text

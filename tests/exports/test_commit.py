@@ -14,7 +14,7 @@ from builders import DatabaseBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuna.db.models import Environment, FindDb
+from tuna.db.models import EnvironmentRow, FindDb
 from tuna.errors import BadInput, NotFound
 from tuna.exports.commit import Commit, commit
 from tuna.exports.json_lines import JsonExporter
@@ -113,7 +113,7 @@ def test_what_cannot_be_committed(tmp_path: Path, sqlite_engine: sa.Engine) -> N
         session = DatabaseBuilder(connection).session()
         with pytest.raises(NotFound, match="no result to commit"):
             commit(connection, session, path, 1)
-        connection.execute(sa.update(Environment).values(flags={"emulator": "qemu"}))
+        connection.execute(sa.update(EnvironmentRow).values(flags={"emulator": "qemu"}))
         with pytest.raises(BadInput, match="qemu emulates"):
             commit(connection, session, path, 1)
     path.write_text("something else\n")

@@ -204,7 +204,7 @@ def test_the_kernel_db_holds_the_code_of_the_fastest_and_of_products_too(
     name = f"Fast_{config.key[:16]}.so.o"
     assert set(kernels) == {name, f"TvmGemm_{parse_line(DRIVERS[5])[0].key[:16]}.so.o"}
     assert kernels[name].code == b"f" * 999
-    environment = build.connection.execute(sa.select(models.Environment.key)).scalar_one()
+    environment = build.connection.execute(sa.select(models.EnvironmentRow.key)).scalar_one()
     assert kernels[name].args == f"{config.driver()} -DTUNA_ENVIRONMENT={environment} -mcpu=gfx90a"
     assert report.skipped == {"its kernel was not kept": 1, "not the fastest of its config": 1}
 

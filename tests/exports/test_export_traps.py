@@ -92,10 +92,10 @@ def results(engine: sa.Engine, session: int) -> list[tuple[Any, ...]]:
     """Layer, solver, time, workspace and params of every result; times as a find db holds them."""
     row = models.FindDb
     query = sa.select(
-        models.Config.driver, models.Solver.name, row.time_ms, row.workspace_bytes, row.params
+        models.ConfigRow.driver, models.SolverRow.name, row.time_ms, row.workspace_bytes, row.params
     )
-    query = query.join(models.Config, models.Config.id == row.config_id)
-    query = query.join(models.Solver, models.Solver.id == row.solver_id).where(
+    query = query.join(models.ConfigRow, models.ConfigRow.id == row.config_id)
+    query = query.join(models.SolverRow, models.SolverRow.id == row.solver_id).where(
         row.session_id == session
     )
     with reading(engine) as connection:

@@ -64,9 +64,9 @@ def exported(
 
 def results(engine: sa.Engine) -> dict[tuple[str, str], tuple[float | None, int, str]]:
     query = (
-        sa.select(models.Config.problem_key, models.Solver.name, models.FindDb)
-        .join_from(models.FindDb, models.Config, models.Config.id == models.FindDb.config_id)
-        .join(models.Solver, models.Solver.id == models.FindDb.solver_id)
+        sa.select(models.ConfigRow.problem_key, models.SolverRow.name, models.FindDb)
+        .join_from(models.FindDb, models.ConfigRow, models.ConfigRow.id == models.FindDb.config_id)
+        .join(models.SolverRow, models.SolverRow.id == models.FindDb.solver_id)
     )
     with sa.orm.Session(engine) as session:
         return {
@@ -289,7 +289,9 @@ def test_a_damaged_file_is_refused_before_anything_is_stored(
         import_db(engine, path, session_id)
     with reading(engine) as connection:
         assert (
-            connection.execute(sa.select(sa.func.count()).select_from(models.Solver)).scalar_one()
+            connection.execute(
+                sa.select(sa.func.count()).select_from(models.SolverRow)
+            ).scalar_one()
             == 0
         )
 

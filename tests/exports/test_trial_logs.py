@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.db.engine import writing
-from tuna.db.models import Job, Trial
+from tuna.db.models import Job, TrialRow
 from tuna.errors import BadInput, ServiceError
 from tuna.exports import trial_logs
 from tuna.exports.trial_logs import TrialLogs
@@ -29,8 +29,8 @@ def end(engine: sa.Engine, job_id: int, time_ms: float = 1.5, **values: Any) -> 
         row = {"job_id": job_id, "output_tail": "", "step": "measure"}
         good = {"number": 0, "params": "{}", "time_ms": time_ms, "times_ms": "[1.5, 1.6]"}
         bad = {"number": 1, "params": "[]", "cause": "build_error", "times_ms": "[]"}
-        connection.execute(sa.insert(Trial).values(**row, **good))
-        connection.execute(sa.insert(Trial).values(**row, **bad))
+        connection.execute(sa.insert(TrialRow).values(**row, **good))
+        connection.execute(sa.insert(TrialRow).values(**row, **bad))
 
 
 def lines(data: bytes) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_finals_change_the_logs_of_their_layer(sqlite_engine: sa.Engine, tmp_pat
     end(sqlite_engine, 1)
     logs.write([1])
     with writing(sqlite_engine) as connection:
-        connection.execute(sa.update(Trial).values(time_ms=9.0))
+        connection.execute(sa.update(TrialRow).values(time_ms=9.0))
         connection.execute(
             sa.update(Job).where(Job.id == 2).values(state="evaluated", steps=FINALS, step=FINALS)
         )

@@ -15,7 +15,16 @@ from fault_library import code_of, time_of
 
 from tuna.configs import parse_line
 from tuna.db.engine import reading
-from tuna.db.models import Config, FindDb, FindDbKernel, Job, Kernel, Solver, StepResult, Trial
+from tuna.db.models import (
+    ConfigRow,
+    FindDb,
+    FindDbKernel,
+    Job,
+    KernelRow,
+    SolverRow,
+    StepResultRow,
+    TrialRow,
+)
 
 STEPS = ("build", "measure")
 
@@ -158,9 +167,9 @@ def _false_successes(history: History) -> Iterator[str]:
 def expected(engine: sa.Engine) -> dict[int, Answer]:
     """The expected result of each job of a freshly loaded session."""
     statement = (
-        sa.select(Job.id, Config.driver, Solver.name)
-        .join(Config, Config.id == Job.config_id)
-        .join(Solver, Solver.id == Job.solver_id)
+        sa.select(Job.id, ConfigRow.driver, SolverRow.name)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
     )
     with reading(engine) as connection:
         rows = connection.execute(statement).all()
@@ -173,15 +182,15 @@ def expected(engine: sa.Engine) -> dict[int, Answer]:
 def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
     """The history of a database's only session."""
     kept = (
-        sa.select(FindDb.job_id, FindDb.time_ms, Kernel.blob)
+        sa.select(FindDb.job_id, FindDb.time_ms, KernelRow.blob)
         .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id, isouter=True)
-        .join(Kernel, Kernel.digest == FindDbKernel.kernel, isouter=True)
+        .join(KernelRow, KernelRow.digest == FindDbKernel.kernel, isouter=True)
     )
     with reading(engine) as connection:
         trials = {
             job: Answer(time_ms, digest)
             for job, time_ms, digest in connection.execute(
-                sa.select(Trial.job_id, Trial.time_ms, Trial.artifact)
+                sa.select(TrialRow.job_id, TrialRow.time_ms, TrialRow.artifact)
             )
         }
         stored = {
@@ -195,13 +204,13 @@ def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
             for row in connection.execute(sa.select(Job.id, Job.state, Job.attempt, Job.cause))
         }
         columns = (
-            StepResult.job_id,
-            StepResult.step,
-            StepResult.attempt,
-            StepResult.ok,
-            StepResult.cause,
+            StepResultRow.job_id,
+            StepResultRow.step,
+            StepResultRow.attempt,
+            StepResultRow.ok,
+            StepResultRow.cause,
         )
-        done = (StepResult.worker != "").label("was_done")
+        done = (StepResultRow.worker != "").label("was_done")
         attempts = [Attempt(*row) for row in connection.execute(sa.select(*columns, done))]
     return History(loaded, jobs, attempts, list(runs(log.read_text().splitlines())))
 

@@ -20,7 +20,7 @@ from search_library import ROUNDS, SearchLibrary, expected, hold_name
 from tuna.configs import GemmConfig, parse_line
 from tuna.db import configs, jobs, models, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import Job, Search, StepResult
+from tuna.db.models import Job, Search, StepResultRow
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.testing.servers import wait_until
@@ -139,9 +139,9 @@ class Scene:
         layer, solver = fault.victim
         query = (
             sa.select(Job.chunk)
-            .join(models.Solver, models.Solver.id == Job.solver_id)
+            .join(models.SolverRow, models.SolverRow.id == Job.solver_id)
             .where(Job.round == _THIRD, Job.step == fault.step, Job.state.in_(_RUNNING))
-            .where(models.Solver.name == solver, Job.config_id == layer)
+            .where(models.SolverRow.name == solver, Job.config_id == layer)
         )
         with reading(self.engine) as connection:
             found = connection.execute(query).scalars().all()
@@ -170,7 +170,7 @@ class Scene:
 
     def trials(self) -> set[tuple[int, str, int, int, str]]:
         """(layer, solver, round, number, params) of all trials."""
-        trial, solver = models.Trial, models.Solver
+        trial, solver = models.TrialRow, models.SolverRow
         query = sa.select(Job.config_id, solver.name, Job.round, trial.number, trial.params)
         query = (
             query.select_from(trial)
@@ -184,7 +184,9 @@ class Scene:
 
     def expected(self) -> set[tuple[int, str, int, int, str]]:
         with reading(self.engine) as connection:
-            layers = connection.execute(sa.select(models.Config.id, models.Config.driver)).all()
+            layers = connection.execute(
+                sa.select(models.ConfigRow.id, models.ConfigRow.driver)
+            ).all()
         return {
             (layer, solver, round_, number, params)
             for layer, driver in layers
@@ -198,13 +200,13 @@ class Scene:
         with reading(self.engine) as connection:
             rows = connection.execute(sa.select(Job.id, Job.round, Job.state)).all()
             ends = connection.execute(sa.select(Search.stopped)).scalars().all()
-            good = sa.select(StepResult.job_id, StepResult.step, sa.func.count()).where(
-                StepResult.ok.is_(True)
+            good = sa.select(StepResultRow.job_id, StepResultRow.step, sa.func.count()).where(
+                StepResultRow.ok.is_(True)
             )
             counts = {
                 (job, step): count
                 for job, step, count in connection.execute(
-                    good.group_by(StepResult.job_id, StepResult.step)
+                    good.group_by(StepResultRow.job_id, StepResultRow.step)
                 )
             }
         found = [f"{len(rows)} rounds"] if len(rows) != len(_ALL) * ROUNDS else []
@@ -220,11 +222,11 @@ class Scene:
 
     def lost(self) -> list[tuple[int, str]]:
         """(round, step) of the attempts that were lost with their worker."""
-        query = sa.select(Job.round, StepResult.step).join(Job, Job.id == StepResult.job_id)
+        query = sa.select(Job.round, StepResultRow.step).join(Job, Job.id == StepResultRow.job_id)
         with reading(self.engine) as connection:
             return [
                 tuple(row)
-                for row in connection.execute(query.where(StepResult.cause == "worker_lost"))
+                for row in connection.execute(query.where(StepResultRow.cause == "worker_lost"))
             ]  # type: ignore[misc]
 
 
@@ -293,12 +295,12 @@ def test_two_devices_share_each_round_and_one_is_killed_in_the_third(
             assert scene.trials() == scene.expected()
             with reading(engine) as connection:
                 rows = connection.execute(sa.select(Job.id, Job.round, Job.part, Job.state)).all()
-                good = sa.select(StepResult.job_id).where(
-                    StepResult.ok.is_(True), StepResult.step == "measure"
+                good = sa.select(StepResultRow.job_id).where(
+                    StepResultRow.ok.is_(True), StepResultRow.step == "measure"
                 )
                 measured = connection.execute(good).scalars().all()
-                by = sa.select(sa.func.count(StepResult.worker.distinct())).where(
-                    StepResult.step == "measure"
+                by = sa.select(sa.func.count(StepResultRow.worker.distinct())).where(
+                    StepResultRow.step == "measure"
                 )
                 assert connection.execute(by).scalar_one() >= 2
             assert {row.state for row in rows} == {"evaluated"}

@@ -15,7 +15,7 @@ from gateway_site import COMPILES, HOME, MEASURES, GatewaySite, RemoteDouble, li
 from jobs_builder import accepted, states
 
 from tuna.db.engine import writing
-from tuna.db.models import Token, Worker
+from tuna.db.models import TokenRow, WorkerRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, ServiceError
 from tuna.gateway import remote_link
@@ -92,7 +92,7 @@ def test_a_token_that_is_not_open_is_refused(
     token = site.token()
     if how == "expired":
         with writing(site.engine) as connection:
-            connection.execute(sa.update(Token).values(expires_at=utc_now()))
+            connection.execute(sa.update(TokenRow).values(expires_at=utc_now()))
     elif how == "revoked":
         assert type_in("tuna", "token", "revoke", token.id).code == 0
     elif how == "unknown":
@@ -309,7 +309,7 @@ def test_a_worker_that_is_silent_for_an_hour_has_no_access(
     compiler = site.join()
     with writing(site.engine) as connection:
         past = utc_now().replace(year=2020)
-        connection.execute(sa.update(Worker).values(seen_at=past))
+        connection.execute(sa.update(WorkerRow).values(seen_at=past))
     eventually(lambda: compiler.renew().status_code == 401, 10)
     assert "gone" in type_in("tuna", "workers").out
 

@@ -85,8 +85,8 @@ class Scene:
             if "workload" in values:
                 values["workload"] = build.kernel(values["workload"])
             library = build.connection.execute(
-                sa.select(models.Environment.library)
-                .join(models.Session, models.Session.environment_id == models.Environment.id)
+                sa.select(models.EnvironmentRow.library)
+                .join(models.Session, models.Session.environment_id == models.EnvironmentRow.id)
                 .where(models.Session.id == session)
             ).scalar_one()
             config, solver_id = build.config(driver), build.solver(solver, library)
@@ -130,14 +130,14 @@ class Scene:
         query = (
             sa.select(
                 models.GoldenEntry.__table__,
-                models.Config.driver,
-                models.Solver.name.label("solver"),
+                models.ConfigRow.driver,
+                models.SolverRow.name.label("solver"),
             )
             .join(models.Golden, models.Golden.id == models.GoldenEntry.golden_id)
-            .join(models.Config, models.Config.id == models.GoldenEntry.config_id)
-            .join(models.Solver, models.Solver.id == models.GoldenEntry.solver_id)
+            .join(models.ConfigRow, models.ConfigRow.id == models.GoldenEntry.config_id)
+            .join(models.SolverRow, models.SolverRow.id == models.GoldenEntry.solver_id)
             .where(models.Golden.version == version, models.Golden.library == library)
-            .order_by(models.GoldenEntry.arch, models.GoldenEntry.config_id, models.Solver.name)
+            .order_by(models.GoldenEntry.arch, models.GoldenEntry.config_id, models.SolverRow.name)
         )
         return self.rows(query)
 
@@ -151,8 +151,8 @@ class Scene:
     def kernels(self, entry_id: int) -> list[tuple[bytes, str, str]]:
         """Code, name and args of an entry's kernels."""
         query = (
-            sa.select(models.Kernel.blob, models.GoldenKernel.name, models.GoldenKernel.args)
-            .join(models.Kernel, models.Kernel.digest == models.GoldenKernel.kernel)
+            sa.select(models.KernelRow.blob, models.GoldenKernel.name, models.GoldenKernel.args)
+            .join(models.KernelRow, models.KernelRow.digest == models.GoldenKernel.kernel)
             .where(models.GoldenKernel.golden_entry_id == entry_id)
             .order_by(models.GoldenKernel.number)
         )

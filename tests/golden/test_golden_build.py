@@ -60,7 +60,7 @@ def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene
         (b"\x7fELF two", "k1.o", "-O3"),
     ]
     assert scene.rows(
-        sa.select(models.Kernel.blob).where(models.Kernel.digest == asm.workload)
+        sa.select(models.KernelRow.blob).where(models.KernelRow.digest == asm.workload)
     ) == [(b"problem",)]
     assert (gemm.time_ms, gemm.workload, scene.kernels(gemm.id)) == (0.5, None, [])
     (golden,) = scene.rows(sa.select(models.Golden.__table__))
@@ -76,8 +76,8 @@ def test_a_baseline_is_released_only_where_it_is_the_only_one(scene: Scene) -> N
     session = scene.session({(A, ASM): 3.0, (A, "Untuned"): 1.0, (B, "Untuned"): 2.0})
     with scene.builder() as build:
         build.connection.execute(
-            sa.update(models.Solver)
-            .where(models.Solver.name == "Untuned")
+            sa.update(models.SolverRow)
+            .where(models.SolverRow.name == "Untuned")
             .values(algorithm=BASELINE)
         )
     assert scene.build(1, session).entries == 2
@@ -377,8 +377,8 @@ def test_the_latest_good_attempt_at_the_device_step_counts(scene: Scene) -> None
 def test_batch_norm_and_a_kind_of_its_own(scene: Scene) -> None:
     session = scene.session({(A, ASM): 1.0, (B, ASM): 2.0})
     scene.execute(
-        sa.update(models.Config)
-        .where(models.Config.id == scene.config_id(B))
+        sa.update(models.ConfigRow)
+        .where(models.ConfigRow.id == scene.config_id(B))
         .values(kind="batch_norm", problem_key=None)
     )
     assert scene.build(1, session, kind="batch_norm").entries == 1

@@ -183,7 +183,13 @@ def test_an_imported_entry_names_its_file(scene: Scene) -> None:
 
 def test_an_entry_is_explained_when_its_session_has_lost_its_results(two: Scene) -> None:
     before = [one.as_json() for one in two.explain(2, A)]
-    for table in (models.FindDbKernel, models.FindDb, models.Trial, models.StepResult, models.Job):
+    for table in (
+        models.FindDbKernel,
+        models.FindDb,
+        models.TrialRow,
+        models.StepResultRow,
+        models.Job,
+    ):
         two.execute(sa.delete(table))
     assert [one.as_json() for one in two.explain(2, A)] == before
 

@@ -230,7 +230,7 @@ def test_results_and_kernels_of_different_moments_are_refused(scene: Scene, colu
 def _many(scene: Scene) -> int:
     """A session with ROWS results, ten of a layer, each with job, attempt, trial and kernel."""
     session = scene.session({(A, f"Solver{number}"): 1.0 for number in range(10)})
-    solver = scene.rows(sa.select(sa.func.min(models.Solver.id)))[0][0]
+    solver = scene.rows(sa.select(sa.func.min(models.SolverRow.id)))[0][0]
     digits = " CROSS JOIN ".join(
         f"({' UNION ALL '.join(f'SELECT {n} AS d' for n in range(10))}) t{i}" for i in range(5)
     )

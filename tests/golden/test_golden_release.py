@@ -96,7 +96,13 @@ def test_a_release_outlives_what_becomes_of_its_session(scene: Scene) -> None:
     scene.build(1, session)
     promote(scene.engine, 1)
     before = scene.everything()
-    for table in (models.FindDbKernel, models.FindDb, models.Trial, models.StepResult, models.Job):
+    for table in (
+        models.FindDbKernel,
+        models.FindDb,
+        models.TrialRow,
+        models.StepResultRow,
+        models.Job,
+    ):
         scene.execute(sa.delete(table))
     assert scene.everything() == before
     (entry,) = scene.entries(1)

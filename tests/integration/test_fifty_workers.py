@@ -185,7 +185,7 @@ def test_fifty_workers_by_token(
     assert victim.outcomes[-1] == "revoked"
     assert set(victim.outcomes) <= {"lost", "stale", "revoked"}
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(models.StepResult.__table__)).all()
+        rows = connection.execute(sa.select(models.StepResultRow.__table__)).all()
         known = joined.remote_workers(connection)
     by_worker = {row.worker.partition(":")[0] for row in rows if row.ok}
     assert victim.worker not in by_worker
@@ -204,5 +204,5 @@ def test_fifty_workers_by_token(
 
 def _digest(engine: sa.Engine, job: int) -> str:
     with reading(engine) as connection:
-        query = sa.select(models.Trial.artifact).where(models.Trial.job_id == job)
+        query = sa.select(models.TrialRow.artifact).where(models.TrialRow.job_id == job)
         return str(connection.execute(query).scalar_one())

@@ -18,7 +18,7 @@ from jobs_builder import accepted, make_jobs, states
 from processes import Processes
 
 from tuna.db.engine import reading
-from tuna.db.models import StepResult
+from tuna.db.models import StepResultRow
 from tuna.gateway import joined
 from tuna.gateway.ports import open_gateways
 from tuna.settings import get_settings
@@ -109,7 +109,9 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     assert {count for *_, count in accepted(engine)} == {1}
     with reading(engine) as connection:
         rows = connection.execute(
-            sa.select(StepResult.job_id, StepResult.worker, StepResult.cause, StepResult.ok)
+            sa.select(
+                StepResultRow.job_id, StepResultRow.worker, StepResultRow.cause, StepResultRow.ok
+            )
         ).all()
     assert {row.cause for row in rows if not row.ok} <= {"worker_lost"}
     assert len({row.worker.partition(":")[0] for row in rows if row.ok}) == 3
@@ -136,7 +138,9 @@ def test_a_killed_gateway_costs_a_retry(
     eventually(lambda: states(engine) == {"evaluated": 40}, 60)
     assert {count for *_, count in accepted(engine)} == {1}
     with reading(engine) as connection:
-        failed = connection.execute(sa.select(sa.func.count()).where(~StepResult.ok)).scalar_one()
+        failed = connection.execute(
+            sa.select(sa.func.count()).where(~StepResultRow.ok)
+        ).scalar_one()
     assert failed == 0
     assert all(worker.is_running() for worker in workers)
 
@@ -155,5 +159,5 @@ def test_a_worker_drains_and_leaves(
     assert compiler.wait(30) == 0
     with reading(engine) as connection:
         assert not connection.execute(
-            sa.select(sa.func.count()).where(~StepResult.ok)
+            sa.select(sa.func.count()).where(~StepResultRow.ok)
         ).scalar_one(), "what it held was returned, uncharged"

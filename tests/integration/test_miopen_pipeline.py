@@ -18,7 +18,7 @@ from shared_data import DRILLS
 from tuna.configs import ConvConfig, parse_line
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import Config, FindDb, FindDbKernel, Job, Solver, StepResult, Trial
+from tuna.db.models import ConfigRow, FindDb, FindDbKernel, Job, SolverRow, StepResultRow, TrialRow
 from tuna.libraries.miopen import request
 from tuna.libraries.registry import get_library
 from tuna.services import embedded_redis
@@ -108,18 +108,18 @@ def _check(engine: sa.Engine, total: int) -> None:
         )
         built = (
             sa.select(sa.func.count())
-            .select_from(Trial)
-            .where(Trial.artifact.is_not(None), Trial.cause.is_(None))
+            .select_from(TrialRow)
+            .where(TrialRow.artifact.is_not(None), TrialRow.cause.is_(None))
         )
         assert connection.execute(built).scalar_one() == total
-        causes = set(connection.execute(sa.select(StepResult.cause).distinct()).scalars())
+        causes = set(connection.execute(sa.select(StepResultRow.cause).distinct()).scalars())
         assert causes <= {None, "worker_lost"}
         # A time says which problem, solver and params it was measured for: no result is another
         # job's.
         pairs = connection.execute(
-            sa.select(FindDb.time_ms, FindDb.params, Config.driver, Solver.name)
-            .join(Config, Config.id == FindDb.config_id)
-            .join(Solver, Solver.id == FindDb.solver_id)
+            sa.select(FindDb.time_ms, FindDb.params, ConfigRow.driver, SolverRow.name)
+            .join(ConfigRow, ConfigRow.id == FindDb.config_id)
+            .join(SolverRow, SolverRow.id == FindDb.solver_id)
         ).all()
         assert len({(row.driver, row.name) for row in pairs}) == total
         for row in pairs:

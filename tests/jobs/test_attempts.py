@@ -196,7 +196,7 @@ def rounds(bench: Bench) -> Bench:
             for index in (0, 1)
         ]
         connection.execute(
-            sa.insert(models.Trial).values(step="build", output_tail="", times_ms="[]"), rows
+            sa.insert(models.TrialRow).values(step="build", output_tail="", times_ms="[]"), rows
         )
     return bench
 
@@ -249,8 +249,8 @@ def test_what_ended_early_is_no_result_and_stays_marked(rounds: Bench) -> None:
     assert _answer(rounds, 4.0, 9.0, noisy=False, ended_early=True).best_ms == 1.0
     with reading(rounds.engine) as connection:
         assert connection.execute(sa.select(FindDb.time_ms, FindDb.noisy)).one() == (1.0, True)
-        query = sa.select(models.Trial.time_ms, models.Trial.ended_early).where(
-            models.Trial.time_ms.is_not(None)
+        query = sa.select(models.TrialRow.time_ms, models.TrialRow.ended_early).where(
+            models.TrialRow.time_ms.is_not(None)
         )
         assert sorted(map(tuple, connection.execute(query))) == [
             (1.0, False),

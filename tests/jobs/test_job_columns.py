@@ -7,7 +7,7 @@ from jobs_builder import make_jobs
 
 from tuna.db import jobs
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, Trial
+from tuna.db.models import Job, TrialRow
 from tuna.jobs.scope import Scope
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate
@@ -49,7 +49,7 @@ def test_a_step_whose_name_begins_another_gets_what_that_made(engine: sa.Engine)
             "output_tail": "",
             "times_ms": "[]",
         }
-        connection.execute(sa.insert(Trial).values(row))
+        connection.execute(sa.insert(TrialRow).values(row))
         library = TwoLooks()
         (chunk,) = claim(connection, Scope(session_id, library, ""), library.step("measure"), 1)
     assert chunk.items[0].candidates == (Candidate(index=5, artifact="a"),)

@@ -19,7 +19,7 @@ from shared_data import DRILLS
 from tuna import api
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.db.models import Job, Trial
+from tuna.db.models import Job, TrialRow
 
 _KILLS = 2 if DRILLS == 1 else 10
 _TUNE = f"from tuna import api; api.tune_model('net', candidates={min(DRILLS, 2)})"
@@ -29,7 +29,7 @@ def measured() -> dict[tuple[int, int], object]:
     """When each trial of a finished job was measured."""
     with reading(open_database()) as connection:
         rows = connection.execute(
-            sa.select(Trial.job_id, Trial.number, Trial.measured_at)
+            sa.select(TrialRow.job_id, TrialRow.number, TrialRow.measured_at)
             .join(Job)
             .where(Job.state == "evaluated")
         )

@@ -51,7 +51,7 @@ def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     here = api.init_session("tvm", "layers", conditions={"layouts": layouts})
     api.update_solvers("tvm")
     with reading(open_database()) as connection:
-        facts = connection.execute(sa.select(tables.Environment)).one()
+        facts = connection.execute(sa.select(tables.EnvironmentRow)).one()
     bare = KernelJob(CORE, SOLVER, facts.target, {"layouts": layouts}, 0, place + 1)
     won = TvmBuilder().propose(bare)[place]
     entries = (ManifestTask(config=TASK.to_json(), count=1),)
@@ -67,7 +67,7 @@ def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     with writing(open_database()) as connection:
         store.save(connection, "net", manifest, {})
         solver = connection.execute(
-            sa.select(tables.Solver.id).where(tables.Solver.name == SOLVER)
+            sa.select(tables.SolverRow.id).where(tables.SolverRow.name == SOLVER)
         ).scalar_one()
         build = DatabaseBuilder(connection, START)
         build.winner(here.id, build.config(CORE), solver, 1.0, params=won)

@@ -189,5 +189,5 @@ def test_the_interval_and_the_command_are_those_of_the_winning_trial(
     assert figures.reproduce.startswith("tuna reproduce --library tvm --step eval --solver Tile")
     assert "--index 1 " in figures.reproduce
     assert [(point.trial, point.params) for point in figures.points][1] == (1, "tile = 8")
-    build.connection.execute(sa.update(models.Trial).values(low_ms=None))
+    build.connection.execute(sa.update(models.TrialRow).values(low_ms=None))
     assert read_figures(build.connection, session).layers[0].solvers[0].interval_ms is None

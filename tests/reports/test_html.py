@@ -117,15 +117,15 @@ def test_the_script_is_the_same_whatever_the_database_says(
     before = page_of(build, session, tmp_path / "r.html")[1].raw["script"]
     evil = "</script><script>alert(1)</script>"
     for table, column in [
-        (models.Config, "label"),
-        (models.Config, "driver"),
-        (models.Solver, "name"),
+        (models.ConfigRow, "label"),
+        (models.ConfigRow, "driver"),
+        (models.SolverRow, "name"),
     ]:
         statement = sa.update(table).where(
-            table.id == 2 if table is models.Solver else table.id > 0
+            table.id == 2 if table is models.SolverRow else table.id > 0
         )
         build.connection.execute(statement.values({column: evil}))
-    build.connection.execute(sa.update(models.Trial).values(params=evil))
+    build.connection.execute(sa.update(models.TrialRow).values(params=evil))
     build.connection.execute(sa.update(models.FindDb).values(params=evil))
     text, page = page_of(build, session, tmp_path / "r.html")
     assert page.raw["script"] == before
@@ -141,13 +141,15 @@ def test_what_solvers_printed_cannot_become_markup(build: DatabaseBuilder, tmp_p
     session = tuned_network(build)
     evil = "\"><script>alert('x')</script>&amp;{{ 7 * 7 }}"
     build.connection.execute(sa.update(models.Session).values(reason=evil))
-    build.connection.execute(sa.update(models.Environment).values(flags={evil: evil}, device=evil))
-    build.connection.execute(sa.update(models.Config).values(label=evil))
     build.connection.execute(
-        sa.update(models.Solver).where(models.Solver.id == 1).values(name=evil)
+        sa.update(models.EnvironmentRow).values(flags={evil: evil}, device=evil)
     )
-    build.connection.execute(sa.update(models.StepResult).values(output_tail=evil))
-    build.connection.execute(sa.update(models.Trial).values(output_tail=evil))
+    build.connection.execute(sa.update(models.ConfigRow).values(label=evil))
+    build.connection.execute(
+        sa.update(models.SolverRow).where(models.SolverRow.id == 1).values(name=evil)
+    )
+    build.connection.execute(sa.update(models.StepResultRow).values(output_tail=evil))
+    build.connection.execute(sa.update(models.TrialRow).values(output_tail=evil))
     _, page = page_of(build, session, tmp_path / "r.html")
     assert len(page.raw["script"]) == 1
     assert page.text.count(evil) > 10
@@ -166,7 +168,7 @@ def test_every_layer_is_listed_and_what_failed_says_so(
     build: DatabaseBuilder, tmp_path: Path
 ) -> None:
     text, page = page_of(build, tuned_network(build), tmp_path / "r.html")
-    labels = build.connection.execute(sa.select(models.Config.label)).scalars().all()
+    labels = build.connection.execute(sa.select(models.ConfigRow.label)).scalars().all()
     assert all(page.text.count(label) >= 1 for label in labels)
     assert "no winner: 3 jobs errored (run error)" in page.text
     assert 'error: "tile size" <script>alert(1)</script> & no register left' in page.text

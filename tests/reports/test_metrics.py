@@ -60,7 +60,7 @@ def filled(engine: sa.Engine) -> sa.Engine:
     with writing(engine) as connection:
         job = connection.execute(sa.select(sa.func.min(models.Job.id))).scalar_one()
         rows = [{"job_id": job, "number": n, "output_tail": "", "times_ms": "[]"} for n in range(7)]
-        connection.execute(sa.insert(models.Trial), rows)
+        connection.execute(sa.insert(models.TrialRow), rows)
         waiting = connection.execute(
             sa.select(sa.func.min(models.Job.id)).where(models.Job.state == "new")
         ).scalar_one()
@@ -73,7 +73,7 @@ def test_every_metric_is_there(
 ) -> None:
     with reading(filled) as connection:
         namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
-        key = connection.execute(sa.select(models.Environment.key)).scalar_one()
+        key = connection.execute(sa.select(models.EnvironmentRow.key)).scalar_one()
     facts: dict[str, Any] = {
         "host": "h",
         "pid": 1,

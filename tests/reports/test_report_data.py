@@ -29,7 +29,7 @@ def device(build: DatabaseBuilder, session: int, name: str, peak_gflops: float |
         sa.select(models.Session.environment_id).where(models.Session.id == session)
     )
     build.insert(
-        models.Device,
+        models.DeviceRow,
         environment_id=environment.scalar_one(),
         name=name,
         peak_gflops=peak_gflops,
@@ -148,7 +148,7 @@ def test_a_config_that_this_version_cannot_read_is_shown_without_rates(
     build: DatabaseBuilder,
 ) -> None:
     session, config = build.session(), build.config(CONV)
-    build.connection.execute(sa.update(models.Config).values(json='{"kind": "newkind", "n": 1}'))
+    build.connection.execute(sa.update(models.ConfigRow).values(json='{"kind": "newkind", "n": 1}'))
     build.winner(session, config, build.solver("A"), 1.0)
     (layer,) = read_figures(build.connection, session).layers
     assert (layer.flops, layer.peak_share) == (None, None)
@@ -187,7 +187,7 @@ def test_the_whole_network_adds_up(build: DatabaseBuilder) -> None:
     assert (
         figures.trials
         == build.connection.execute(
-            sa.select(sa.func.count()).select_from(models.Trial)
+            sa.select(sa.func.count()).select_from(models.TrialRow)
         ).scalar_one()
     )
     assert sum(failure.trials for failure in figures.failures) == figures.failed

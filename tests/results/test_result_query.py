@@ -109,7 +109,7 @@ def scene(connection: sa.Connection) -> DatabaseBuilder:
     )
     device = {"environment_id": environment, "updated_at": START}
     for name in ("cpu1@host", "cpu2@host"):
-        build.insert(models.Device, name=name, **device)
+        build.insert(models.DeviceRow, name=name, **device)
     networks.add_model(connection, networks.Named("net", "1"))
     networks.add_framework(connection, networks.Named("onnx", "17"))
     networks.set_weights(connection, 1, 1, 1, {conv: 3, task: 1})

@@ -17,7 +17,7 @@ from test_searches_shown import Limited
 
 from tuna.archives import removal
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, Search, ServedTime, StepResult
+from tuna.db.models import Job, Search, ServedTime, StepResultRow
 from tuna.libraries.base import Found, SearchLimits
 from tuna.search import active_time, rounds
 
@@ -133,12 +133,12 @@ def test_a_search_that_is_resumed_the_next_day_has_the_time_left_that_it_had(
     with writing(engine) as connection:
         early, late = BEGUN + timedelta(seconds=1), BEGUN + timedelta(seconds=DAY_S)
         connection.execute(
-            sa.update(StepResult).values(started_at=early, ended_at=early + timedelta(seconds=2))
+            sa.update(StepResultRow).values(started_at=early, ended_at=early + timedelta(seconds=2))
         )
         connection.execute(sa.update(Search).values(begun=early))
     scene.work("measure")
     with writing(engine) as connection:
-        measured = sa.update(StepResult).where(StepResult.step == "measure")
+        measured = sa.update(StepResultRow).where(StepResultRow.step == "measure")
         connection.execute(measured.values(started_at=late, ended_at=late + timedelta(seconds=5)))
     at(DAY_S + 6)
     for round_ in range(2):

@@ -19,7 +19,7 @@ from jobs_builder import make_jobs, make_searches
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db.engine import reading, writing
-from tuna.db.models import Framework, Job, Model, ModelConfig, Trial
+from tuna.db.models import Framework, Job, Model, ModelConfig, TrialRow
 from tuna.db.types import utc_now
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Step
@@ -64,7 +64,7 @@ def work(engine: sa.Engine) -> SessionWork:
         for job_id in connection.execute(sa.select(Job.id).where(Job.round == 0)).scalars().all():
             facts = {"output_tail": "", "times_ms": "[10]", "step": "measure", "clock": "cpu"}
             connection.execute(
-                sa.insert(Trial).values(job_id=job_id, number=0, time_ms=10.0, **facts)
+                sa.insert(TrialRow).values(job_id=job_id, number=0, time_ms=10.0, **facts)
             )
         (found,) = read_works(connection, [session_id])
     return replace(found, library=SearchLibrary())
@@ -193,7 +193,7 @@ def test_a_session_goes_on_with_the_next_round_where_the_last_one_ended(
 ) -> None:
     """The device is out of work until what the next round proposes is built."""
     with writing(engine) as connection:
-        connection.execute(sa.delete(Trial))
+        connection.execute(sa.delete(TrialRow))
         connection.execute(sa.delete(Job).where(Job.round == 1 - number))
         ends = {"steps": "search,build,measure,learn", "step": "learn", "state": "searching"}
         connection.execute(sa.update(Job).where(Job.config_id == 1).values(ends))
@@ -232,7 +232,7 @@ def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
         connection.execute(sa.update(Job).where(*second).values(state="compiled"))
         facts = {"output_tail": "", "times_ms": "[]", "step": "build", "job_id": job_id}
         rows = [{**facts, "number": number, "artifact": "c" * 64} for number in range(8)]
-        connection.execute(sa.insert(Trial), rows)
+        connection.execute(sa.insert(TrialRow), rows)
     monkeypatch.setenv("TUNA_QUEUE_BOUND", "10")
     get_settings.cache_clear()
     coordinator = make(work)
@@ -242,7 +242,7 @@ def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
     )
     assert coordinator.publish() == 2
     with reading(engine) as connection:
-        query = sa.select(Job.part, sa.func.count()).join(Trial, Trial.job_id == Job.id)
+        query = sa.select(Job.part, sa.func.count()).join(TrialRow, TrialRow.job_id == Job.id)
         found = connection.execute(
             query.where(Job.chunk.is_not(None)).group_by(Job.id).order_by(Job.part)
         ).all()

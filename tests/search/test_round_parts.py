@@ -20,7 +20,7 @@ from tuna.coordinator import actions as job_actions
 from tuna.coordinator import session_run
 from tuna.db import overview
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, JobArtifact, Search, Solver, StepResult, Trial
+from tuna.db.models import Job, JobArtifact, Search, SolverRow, StepResultRow, TrialRow
 from tuna.db.searches import Searches
 from tuna.jobs import release
 from tuna.jobs.serving import SessionWork, read_works
@@ -171,7 +171,7 @@ def test_a_round_is_divided_though_the_one_before_is_still_measured(scene: Scene
 def test_searches_that_are_measured_at_the_same_time_share_the_devices(scene: Scene) -> None:
     built(scene)
     with writing(scene.engine) as connection:
-        other = connection.execute(sa.select(sa.func.max(Solver.id))).scalar_one()
+        other = connection.execute(sa.select(sa.func.max(SolverRow.id))).scalar_one()
         search, row = (
             dict(connection.execute(sa.select(model.__table__)).mappings().one())
             for model in (Search, Job)
@@ -225,12 +225,13 @@ def test_the_store_keeps_the_code_of_a_part_until_the_part_has_ended(scene: Scen
             connection.execute(sa.select(sa.func.count()).select_from(JobArtifact)).scalar_one()
             == 0
         )
-        good = sa.select(StepResult.job_id).where(
-            StepResult.step == "measure", StepResult.ok.is_(True)
+        good = sa.select(StepResultRow.job_id).where(
+            StepResultRow.step == "measure", StepResultRow.ok.is_(True)
         )
         assert len(set(connection.execute(good).scalars())) == 2
         assert (
-            connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one() == BATCH
+            connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
+            == BATCH
         )
 
 
@@ -250,12 +251,12 @@ def test_an_archived_search_has_its_parts(scene: Scene, tmp_path: Path) -> None:
 
 
 def _trials(scene: Scene) -> list[tuple[object, ...]]:
-    query = sa.select(Job.part, Trial.number, Trial.params, Trial.time_ms).join(
-        Job, Job.id == Trial.job_id
+    query = sa.select(Job.part, TrialRow.number, TrialRow.params, TrialRow.time_ms).join(
+        Job, Job.id == TrialRow.job_id
     )
     with reading(scene.engine) as connection:
         found = connection.execute(
-            query.where(Job.session_id == scene.session_id).order_by(Trial.number)
+            query.where(Job.session_id == scene.session_id).order_by(TrialRow.number)
         )
         return [tuple(row) for row in found]
 

@@ -109,23 +109,23 @@ class Scene:
     def trials(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = defaultdict(list)
         with reading(self.engine) as connection:
-            query = sa.select(Job.round, models.Trial.params).join(
-                Job, Job.id == models.Trial.job_id
+            query = sa.select(Job.round, models.TrialRow.params).join(
+                Job, Job.id == models.TrialRow.job_id
             )
             for number, params in connection.execute(
-                query.order_by(Job.round, models.Trial.number)
+                query.order_by(Job.round, models.TrialRow.number)
             ):
                 found[number].append(params)
         return dict(found)
 
     def expected(self) -> dict[int, list[str]]:
         with reading(self.engine) as connection:
-            query = sa.select(models.Solver.name, models.Config.json).join(
-                Job, Job.solver_id == models.Solver.id
+            query = sa.select(models.SolverRow.name, models.ConfigRow.json).join(
+                Job, Job.solver_id == models.SolverRow.id
             )
             solver, text = (
                 connection.execute(
-                    query.join(models.Config, models.Config.id == Job.config_id)
+                    query.join(models.ConfigRow, models.ConfigRow.id == Job.config_id)
                 ).first()
                 or ()
             )
@@ -181,7 +181,7 @@ def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene
     scene.load()
     scene.work("search")
     with reading(scene.engine) as connection:
-        started = sa.select(sa.func.max(models.StepResult.started_at))
+        started = sa.select(sa.func.max(models.StepResultRow.started_at))
         assert begun() == connection.execute(started).scalar_one()
 
 
@@ -383,7 +383,7 @@ def test_a_candidate_of_a_round_is_repeated_from_its_params(
     with reading(scene.engine) as connection:
         said = reproduction.commands(connection, wanted)
         trials = [
-            connection.execute(_TRIAL.where(models.Trial.job_id == one.job_id)).one()
+            connection.execute(_TRIAL.where(models.TrialRow.job_id == one.job_id)).one()
             for one in wanted
         ]
     assert [said[one] for one in wanted] == [
@@ -420,7 +420,7 @@ def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> object:
     return end.value.code
 
 
-_TRIAL = sa.select(models.Trial.id, models.Trial.params).where(models.Trial.number == 2)
+_TRIAL = sa.select(models.TrialRow.id, models.TrialRow.params).where(models.TrialRow.number == 2)
 
 
 def test_two_coordinators_open_a_round_once(scene: Scene) -> None:

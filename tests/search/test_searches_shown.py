@@ -78,8 +78,8 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
         first = connection.execute(sa.select(Job.__table__)).mappings().one()
         for number in (1, 9):
             solver = (
-                sa.select(models.Solver.id)
-                .where(models.Solver.name == f"Noop{number}")
+                sa.select(models.SolverRow.id)
+                .where(models.SolverRow.name == f"Noop{number}")
                 .scalar_subquery()
             )
             other = {"id": None, "solver_id": solver, "steps": "build,measure", "step": "build"}
@@ -96,10 +96,11 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
     with reading(scene.engine) as connection:
         job = connection.execute(sa.select(Job.id).where(Job.steps == FINALS)).scalar_one()
         line = reproduction.commands(connection, [Repeated(job, FINALS)])[Repeated(job, FINALS)]
-        query = sa.select(models.Trial.id, models.Trial.params, models.Trial.time_ms).join(
+        query = sa.select(models.TrialRow.id, models.TrialRow.params, models.TrialRow.time_ms).join(
             FindDb,
             sa.and_(
-                FindDb.job_id == models.Trial.job_id, FindDb.trial_number == models.Trial.number
+                FindDb.job_id == models.TrialRow.job_id,
+                FindDb.trial_number == models.TrialRow.number,
             ),
         )
         winners = {row.id: row for row in connection.execute(query)}

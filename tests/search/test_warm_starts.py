@@ -20,7 +20,7 @@ from tuna.configs import Config, ConvConfig, TaskConfig
 from tuna.coordinator import stage_artifacts
 from tuna.db import models
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, Job, Kernel, Trial, WarmStartRow
+from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
 from tuna.gateway.handout import HandedChunk
 from tuna.jobs import release
 from tuna.jobs.scope import Scope
@@ -73,13 +73,13 @@ class Room:
         with writing(self.engine) as connection:
             build = DatabaseBuilder(connection)
             found = connection.execute(
-                sa.select(models.Solver.id).where(models.Solver.name == solver)
+                sa.select(models.SolverRow.id).where(models.SolverRow.name == solver)
             ).scalar()
             solver_id = found or build.solver(solver)
             bodied = {layer.body_digest: b"text"} if layer.body_digest else {}
             if bodied:
                 connection.execute(
-                    sa.insert(Kernel).prefix_with(
+                    sa.insert(KernelRow).prefix_with(
                         "OR IGNORE" if self.engine.dialect.name == "sqlite" else "IGNORE"
                     ),
                     [
@@ -103,7 +103,7 @@ class Room:
         with writing(self.engine) as connection:
             build = DatabaseBuilder(connection)
             found = connection.execute(
-                sa.select(models.Solver.id).where(models.Solver.name == SOLVER)
+                sa.select(models.SolverRow.id).where(models.SolverRow.name == SOLVER)
             ).scalar()
             facts = {"state": "new", "step": "search", **STEPS, **fields}
             return build.job(
@@ -199,7 +199,7 @@ def test_functions_without_a_core_learn_from_those_of_their_name(room: Room) -> 
     room.search(room.session_id, replace(task, name="add", body="c" * 64, structure="3"))
     with writing(room.engine) as connection:
         row = {"digest": "a" * 64, "blob": b"text", "size_bytes": 4}
-        connection.execute(sa.insert(Kernel).values(**row))
+        connection.execute(sa.insert(KernelRow).values(**row))
     room.open(task)
     assert [one.split()[:2] for one in room.labels(room.claim())] == [["task", "softmax"]]
 
@@ -234,7 +234,7 @@ def test_all_rounds_learn_from_the_same_whatever_happens_to_the_others(room: Roo
         chunk = connection.execute(sa.select(Job.chunk).where(Job.id == job_id)).scalar_one()
         release.release(connection, [chunk], max_attempts=5, worker_lost=True)
         connection.execute(sa.update(Job).values(ready_at=None))
-        connection.execute(sa.update(Trial).values(time_ms=Trial.time_ms * 2))
+        connection.execute(sa.update(TrialRow).values(time_ms=TrialRow.time_ms * 2))
     room.search(room.session_id, replace(LAYER, in_channels=128))
     removal.delete(room.engine, earlier, lambda _: None)
     for one in first.siblings:
@@ -294,7 +294,7 @@ def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it
     restored = restore(room.engine, room.folder / "file")
     with reading(room.engine) as connection:
         (found,) = warm_starts.of_session(connection, restored.session_id)
-        (blob,) = connection.execute(sa.select(Kernel.blob)).scalars()
+        (blob,) = connection.execute(sa.select(KernelRow.blob)).scalars()
     assert [one.origin for one in found.siblings] == ["session"]
     assert history.read([blob]) == before
 
@@ -303,7 +303,7 @@ def _blocks(room: Room) -> tuple[int, int]:
     with reading(room.engine) as connection:
         counts = [
             connection.execute(sa.select(sa.func.count()).select_from(of)).scalar_one()
-            for of in (WarmStartRow, Kernel)
+            for of in (WarmStartRow, KernelRow)
         ]
     return counts[0], counts[1]
 

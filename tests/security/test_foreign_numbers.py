@@ -20,7 +20,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.configs import parse_line
 from tuna.db import configs, jobs, models, sessions, solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import Device, FindDb, Job, StepResult, Trial
+from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow, TrialRow
 from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
@@ -133,7 +133,7 @@ def test_a_result_never_moves_to_another_layer(scene: Scene, tmp_path: Path, lia
     scene.layers(A, liar)
     keys = {
         row.driver: row.problem_key
-        for row in scene.rows(sa.select(models.Config.driver, models.Config.problem_key))
+        for row in scene.rows(sa.select(models.ConfigRow.driver, models.ConfigRow.problem_key))
     }
     (a_key,) = [key for driver, key in keys.items() if driver == parse_line(A)[0].text()]
     (chunk,) = scene.claim()
@@ -174,7 +174,7 @@ def test_no_worker_was_busy_for_longer_than_its_lease(scene: Scene) -> None:
         "items are short, whatever one says"
     )
     assert max(one.seconds for one in scene.drain.ended) < 60
-    took = sa.select(StepResult.busy_s, StepResult.started_at, StepResult.ended_at)
+    took = sa.select(StepResultRow.busy_s, StepResultRow.started_at, StepResultRow.ended_at)
     for busy_s, started_at, ended_at in scene.rows(took):
         assert busy_s < 60
         assert (ended_at - started_at).total_seconds() < 60
@@ -188,12 +188,12 @@ def test_the_parts_of_a_chunk_together_take_no_longer_than_its_lease(scene: Scen
         leased_at = connection.execute(sa.select(sa.func.min(Job.leased_at))).scalar_one()
         connection.execute(sa.update(Job).values(leased_at=leased_at - timedelta(hours=1)))
     scene.report(chunk, [result(item, 1.0, busy_s=8e9) for item in chunk.items])
-    total_s = scene.value(sa.select(sa.func.sum(StepResult.busy_s)))
+    total_s = scene.value(sa.select(sa.func.sum(StepResultRow.busy_s)))
     assert 3500 < total_s < 3700
 
 
 def _peaks(scene: Scene) -> dict[str, float | None]:
-    return dict(map(tuple, scene.rows(sa.select(Device.name, Device.peak_gflops))))
+    return dict(map(tuple, scene.rows(sa.select(DeviceRow.name, DeviceRow.peak_gflops))))
 
 
 @pytest.mark.parametrize("peak", [1e308, 9e8, 150.0])
@@ -264,10 +264,10 @@ def test_the_finals_of_a_remote_worker_change_its_own_results_alone(
     who = {"worker": f"{reporter}:7", "remote": "" if reporter == "own" else reporter}
     scene.report(chunk, [result(item, 1.0, trials=trials)], **who)
     query = sa.select(
-        models.Solver.name, FindDb.time_ms, FindDb.noisy, FindDb.final_job_id.is_not(None)
+        models.SolverRow.name, FindDb.time_ms, FindDb.noisy, FindDb.final_job_id.is_not(None)
     )
     rows = scene.rows(
-        query.join(FindDb, FindDb.solver_id == models.Solver.id).order_by(models.Solver.name)
+        query.join(FindDb, FindDb.solver_id == models.SolverRow.id).order_by(models.SolverRow.name)
     )
     before = [
         ("Noop0", 1.0, False, False),
@@ -280,7 +280,7 @@ def test_the_finals_of_a_remote_worker_change_its_own_results_alone(
         (after if n in changed else before)[n] for n in range(3)
     ]
     best = scene.rows(
-        sa.select(Trial.time_ms).where(Trial.step == "measure").order_by(Trial.job_id)
+        sa.select(TrialRow.time_ms).where(TrialRow.step == "measure").order_by(TrialRow.job_id)
     )
     assert [row[0] for row in best] == [(after if n in changed else before)[n][1] for n in range(3)]
 
@@ -315,9 +315,9 @@ def test_a_report_survives_a_time_that_an_older_version_took_in(time_ms: float) 
             sa.select(FindDb.id, FindDb.job_id, FindDb.trial_number).order_by(FindDb.id).limit(1)
         )
         row = connection.execute(first).one()
-        same = (Trial.job_id == row.job_id, Trial.number == row.trial_number)
+        same = (TrialRow.job_id == row.job_id, TrialRow.number == row.trial_number)
         connection.execute(sa.update(FindDb).where(FindDb.id == row.id).values(time_ms=time_ms))
-        connection.execute(sa.update(Trial).where(*same).values(time_ms=time_ms))
+        connection.execute(sa.update(TrialRow).where(*same).values(time_ms=time_ms))
         figures = read_figures(connection, session)
         assert html.render(figures)
         assert time_ms not in [layer.best_ms for layer in figures.layers]
@@ -342,7 +342,7 @@ def test_no_database_brings_a_time_that_no_run_can_have_taken(
 ) -> None:
     scene.layers(A)
     file = tmp_path / "x.HIP.fdb.txt"
-    key = scene.value(sa.select(models.Config.problem_key))
+    key = scene.value(sa.select(models.ConfigRow.problem_key))
     file.write_text(f"{key}=Noop0:{time},0,miopenConvolutionFwdAlgoDirect\n")
     report = import_db(scene.engine, file, scene.session_id)
     assert (report.rows, sum(report.skipped.values())) == (0, 1)

@@ -19,7 +19,7 @@ from command_lines import Ended
 from gateway_site import COMPILES, GatewaySite, RemoteDouble
 
 from tuna.db.engine import reading
-from tuna.db.models import Device, StepResult, Token
+from tuna.db.models import DeviceRow, StepResultRow, TokenRow
 from tuna.errors import BadInput, ServiceError
 from tuna.gateway import server
 from tuna.gateway.remote_link import join
@@ -88,7 +88,7 @@ def test_a_replayed_report_has_no_effect(site: GatewaySite) -> None:
     assert worker.report(held, held.report()) == 409
     site.coordinator.drain.once()
     with reading(site.engine) as connection:
-        good = connection.execute(sa.select(sa.func.count()).where(StepResult.ok)).scalar_one()
+        good = connection.execute(sa.select(sa.func.count()).where(StepResultRow.ok)).scalar_one()
     assert good == len(held.chunk.items)
 
 
@@ -135,7 +135,7 @@ def test_a_device_that_it_names_is_its_own(site: GatewaySite) -> None:
     assert liar.report(held, held.report(results=results)) == 204
     site.coordinator.drain.once()
     with reading(site.engine) as connection:
-        names = set(connection.execute(sa.select(Device.name)).scalars())
+        names = set(connection.execute(sa.select(DeviceRow.name)).scalars())
     assert names == {f"card of {liar.name}"}
 
 
@@ -253,7 +253,7 @@ def test_a_server_with_another_key_hears_nothing(site: GatewaySite) -> None:
         thread.join(20)
     assert heard == [b""]
     with reading(site.engine) as connection:
-        assert connection.execute(sa.select(Token.used_at)).scalar_one() is None
+        assert connection.execute(sa.select(TokenRow.used_at)).scalar_one() is None
 
 
 def test_the_pin_alone_says_who_a_gateway_is(site: GatewaySite) -> None:

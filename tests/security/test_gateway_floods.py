@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from gateway_site import GatewaySite, RemoteDouble
 
 from tuna.db.engine import reading
-from tuna.db.models import Worker
+from tuna.db.models import WorkerRow
 from tuna.gateway import bodies, listening, server
 from tuna.gateway.tokens import pin_of_secret, pinned_context
 
@@ -79,7 +79,9 @@ def test_a_flood_of_joins_is_bounded(site: GatewaySite, monkeypatch: pytest.Monk
     statuses = {worker.post("/join", asked).status_code for _ in range(150)}
     assert statuses == {403, 429}
     with reading(site.engine) as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(Worker)).scalar_one() == 1
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(WorkerRow)).scalar_one() == 1
+        )
 
 
 def _raw(site: GatewaySite) -> ssl.SSLSocket:

@@ -15,7 +15,7 @@ from jobs_builder import make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
-from tuna.db.models import DeadLetter, FindDb, Job, StepResult, Trial
+from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
 from tuna.drain import dead_letters
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
@@ -107,10 +107,10 @@ def _report(chunk: ClaimedChunk, found: list[Any], **facts: Any) -> str:
 
 def _failures(engine: sa.Engine) -> list[tuple[int, str, str]]:
     with reading(engine) as connection:
-        columns = (StepResult.job_id, StepResult.cause, StepResult.output_tail)
+        columns = (StepResultRow.job_id, StepResultRow.cause, StepResultRow.output_tail)
         return [
             tuple(row)
-            for row in connection.execute(sa.select(*columns).where(StepResult.ok.is_(False)))
+            for row in connection.execute(sa.select(*columns).where(StepResultRow.ok.is_(False)))
         ]
 
 
@@ -154,7 +154,9 @@ def test_a_time_that_cannot_be_fails_its_trial_alone(
     assert states(engine) == {"evaluated": len(chunk.items)}
     with reading(engine) as connection:
         causes = connection.execute(
-            sa.select(Trial.number, Trial.cause, Trial.time_ms).where(Trial.cause.is_not(None))
+            sa.select(TrialRow.number, TrialRow.cause, TrialRow.time_ms).where(
+                TrialRow.cause.is_not(None)
+            )
         )
         assert [tuple(row) for row in causes] == [(0, "run_error", None)] * len(TIMES)
         assert set(connection.execute(sa.select(FindDb.params, FindDb.time_ms)).all()) == {
@@ -185,7 +187,7 @@ def test_many_small_trials_cost_little(
     assert took_s < 10, "seconds of CPU time; to write them took 45"
     with reading(engine) as connection:
         assert (
-            connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one()
+            connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
             == len(chunk.items) - 1
         )
 

@@ -197,12 +197,14 @@ def _page(build: DatabaseBuilder, session: int, text: str) -> str:
     """A report in which every text from outside is `text`."""
     for change in (
         sa.update(models.Session).values(reason=text),
-        sa.update(models.Environment).values(flags={text: text}, device=text),
-        sa.update(models.Config).values(label=text),
-        sa.update(models.Solver).where(models.Solver.id == 1).values(name=text),
-        sa.update(models.StepResult).values(output_tail=text, worker=text),
-        sa.update(models.StepResult).where(models.StepResult.device != "").values(device=text),
-        sa.update(models.Trial).values(output_tail=text, params=text),
+        sa.update(models.EnvironmentRow).values(flags={text: text}, device=text),
+        sa.update(models.ConfigRow).values(label=text),
+        sa.update(models.SolverRow).where(models.SolverRow.id == 1).values(name=text),
+        sa.update(models.StepResultRow).values(output_tail=text, worker=text),
+        sa.update(models.StepResultRow)
+        .where(models.StepResultRow.device != "")
+        .values(device=text),
+        sa.update(models.TrialRow).values(output_tail=text, params=text),
         sa.update(models.FindDb).values(params=text),
     ):
         build.connection.execute(change)

@@ -17,7 +17,7 @@ from jobs_builder import make_jobs, states
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, FindDbKernel, Kernel, StepResult
+from tuna.db.models import FindDb, FindDbKernel, KernelRow, StepResultRow
 from tuna.drain import find_db_writer
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
@@ -118,7 +118,7 @@ def test_nothing_is_read_from_the_store_within_the_transaction(scene: Any) -> No
     one = scene(5)
     one.measure()
     assert (len(one.read), one.within) == (6, []), "five artifacts, and the text that they share"
-    assert (states(one.engine), one.count(FindDb), one.count(FindDbKernel), one.count(Kernel)) == (
+    assert (states(one.engine), one.count(FindDb), one.count(FindDbKernel), one.count(KernelRow)) == (
         {"evaluated": 5}, 5, 5, 6,
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_what_is_in_sql_is_not_read_again(scene: Any) -> None:
     one = scene(2)
     with writing(one.engine) as connection:
         for digest, blob in ((one.digests[0], b"code 0"), (one.digests[1], b"code 1")):
-            connection.execute(sa.insert(Kernel).values(digest=digest, blob=blob, size_bytes=6))
+            connection.execute(sa.insert(KernelRow).values(digest=digest, blob=blob, size_bytes=6))
     one.measure()
     assert (len(one.read), one.within) == (1, []), "the text"
     assert states(one.engine) == {"evaluated": 2}
@@ -148,7 +148,7 @@ def test_an_artifact_that_is_lost_fails_its_own_job_only(scene: Any, tmp_path: P
     assert states(one.engine) == {"evaluated": 2, "new": 1}
     with reading(one.engine) as connection:
         (cause,) = connection.execute(
-            sa.select(StepResult.cause).where(StepResult.ok.is_(False))
+            sa.select(StepResultRow.cause).where(StepResultRow.ok.is_(False))
         ).scalars()
     assert cause == "artifact_lost"
     assert one.within == []
@@ -162,7 +162,7 @@ def test_more_than_memory_should_hold_is_read_one_by_one(
     one.measure()
     assert states(one.engine) == {"evaluated": 10}
     assert (len(one.read), len(one.within)) == (8, 3)
-    assert one.count(Kernel) == 11
+    assert one.count(KernelRow) == 11
 
 
 def test_what_is_checked_is_what_is_kept_for_exports_and_archives(
@@ -181,6 +181,6 @@ def test_what_is_checked_is_what_is_kept_for_exports_and_archives(
     one.measure()
     assert states(one.engine) == {"evaluated": 3}
     with reading(one.engine) as connection:
-        kept = set(connection.execute(sa.select(Kernel.blob)).scalars())
+        kept = set(connection.execute(sa.select(KernelRow.blob)).scalars())
     assert kept == {b"code 0", b"code 1", b"code 2", b"text"}
     assert {read(digest) for digest in one.digests} == {b"evil"}

@@ -20,7 +20,7 @@ from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, StepResult
+from tuna.db.models import FindDb, StepResultRow
 from tuna.drain.drain import Drain
 from tuna.jobs.scope import Scope
 from tuna.libraries.base import Step
@@ -338,6 +338,6 @@ def test_a_session_of_which_nothing_succeeds_ends_in_time(alone: Scene) -> None:
 def _failures(engine: sa.Engine) -> Counter[str]:
     with reading(engine) as connection:
         causes = connection.execute(
-            sa.select(StepResult.cause).where(StepResult.cause.is_not(None))
+            sa.select(StepResultRow.cause).where(StepResultRow.cause.is_not(None))
         ).scalars()
         return Counter(str(cause) for cause in causes)

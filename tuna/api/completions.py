@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tuna.db.database import connect_database
 from tuna.db.engine import reading
-from tuna.db.models import ConfigTag, Environment, Session, Solver
+from tuna.db.models import ConfigTag, EnvironmentRow, Session, SolverRow
 from tuna.errors import TunaError
 from tuna.libraries import registry
 from tuna.settings import get_settings
@@ -22,8 +22,8 @@ _MOST = 200
 def known_sessions() -> list[tuple[str, str]]:
     """The latest sessions, each with its library and reason."""
     query = (
-        sa.select(Session.id, Environment.library, Session.reason)
-        .join(Environment, Environment.id == Session.environment_id)
+        sa.select(Session.id, EnvironmentRow.library, Session.reason)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
         .order_by(Session.id.desc())
         .limit(_MOST)
     )
@@ -40,10 +40,10 @@ def known_tags() -> list[str]:
 
 def known_solvers(library: str | None = None) -> list[str]:
     """The stored solvers, of one library or of all."""
-    query = sa.select(Solver.name).distinct().order_by(Solver.name).limit(_MOST)
+    query = sa.select(SolverRow.name).distinct().order_by(SolverRow.name).limit(_MOST)
     return [
         row.name
-        for row in _rows(query if library is None else query.where(Solver.library == library))
+        for row in _rows(query if library is None else query.where(SolverRow.library == library))
     ]
 
 

@@ -211,7 +211,9 @@ def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
 
 def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> list[str]:
     """Labels of layers that have no job."""
-    query = sa.select(models.Config.key).join(models.Job, models.Job.config_id == models.Config.id)
+    query = sa.select(models.ConfigRow.key).join(
+        models.Job, models.Job.config_id == models.ConfigRow.id
+    )
     with reading(engine) as connection:
         keys = set(
             connection.execute(

@@ -11,18 +11,18 @@ from tuna.db import sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading, transaction
 from tuna.db.models import (
-    Config,
+    ConfigRow,
     FindDb,
     FindDbKernel,
     GoldenEntry,
     GoldenKernel,
     Job,
-    Kernel,
+    KernelRow,
     NoSolver,
     Search,
     Session,
     SolverApplicability,
-    Trial,
+    TrialRow,
     WarmStartRow,
 )
 from tuna.errors import BadInput
@@ -39,7 +39,7 @@ _KERNEL_COLUMNS = (
     FindDbKernel.kernel,
     GoldenEntry.workload,
     GoldenKernel.kernel,
-    Config.body,
+    ConfigRow.body,
     WarmStartRow.digest,
 )
 
@@ -145,14 +145,14 @@ def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
     count = 0
     for part in parts(sorted(digests)):
         # Locked first, because a drain that has seen one refers to it before it commits.
-        lock = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update()
+        lock = sa.select(KernelRow.digest).where(KernelRow.digest.in_(part)).with_for_update()
         unused = set(connection.execute(lock).scalars())
         for column in _KERNEL_COLUMNS:
             unused -= set(
                 connection.execute(sa.select(column).where(column.in_(part)).distinct()).scalars()
             )
         if unused:
-            connection.execute(sa.delete(Kernel).where(Kernel.digest.in_(sorted(unused))))
+            connection.execute(sa.delete(KernelRow).where(KernelRow.digest.in_(sorted(unused))))
         count += len(unused)
     return count
 
@@ -164,8 +164,8 @@ def _delete_jobs(connection: sa.Connection, session_id: int) -> Deleted:
     found = connection.execute(query.with_for_update()).all()
     ids = [row.id for row in found]
     built = (
-        sa.select(Trial.artifact)
-        .where(Trial.job_id.in_(ids), Trial.artifact.is_not(None))
+        sa.select(TrialRow.artifact)
+        .where(TrialRow.job_id.in_(ids), TrialRow.artifact.is_not(None))
         .distinct()
     )
     digests = {digest for digest in connection.execute(built).scalars() if digest}

@@ -11,15 +11,15 @@ import sqlalchemy as sa
 from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
 from tuna.db.models import (
-    Environment,
+    EnvironmentRow,
     FindDb,
     FindDbKernel,
     Golden,
     GoldenEntry,
     Job,
-    Kernel,
+    KernelRow,
     Session,
-    Trial,
+    TrialRow,
 )
 from tuna.db.searches import Searches
 from tuna.db.session_options import SessionOptions
@@ -63,9 +63,12 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
             sessions.get(connection, session_id)
         query = (
             sa.select(
-                *Session.__table__.columns, Environment.library, Environment.arch, Environment.key
+                *Session.__table__.columns,
+                EnvironmentRow.library,
+                EnvironmentRow.arch,
+                EnvironmentRow.key,
             )
-            .join(Environment, Environment.id == Session.environment_id)
+            .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
             .order_by(Session.id)
         )
         found = connection.execute(
@@ -87,15 +90,15 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     texts = sum(
         (
             sa.func.coalesce(sa.func.length(column), 0)
-            for column in (Trial.params, Trial.output_tail, Trial.times_ms)
+            for column in (TrialRow.params, TrialRow.output_tail, TrialRow.times_ms)
         ),
         sa.literal(_TRIAL_BYTES),
     )
     # candidates that a search has only proposed are no trials yet
-    tried = sa.func.count(sa.case((Trial.step != SEARCH, 1)))
-    of_trials = sa.select(tried, sa.func.sum(texts)).join(Job, Job.id == Trial.job_id)
+    tried = sa.func.count(sa.case((TrialRow.step != SEARCH, 1)))
+    of_trials = sa.select(tried, sa.func.sum(texts)).join(Job, Job.id == TrialRow.job_id)
     trials, trial_bytes = connection.execute(
-        of_trials.select_from(Trial).where(Job.session_id == row.id)
+        of_trials.select_from(TrialRow).where(Job.session_id == row.id)
     ).one()
     results = connection.execute(
         sa.select(sa.func.count()).where(FindDb.session_id == row.id)
@@ -106,8 +109,8 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     )
     used = sa.union(code.where(FindDb.session_id == row.id), texts_of).subquery()
     artifacts, artifact_bytes = connection.execute(
-        sa.select(sa.func.count(), sa.func.sum(Kernel.size_bytes)).where(
-            Kernel.digest.in_(used.select())
+        sa.select(sa.func.count(), sa.func.sum(KernelRow.size_bytes)).where(
+            KernelRow.digest.in_(used.select())
         )
     ).one()
     has_entry = sa.exists().where(

@@ -27,16 +27,16 @@ from tuna.db import sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading
 from tuna.db.models import (
-    Config,
+    ConfigRow,
     FindDb,
     FindDbKernel,
     Job,
-    Kernel,
+    KernelRow,
     Search,
     Session,
-    Solver,
-    StepResult,
-    Trial,
+    SolverRow,
+    StepResultRow,
+    TrialRow,
 )
 from tuna.errors import BadInput, StorageFull
 from tuna.files import bounded_lines
@@ -229,11 +229,13 @@ class Trace:
     def _result(
         self, connection: sa.Connection, job: Mapping[str, Any], config: Any, solver: str
     ) -> dict[str, Any]:
-        of_job = Trial.job_id == job["id"]
+        of_job = TrialRow.job_id == job["id"]
         best = [FindDb.session_id == job["session_id"], FindDb.config_id == job["config_id"]]
         if job["steps"] == FINALS:
             best.append(FindDb.final_job_id == job["id"])
-            measured = sa.and_(FindDb.job_id == Trial.job_id, FindDb.trial_number == Trial.number)
+            measured = sa.and_(
+                FindDb.job_id == TrialRow.job_id, FindDb.trial_number == TrialRow.number
+            )
             of_job = sa.exists().where(measured, *best)
         else:
             best.append(FindDb.job_id == job["id"])
@@ -244,18 +246,18 @@ class Trace:
         )
         found: dict[str, Any] = {
             "job": plain("job", job),
-            "step_result": _rows(connection, StepResult, StepResult.job_id == job["id"]),
-            "trial": _rows(connection, Trial, of_job, _owner(Trial.job_id)),
+            "step_result": _rows(connection, StepResultRow, StepResultRow.job_id == job["id"]),
+            "trial": _rows(connection, TrialRow, of_job, _owner(TrialRow.job_id)),
             "find_db": [self._best(connection, dict(row)) for row in rows],
         }
         needed = {job["workload"], config.body, *(row["workload"] for row in rows)}
         needed |= {code["kernel"] for row in found["find_db"] for code in row["kernels"]}
         new = sorted(digest for digest in needed - {None} - self._artifacts)
-        kernels = sa.select(Kernel.digest, Kernel.blob)
+        kernels = sa.select(KernelRow.digest, KernelRow.blob)
         blobs = [
             row
             for part in parts(new)
-            for row in connection.execute(kernels.where(Kernel.digest.in_(part)))
+            for row in connection.execute(kernels.where(KernelRow.digest.in_(part)))
         ]
         self._artifacts |= {digest for digest, _ in blobs}
         return {**found, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
@@ -313,10 +315,12 @@ def _jobs(
     of_search = sa.and_(Job.search_id.is_not(None), Job.round == 0)
     stopped = sa.case((of_search, Search.stopped), else_=Job.stopped).label("stopped_for")
     query = (
-        sa.select(Job.__table__, Config.key, Config.json, Config.body, stopped, Solver.name)
+        sa.select(
+            Job.__table__, ConfigRow.key, ConfigRow.json, ConfigRow.body, stopped, SolverRow.name
+        )
         .outerjoin(Search, Search.id == Job.search_id)
-        .join(Config, Config.id == Job.config_id)
-        .join(Solver, Solver.id == Job.solver_id)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
         .where(Job.session_id == session_id)
         .order_by(Job.id)
     )
@@ -332,7 +336,9 @@ def _jobs(
 def _owner(job_id: Any) -> Sequence[Any]:
     """Columns that name the job of a row, for a query on it."""
     of_job = [sa.select(getattr(Job, name)).where(Job.id == job_id) for name in OF_JOB]
-    solver = sa.select(Solver.name).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
+    solver = (
+        sa.select(SolverRow.name).join(Job, Job.solver_id == SolverRow.id).where(Job.id == job_id)
+    )
     named = zip(("solver", *OF_JOB), (solver, *of_job), strict=True)
     return [query.scalar_subquery().label(name) for name, query in named]
 
@@ -341,8 +347,8 @@ def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None
     """Solver, steps, round and part of a job."""
     columns = (getattr(Job, name) for name in OF_JOB)
     query = (
-        sa.select(Solver.name, *columns)
-        .join(Job, Job.solver_id == Solver.id)
+        sa.select(SolverRow.name, *columns)
+        .join(Job, Job.solver_id == SolverRow.id)
         .where(Job.id == job_id)
     )
     row = None if job_id is None else connection.execute(query).one_or_none()

@@ -21,13 +21,13 @@ from tuna.db.models import (
     FindDb,
     FindDbKernel,
     Job,
-    Kernel,
+    KernelRow,
     Search,
     Session,
-    Solver,
     SolverApplicability,
-    StepResult,
-    Trial,
+    SolverRow,
+    StepResultRow,
+    TrialRow,
 )
 from tuna.db.searches import begin_as_recorded
 from tuna.db.types import utc_now
@@ -117,7 +117,7 @@ class _Restoration:
             if hashlib.sha256(blob).hexdigest() != digest:
                 raise ValueError(f"artifact {digest:.64} has other bytes than its name says")
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
-            upsert(self.connection, Kernel, [row], key=("digest",))
+            upsert(self.connection, KernelRow, [row], key=("digest",))
             keep(blob)
 
     def job(self, name: JobName, line: Mapping[str, Any]) -> None:
@@ -150,7 +150,7 @@ class _Restoration:
         assert inserted is not None
         self.jobs[name] = job_id = inserted[0]
         self._rows(
-            StepResult,
+            StepResultRow,
             [
                 {**_read("step_result", one), "job_id": job_id}
                 for one in result.get("step_result", ())
@@ -202,7 +202,7 @@ class _Restoration:
         if owner in self.jobs:
             values = {**row, "job_id": self.jobs[owner]}
             update = [key for key in values if key not in ("job_id", "number")]
-            upsert(self.connection, Trial, [values], key=("job_id", "number"), update=update)
+            upsert(self.connection, TrialRow, [values], key=("job_id", "number"), update=update)
 
     def _config(self, key: str, named: Mapping[str, Any]) -> int:
         if key not in self.config_ids:
@@ -216,7 +216,9 @@ class _Restoration:
 
     def _solver(self, name: str) -> int:
         if name not in self.solver_ids:
-            query = sa.select(Solver.id).where(Solver.library == self.library, Solver.name == name)
+            query = sa.select(SolverRow.id).where(
+                SolverRow.library == self.library, SolverRow.name == name
+            )
             found: int | None = self.connection.execute(query).scalar()
             if found is None:
                 raise ValueError(f"{self.library} has no solver {name:.128}")

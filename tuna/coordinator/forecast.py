@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuna.db import jobs
 from tuna.db.batches import parts
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, StepResultRow
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open
 from tuna.policies import StageKind, StageTimes
@@ -105,9 +105,14 @@ def learn(
 ) -> None:
     """Note the durations of the good attempts at these jobs of the session; by the unique key
     (job_id, step, attempt)."""
-    columns = (StepResult.job_id, StepResult.step, StepResult.started_at, StepResult.ended_at)
+    columns = (
+        StepResultRow.job_id,
+        StepResultRow.step,
+        StepResultRow.started_at,
+        StepResultRow.ended_at,
+    )
     for part in parts(sorted(sample)):
-        good = (StepResult.job_id.in_(part), StepResult.ok.is_(True))
+        good = (StepResultRow.job_id.in_(part), StepResultRow.ok.is_(True))
         for job_id, step, started_at, ended_at in connection.execute(
             sa.select(*columns).where(*good)
         ):

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
 from tuna.db import models
-from tuna.db.models import ConfigTag, Kernel
+from tuna.db.models import ConfigTag, KernelRow
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
@@ -21,9 +21,9 @@ from tuna.messages import choices
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.
 _TYPED_TABLES: dict[str, type[models.Base]] = {
-    "convolution": models.ConvConfig,
-    "gemm": models.GemmConfig,
-    "batch_norm": models.BatchNormConfig,
+    "convolution": models.ConvConfigRow,
+    "gemm": models.GemmConfigRow,
+    "batch_norm": models.BatchNormConfigRow,
 }
 
 
@@ -92,7 +92,9 @@ def _tag(connection: sa.Connection, ids: Sequence[int], tag: str, recurrent: boo
 
 
 def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
-    statement = sa.select(models.Config.key, models.Config.id).where(models.Config.key.in_(keys))
+    statement = sa.select(models.ConfigRow.key, models.ConfigRow.id).where(
+        models.ConfigRow.key.in_(keys)
+    )
     return {row.key: row.id for row in connection.execute(statement)} if keys else {}
 
 
@@ -102,7 +104,7 @@ def _insert(
     _keep_bodies(connection, {config.body_digest for config in configs} - {None}, bodies)  # type: ignore[arg-type]
     rows = [_row(config) for config in configs]
     # another import may be storing the same ones
-    upsert(connection, models.Config, rows, key=("key",))
+    upsert(connection, models.ConfigRow, rows, key=("key",))
     _write_typed(connection, rows)
 
 
@@ -144,7 +146,9 @@ def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]
 
 def _keep_bodies(connection: sa.Connection, digests: set[str], bodies: Mapping[str, bytes]) -> None:
     missing = digests - set(
-        connection.execute(sa.select(Kernel.digest).where(Kernel.digest.in_(digests))).scalars()
+        connection.execute(
+            sa.select(KernelRow.digest).where(KernelRow.digest.in_(digests))
+        ).scalars()
     )
     for digest in sorted(missing):
         if digest not in bodies:
@@ -156,7 +160,7 @@ def _keep_bodies(connection: sa.Connection, digests: set[str], bodies: Mapping[s
             raise BadInput(f"the body {digest} has another SHA-256")
         upsert(
             connection,
-            Kernel,
+            KernelRow,
             [{"digest": digest, "blob": blob, "size_bytes": len(blob)}],
             key=("digest",),
         )
@@ -165,7 +169,7 @@ def _keep_bodies(connection: sa.Connection, digests: set[str], bodies: Mapping[s
 def body(connection: sa.Connection, digest: str) -> bytes:
     """The body with this SHA-256; raises NotFound."""
     blob = connection.execute(
-        sa.select(Kernel.blob).where(Kernel.digest == digest)
+        sa.select(KernelRow.blob).where(KernelRow.digest == digest)
     ).scalar_one_or_none()
     if blob is None:
         raise NotFound(
@@ -179,10 +183,10 @@ def tagged(connection: sa.Connection, tag: str) -> Iterator[Config]:
     nothing carries."""
     require_tag(connection, tag)
     statement = (
-        sa.select(models.Config.json)
-        .join(ConfigTag, ConfigTag.config_id == models.Config.id)
+        sa.select(models.ConfigRow.json)
+        .join(ConfigTag, ConfigTag.config_id == models.ConfigRow.id)
         .where(ConfigTag.tag == tag)
-        .order_by(models.Config.id)
+        .order_by(models.ConfigRow.id)
     )
     return (from_json_text(text) for text in connection.execute(statement).scalars())
 
@@ -191,15 +195,15 @@ def with_ids(
     connection: sa.Connection, kinds: Iterable[str], tag: str | None
 ) -> list[tuple[int, Config]]:
     """The id and config of every config of these kinds, or of those that carry `tag`."""
-    statement = sa.select(models.Config.id, models.Config.json).where(
-        models.Config.kind.in_(list(kinds))
+    statement = sa.select(models.ConfigRow.id, models.ConfigRow.json).where(
+        models.ConfigRow.kind.in_(list(kinds))
     )
     if tag is not None:
         require_tag(connection, tag)
-        statement = statement.join(ConfigTag, ConfigTag.config_id == models.Config.id).where(
+        statement = statement.join(ConfigTag, ConfigTag.config_id == models.ConfigRow.id).where(
             ConfigTag.tag == tag
         )
-    rows = connection.execute(statement.order_by(models.Config.id))
+    rows = connection.execute(statement.order_by(models.ConfigRow.id))
     return [(row.id, from_json_text(row.json)) for row in rows]
 
 
@@ -207,9 +211,9 @@ def kinds_beside(connection: sa.Connection, kinds: Iterable[str], tag: str) -> d
     """Return the kind of each config that carries `tag` and is of none of these kinds, by its
     id."""
     statement = (
-        sa.select(models.Config.id, models.Config.kind)
-        .join(ConfigTag, ConfigTag.config_id == models.Config.id)
-        .where(ConfigTag.tag == tag, models.Config.kind.not_in(list(kinds)))
+        sa.select(models.ConfigRow.id, models.ConfigRow.kind)
+        .join(ConfigTag, ConfigTag.config_id == models.ConfigRow.id)
+        .where(ConfigTag.tag == tag, models.ConfigRow.kind.not_in(list(kinds)))
     )
     return {row.id: row.kind for row in connection.execute(statement)}
 

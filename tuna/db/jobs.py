@@ -12,12 +12,12 @@ from tuna.configs.conv import COMMANDS
 from tuna.db import configs, solvers
 from tuna.db.models import (
     ConfigTag,
-    ConvConfig,
+    ConvConfigRow,
     Job,
     NoSolver,
     Search,
-    Solver,
     SolverApplicability,
+    SolverRow,
 )
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
@@ -58,7 +58,7 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
     _mark_loaded(connection, request)
     if not request.searched:
         return _load_jobs(connection, request, sa.true())
-    searches = Solver.name.in_(request.searched)
+    searches = SolverRow.name.in_(request.searched)
     return _load_jobs(connection, request, ~searches) + _load_searches(
         connection, request, searches
     )
@@ -157,11 +157,11 @@ def _new_pairs(
     # Primary key of solver_applicability (session_id, ...) gives the range.
     select = (
         sa.select(pair.session_id, pair.config_id, pair.solver_id)
-        .join(Solver, Solver.id == pair.solver_id)
+        .join(SolverRow, SolverRow.id == pair.solver_id)
         .where(
             pair.session_id == request.session_id,
-            Solver.valid.is_(True),
-            Solver.library == request.library,
+            SolverRow.valid.is_(True),
+            SolverRow.library == request.library,
             which,
             ~there,
         )
@@ -176,20 +176,20 @@ def _new_pairs(
     if request.solvers:
         select = select.where(pair.solver_id.in_(list(ids.values())))
     if request.algorithm is not None:
-        select = select.where(sa.func.lower(Solver.algorithm) == request.algorithm.lower())
+        select = select.where(sa.func.lower(SolverRow.algorithm) == request.algorithm.lower())
     if request.only_dynamic:
-        select = select.where(Solver.dynamic.is_(True))
+        select = select.where(SolverRow.dynamic.is_(True))
     if request.only_recurrent:
         mark = [ConfigTag.config_id == pair.config_id, ConfigTag.recurrent.is_(True)]
         select = select.where(
             sa.exists().where(*mark, *([ConfigTag.tag == request.tag] if request.tag else []))
         )
     if request.only_tunable:
-        select = select.where(Solver.tunable.is_(True))
+        select = select.where(SolverRow.tunable.is_(True))
     if request.command is not None:
         data_type = next(kind for kind, command in COMMANDS.items() if command == request.command)
-        select = select.join(ConvConfig, ConvConfig.config_id == pair.config_id).where(
-            ConvConfig.data_type == data_type.value
+        select = select.join(ConvConfigRow, ConvConfigRow.config_id == pair.config_id).where(
+            ConvConfigRow.data_type == data_type.value
         )
     return select
 

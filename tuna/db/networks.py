@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.db.models import Base, Framework, Kernel, Model, ModelConfig
+from tuna.db.models import Base, Framework, KernelRow, Model, ModelConfig
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 
@@ -170,7 +170,7 @@ def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
 def files(connection: sa.Connection) -> set[str]:
     """The artifacts that the manifests of imported models name: their files, and the texts of their
     modules."""
-    query = sa.select(Kernel.blob).join(Model, Model.version == Kernel.digest).distinct()
+    query = sa.select(KernelRow.blob).join(Model, Model.version == KernelRow.digest).distinct()
     manifests = [json.loads(blob) for blob in connection.execute(query).scalars()]
     return {manifest[name] for manifest in manifests for name in ("file", "text")}
 

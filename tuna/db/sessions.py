@@ -58,14 +58,14 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
     row |= {"flags": dict(environment.flags), "conditions": dict(environment.conditions)}
     row |= {n: getattr(environment, n) for n in names}
     for name in names:
-        limit = getattr(models.Environment.__table__.c[name].type, "length", None)
+        limit = getattr(models.EnvironmentRow.__table__.c[name].type, "length", None)
         if limit and len(row[name]) > limit:
             raise BadInput(
                 f"The environment's {name.replace('_', ' ')} has more than {limit} characters."
             )
-    upsert(connection, models.Environment, [row], key=("key",))
+    upsert(connection, models.EnvironmentRow, [row], key=("key",))
     environment_id = connection.execute(
-        sa.select(models.Environment.id).where(models.Environment.key == environment.key)
+        sa.select(models.EnvironmentRow.id).where(models.EnvironmentRow.key == environment.key)
     ).scalar_one()
     same = sa.and_(models.Session.environment_id == environment_id, models.Session.reason == reason)
     found: int | None = connection.execute(sa.select(models.Session.id).where(same)).scalar()
@@ -82,9 +82,9 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         sa.select(
             models.Session.reason,
             models.Session.options,
-            models.Environment,
+            models.EnvironmentRow,
         )
-        .join(models.Environment, models.Environment.id == models.Session.environment_id)
+        .join(models.EnvironmentRow, models.EnvironmentRow.id == models.Session.environment_id)
         .where(models.Session.id == session_id)
     ).first()
     if row is None:
@@ -131,8 +131,8 @@ def _missing(connection: sa.Connection, session_id: int) -> NotFound:
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:
     """The name of each session's library."""
     rows = connection.execute(
-        sa.select(models.Session.id, models.Environment.library)
-        .join(models.Environment, models.Environment.id == models.Session.environment_id)
+        sa.select(models.Session.id, models.EnvironmentRow.library)
+        .join(models.EnvironmentRow, models.EnvironmentRow.id == models.Session.environment_id)
         .where(models.Session.id.in_(list(session_ids)))
     )
     return {row.id: row.library for row in rows}

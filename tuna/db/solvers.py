@@ -44,16 +44,16 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
     ]
     upsert(
         connection,
-        models.Solver,
+        models.SolverRow,
         rows,
         key=("library", "name"),
         update=("kinds", "algorithm", "tunable", "dynamic", "number", "valid"),
     )
     connection.execute(
-        sa.update(models.Solver)
+        sa.update(models.SolverRow)
         .where(
-            models.Solver.library == library.name,
-            models.Solver.name.not_in([canonical_name(solver.name) for solver in found]),
+            models.SolverRow.library == library.name,
+            models.SolverRow.name.not_in([canonical_name(solver.name) for solver in found]),
         )
         .values(valid=False)
     )
@@ -75,7 +75,7 @@ class StoredSolver:
 def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
     """The library's valid solvers, ordered by the library's own ids, then by name; raises BadInput
     if there are none."""
-    row = models.Solver
+    row = models.SolverRow
     statement = (
         sa.select(row.id, row.name, row.kinds, row.tunable, row.dynamic, row.number)
         .where(row.library == library, row.valid.is_(True))

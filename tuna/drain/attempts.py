@@ -12,7 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import models, searches
-from tuna.db.models import Device, Job, Session, Trial
+from tuna.db.models import DeviceRow, Job, Session, TrialRow
 from tuna.db.packed import insert
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
@@ -93,7 +93,7 @@ def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> No
     ]
     upsert(
         connection,
-        Trial,
+        TrialRow,
         rows,
         key=("job_id", "number"),
         update=(
@@ -116,8 +116,12 @@ def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> No
 def reject_trials(connection: sa.Connection, failure: StepResult) -> None:
     """Take the step from the good trials of an attempt that failed after all, so that the next one
     measures them again."""
-    good = (Trial.job_id == failure.job_id, Trial.step == failure.step, Trial.cause.is_(None))
-    connection.execute(sa.update(Trial).where(*good).values(step=""))
+    good = (
+        TrialRow.job_id == failure.job_id,
+        TrialRow.step == failure.step,
+        TrialRow.cause.is_(None),
+    )
+    connection.execute(sa.update(TrialRow).where(*good).values(step=""))
 
 
 def write_devices(connection: sa.Connection, reported: Sequence[tuple[int, DeviceReport]]) -> None:
@@ -146,7 +150,7 @@ def write_devices(connection: sa.Connection, reported: Sequence[tuple[int, Devic
         for (environment_id, name), (peak, source) in seen.items()
     ]
     update = ("peak_gflops", "peak_source", "updated_at")
-    upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
+    upsert(connection, DeviceRow, rows, key=("environment_id", "name"), update=update)
 
 
 def _peaks(
@@ -155,8 +159,10 @@ def _peaks(
     """Return the peaks of the devices of environments."""
     if not environment_ids:
         return {}
-    query = sa.select(Device.environment_id, Device.name, Device.peak_gflops, Device.peak_source)
-    found = connection.execute(query.where(Device.environment_id.in_(environment_ids)))
+    query = sa.select(
+        DeviceRow.environment_id, DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source
+    )
+    found = connection.execute(query.where(DeviceRow.environment_id.in_(environment_ids)))
     return {(row.environment_id, row.name): (row.peak_gflops, row.peak_source) for row in found}
 
 
@@ -173,7 +179,7 @@ def _higher(
 def write_attempts(connection: sa.Connection, attempts: Sequence[Attempt], now: datetime) -> None:
     """Store a row for each attempt, and move the jobs; those with the same outcome share one
     statement. Raises ForbiddenTransition."""
-    insert(connection, models.StepResult, [_row(one.report, one.outcome) for one in attempts])
+    insert(connection, models.StepResultRow, [_row(one.report, one.outcome) for one in attempts])
     of_rounds = [
         (job.search_id, from_epoch(result.started_at))
         for job, _, (result, _, _) in attempts

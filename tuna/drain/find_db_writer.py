@@ -13,7 +13,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import FindDb, FindDbKernel, Kernel
+from tuna.db.models import FindDb, FindDbKernel, KernelRow
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
@@ -85,7 +85,7 @@ class FindDbWriter:
         ids = sorted({result.job_id for result, _ in timed})
         if not ids:
             return Fetched({}, {})
-        found = models.Trial
+        found = models.TrialRow
         columns = (found.job_id, found.number, found.params, found.artifact, models.Job.workload)
         trials: dict[tuple[int, int], _Built] = {}
         with reading(engine) as connection:
@@ -216,7 +216,7 @@ class FindDbWriter:
                     " --cause infra`"
                 )
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
-            upsert(connection, Kernel, [row], key=("digest",))
+            upsert(connection, KernelRow, [row], key=("digest",))
             kept.add(digest)
 
 
@@ -282,17 +282,17 @@ def _known(
 ) -> dict[tuple[int, int, int], _Known]:
     """The measured results that the sessions of `jobs` have for their configs; imported ones give
     way to any."""
-    of_job = (FindDb.job_id, models.Job.search_id, FindDb.trial_number, models.Trial.step)
+    of_job = (FindDb.job_id, models.Job.search_id, FindDb.trial_number, models.TrialRow.step)
     columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
     same_trial = sa.and_(
-        models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number
+        models.TrialRow.job_id == FindDb.job_id, models.TrialRow.number == FindDb.trial_number
     )
     found: dict[tuple[int, int, int], _Known] = {}
     for part in parts(sorted({job.config_id for job in jobs})):
         query = (
             sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
             .join(models.Job, models.Job.id == FindDb.job_id)
-            .join(models.Trial, same_trial, isouter=True)
+            .join(models.TrialRow, same_trial, isouter=True)
             .where(
                 FindDb.session_id.in_({job.session_id for job in jobs}),
                 FindDb.config_id.in_(part),
@@ -330,7 +330,9 @@ def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
     none is deleted meanwhile."""
     found: set[str] = set()
     for part in parts(sorted(digests)):
-        query = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update(read=True)
+        query = (
+            sa.select(KernelRow.digest).where(KernelRow.digest.in_(part)).with_for_update(read=True)
+        )
         found |= set(connection.execute(query).scalars())
     return found
 

@@ -16,7 +16,7 @@ from tuna.configs import Config as Layer
 from tuna.configs import ConvConfig, read_one
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
-from tuna.db.models import Config, FindDb, Solver
+from tuna.db.models import ConfigRow, FindDb, SolverRow
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.exports import registry
@@ -130,14 +130,14 @@ def _add_solvers(
     A solver that is known only from files, and so has no number, is completed.
     """
     columns = (
-        Solver.name,
-        Solver.id,
-        Solver.algorithm,
-        Solver.tunable,
-        Solver.valid,
-        Solver.number,
+        SolverRow.name,
+        SolverRow.id,
+        SolverRow.algorithm,
+        SolverRow.tunable,
+        SolverRow.valid,
+        SolverRow.number,
     )
-    query = sa.select(*columns).where(Solver.library == library)
+    query = sa.select(*columns).where(SolverRow.library == library)
     known = {row.name: row for row in connection.execute(query)}
     new = {
         name: facts
@@ -157,7 +157,7 @@ def _add_solvers(
         }
         for name, facts in new.items()
     ]
-    upsert(connection, Solver, rows, key=("library", "name"))
+    upsert(connection, SolverRow, rows, key=("library", "name"))
     for name in wanted.keys() & known.keys():
         row, facts = known[name], wanted[name]
         values = {
@@ -165,7 +165,7 @@ def _add_solvers(
             "tunable": row.tunable or facts.tunable,
         }
         if row.number is None and values != {"algorithm": row.algorithm, "tunable": row.tunable}:
-            connection.execute(sa.update(Solver).where(Solver.id == row.id).values(values))
+            connection.execute(sa.update(SolverRow).where(SolverRow.id == row.id).values(values))
     ids = {row.name: row.id if row.valid else None for row in connection.execute(query)}
     return ids, len(new)
 
@@ -196,11 +196,12 @@ def _import_find(task: ImportRun, records: Iterator[FindRecord]) -> None:
 def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
     """The configs of find-db keys, made if they are new; a key and its config are each other's only
     one."""
-    query = sa.select(Config.problem_key, Config.id).where(
-        Config.problem_key.in_([record.key for record in part])
+    query = sa.select(ConfigRow.problem_key, ConfigRow.id).where(
+        ConfigRow.problem_key.in_([record.key for record in part])
     )
     ids = {
-        row[0] or "": row[1] for row in batch.connection.execute(query.order_by(Config.id.desc()))
+        row[0] or "": row[1]
+        for row in batch.connection.execute(query.order_by(ConfigRow.id.desc()))
     }
     made = {}
     for record in part:
@@ -259,12 +260,12 @@ def _params_without_times(task: ImportRun) -> dict[tuple[PerfKey, int], str]:
     """Return the params that an earlier import of a perf db stored: it may have named another layer
     of those that share a perf-db row."""
     query = (
-        sa.select(Config.problem_key, FindDb.solver_id, FindDb.params)
-        .join(Config, Config.id == FindDb.config_id)
+        sa.select(ConfigRow.problem_key, FindDb.solver_id, FindDb.params)
+        .join(ConfigRow, ConfigRow.id == FindDb.config_id)
         .where(
             FindDb.session_id == task.session_id, FindDb.time_ms.is_(None), FindDb.job_id.is_(None)
         )
-        .where(Config.problem_key.is_not(None), FindDb.params != "")
+        .where(ConfigRow.problem_key.is_not(None), FindDb.params != "")
     )
     with reading(task.engine) as connection:
         rows = connection.execute(query, execution_options={"yield_per": 5000})
@@ -317,9 +318,9 @@ def _layers_of(task: ImportRun, wanted: Iterable[PerfKey]) -> dict[PerfKey, list
     keys."""
     found: dict[PerfKey, list[int]] = {key: [] for key in wanted}
     query = (
-        sa.select(Config.id, Config.problem_key)
-        .where(Config.problem_key.is_not(None))
-        .order_by(Config.problem_key)
+        sa.select(ConfigRow.id, ConfigRow.problem_key)
+        .where(ConfigRow.problem_key.is_not(None))
+        .order_by(ConfigRow.problem_key)
     )
     with reading(task.engine) as connection:
         for config_id, text in connection.execute(query, execution_options={"yield_per": 5000}):

@@ -16,7 +16,7 @@ import structlog
 
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import Config, Job, Solver, Trial
+from tuna.db.models import ConfigRow, Job, SolverRow, TrialRow
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.base import FINALS
 from tuna.vocabulary import State
@@ -68,7 +68,7 @@ class TrialLogs:
     def begin(self) -> None:
         """Note the jobs that have ended and have no log, as after an interruption."""
         with reading(self._engine) as connection:
-            query = _jobs(self._session_id).with_only_columns(Job.id, Config.key, Solver.name)
+            query = _jobs(self._session_id).with_only_columns(Job.id, ConfigRow.key, SolverRow.name)
             ended = connection.execute(query.where(Job.state.in_(_ENDED))).all()
         if not ended:
             return
@@ -135,8 +135,8 @@ class TrialLogs:
 def _jobs(session_id: int) -> sa.Select[Any]:
     query = (
         sa.select(Job.id)
-        .join(Config, Config.id == Job.config_id)
-        .join(Solver, Solver.id == Job.solver_id)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
     )
     return query.where(Job.session_id == session_id, Job.steps != FINALS)
 
@@ -152,7 +152,14 @@ def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str,
     Another job of the same layer and solver, such as one with another search, has the same file:
     its trials come first or last, by the jobs' ids.
     """
-    columns = (Config.key, Config.json, Config.label, Solver.name, Job.config_id, Job.solver_id)
+    columns = (
+        ConfigRow.key,
+        ConfigRow.json,
+        ConfigRow.label,
+        SolverRow.name,
+        Job.config_id,
+        Job.solver_id,
+    )
     job = connection.execute(
         _jobs(session_id).with_only_columns(*columns).where(Job.id == job_id)
     ).one()
@@ -162,11 +169,11 @@ def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str,
         Job.config_id == job.config_id,
         Job.solver_id == job.solver_id,
     )
-    query = sa.select(Job.options, *(getattr(Trial, name) for name in _FIELDS)).join(
-        Job, Job.id == Trial.job_id
+    query = sa.select(Job.options, *(getattr(TrialRow, name) for name in _FIELDS)).join(
+        Job, Job.id == TrialRow.job_id
     )
     rows = connection.execute(
-        query.where(*same, Job.steps != FINALS).order_by(Trial.job_id, Trial.number)
+        query.where(*same, Job.steps != FINALS).order_by(TrialRow.job_id, TrialRow.number)
     ).mappings()
     lines = (json.dumps({**about, **row, **_as_json(row)}) + "\n" for row in rows)
     return _name(job.key, job.name), gzip.compress("".join(lines).encode(), mtime=0)

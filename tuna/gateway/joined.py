@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import Environment, Installation, Token, Worker
+from tuna.db.models import EnvironmentRow, Installation, TokenRow, WorkerRow
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
 from tuna.vocabulary import queue_name
@@ -61,33 +61,35 @@ def add_token(
     now = utc_now()
     row = {"id": token_id, "digest": digest, "role": role, "created_at": now}
     row["expires_at"] = now + timedelta(seconds=ttl_s)
-    connection.execute(sa.insert(Token).values(row))
+    connection.execute(sa.insert(TokenRow).values(row))
 
 
 def tokens(connection: sa.Connection) -> Sequence[Any]:
     """All tokens, newest first."""
     return connection.execute(
-        sa.select(Token.__table__).order_by(Token.created_at.desc(), Token.id)
+        sa.select(TokenRow.__table__).order_by(TokenRow.created_at.desc(), TokenRow.id)
     ).all()
 
 
 def _is_open() -> sa.ColumnElement[bool]:
     return sa.and_(
-        Token.used_at.is_(None), Token.revoked_at.is_(None), Token.expires_at > utc_now()
+        TokenRow.used_at.is_(None), TokenRow.revoked_at.is_(None), TokenRow.expires_at > utc_now()
     )
 
 
 def open_token(connection: sa.Connection, token_id: str) -> Any:
     """The token if it can still be used, else None."""
-    query = sa.select(Token.id, Token.digest, Token.role).where(Token.id == token_id, _is_open())
+    query = sa.select(TokenRow.id, TokenRow.digest, TokenRow.role).where(
+        TokenRow.id == token_id, _is_open()
+    )
     return connection.execute(query).first()
 
 
 def revoke_token(connection: sa.Connection, token_id: str) -> None:
     """Revoke a token; raises NotFound if there is none to revoke."""
     update = (
-        sa.update(Token)
-        .where(Token.id == token_id, Token.revoked_at.is_(None))
+        sa.update(TokenRow)
+        .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
         .values(revoked_at=utc_now())
     )
     if not connection.execute(update).rowcount:
@@ -99,11 +101,11 @@ def revoke_token(connection: sa.Connection, token_id: str) -> None:
 
 def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
     """Use the token up and store the worker; False if the token is no longer open."""
-    use = sa.update(Token).where(Token.id == token_id, _is_open()).values(used_at=utc_now())
+    use = sa.update(TokenRow).where(TokenRow.id == token_id, _is_open()).values(used_at=utc_now())
     if connection.execute(use).rowcount != 1:
         return False
     connection.execute(
-        sa.insert(Worker).values(
+        sa.insert(WorkerRow).values(
             name=worker.name,
             token_id=token_id,
             digest=worker.digest,
@@ -123,19 +125,19 @@ def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
 
 def joined_with(connection: sa.Connection, token_id: str, digest: str) -> str | None:
     """The name of the worker that joined with this token and this secret."""
-    same = sa.and_(Worker.token_id == token_id, Worker.digest == digest)
-    return connection.execute(sa.select(Worker.name).where(same)).scalar()
+    same = sa.and_(WorkerRow.token_id == token_id, WorkerRow.digest == digest)
+    return connection.execute(sa.select(WorkerRow.name).where(same)).scalar()
 
 
 def find(connection: sa.Connection, name: str) -> RemoteWorker | None:
     """The worker of a name, whatever its state."""
-    row = connection.execute(sa.select(Worker.__table__).where(Worker.name == name)).first()
+    row = connection.execute(sa.select(WorkerRow.__table__).where(WorkerRow.name == name)).first()
     return None if row is None else _worker(row)
 
 
 def remote_workers(connection: sa.Connection) -> list[RemoteWorker]:
     """All workers that ever joined, by name."""
-    rows = connection.execute(sa.select(Worker.__table__).order_by(Worker.name))
+    rows = connection.execute(sa.select(WorkerRow.__table__).order_by(WorkerRow.name))
     return [_worker(row) for row in rows]
 
 
@@ -157,7 +159,7 @@ def _worker(row: Any) -> RemoteWorker:
 
 def set_seen(connection: sa.Connection, name: str) -> None:
     """Record a heartbeat of the worker, now."""
-    connection.execute(sa.update(Worker).where(Worker.name == name).values(seen_at=utc_now()))
+    connection.execute(sa.update(WorkerRow).where(WorkerRow.name == name).values(seen_at=utc_now()))
 
 
 def set_state(connection: sa.Connection, name: str, state: str) -> bool:
@@ -165,13 +167,17 @@ def set_state(connection: sa.Connection, name: str, state: str) -> bool:
     values: dict[str, Any] = {"state": state}
     if state == "revoked":
         values["revoked_at"] = utc_now()
-    update = sa.update(Worker).where(Worker.name == name, Worker.state.in_(STATES)).values(values)
+    update = (
+        sa.update(WorkerRow)
+        .where(WorkerRow.name == name, WorkerRow.state.in_(STATES))
+        .values(values)
+    )
     return bool(connection.execute(update).rowcount)
 
 
 def known_environments(connection: sa.Connection) -> dict[str, str]:
     """The toolchain of each environment that has a session, by `machine_key`."""
-    rows = connection.execute(sa.select(Environment.machine_key, Environment.toolchain)).all()
+    rows = connection.execute(sa.select(EnvironmentRow.machine_key, EnvironmentRow.toolchain)).all()
     return {row.machine_key: row.toolchain for row in rows}
 
 

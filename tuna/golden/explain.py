@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 
 from tuna.configs import read_line
 from tuna.db.batches import parts
-from tuna.db.models import Config, GoldenEntry, Solver
+from tuna.db.models import ConfigRow, GoldenEntry, SolverRow
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
 from tuna.golden import entries
@@ -109,7 +109,9 @@ def explain(
     subject = find(connection, version, library)
     query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))
     if solver is not None:
-        query = query.join(Solver, Solver.id == GoldenEntry.solver_id).where(Solver.name == solver)
+        query = query.join(SolverRow, SolverRow.id == GoldenEntry.solver_id).where(
+            SolverRow.name == solver
+        )
     order = (
         GoldenEntry.arch,
         GoldenEntry.num_cu,
@@ -130,7 +132,7 @@ _KEYS = (
 
 
 #: Layers whose key is the one that a worker reported to an older version.
-_KEYLESS = sa.select(Config.id).where(Config.problem_key.is_(None))
+_KEYLESS = sa.select(ConfigRow.id).where(ConfigRow.problem_key.is_(None))
 
 
 def _named(key: str) -> sa.ColumnElement[bool]:
@@ -138,14 +140,14 @@ def _named(key: str) -> sa.ColumnElement[bool]:
     if number.isascii() and number.isdigit() and len(number) < 19:
         return GoldenEntry.id == int(number)
     names = [
-        Config.key == key,
-        Config.problem_key == key,
-        Config.label == key,
-        Config.driver == key,
+        ConfigRow.key == key,
+        ConfigRow.problem_key == key,
+        ConfigRow.label == key,
+        ConfigRow.driver == key,
     ]
     with contextlib.suppress(BadInput):
-        names += [Config.key == config.key for config in read_line(key)]
-    configs = sa.select(Config.id).where(sa.or_(*names))
+        names += [ConfigRow.key == config.key for config in read_line(key)]
+    configs = sa.select(ConfigRow.id).where(sa.or_(*names))
     told = sa.and_(GoldenEntry.problem_key == key, GoldenEntry.config_id.in_(_KEYLESS))
     return sa.or_(GoldenEntry.config_id.in_(configs), told)
 

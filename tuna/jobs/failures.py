@@ -147,10 +147,10 @@ def losses_of(connection: sa.Connection, jobs: Iterable[AttemptedJob]) -> dict[i
     failed = {job.id: job for job in jobs if job.failures or job.uncharged}
     if not failed:
         return {}
-    lost = models.StepResult.cause == Cause.ARTIFACT_LOST.value
+    lost = models.StepResultRow.cause == Cause.ARTIFACT_LOST.value
     query = (
-        sa.select(models.StepResult.job_id)
-        .where(lost, models.StepResult.job_id.in_(failed))
+        sa.select(models.StepResultRow.job_id)
+        .where(lost, models.StepResultRow.job_id.in_(failed))
         .distinct()
     )
     return {job_id: failed[job_id] for job_id in connection.execute(query).scalars()}

@@ -122,4 +122,4 @@ def _record_loss(
         "ended_at": utc_now(),
         "busy_s": 0.0,
     }
-    connection.execute(sa.insert(models.StepResult).values(values))
+    connection.execute(sa.insert(models.StepResultRow).values(values))

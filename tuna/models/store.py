@@ -9,14 +9,14 @@ import sqlalchemy as sa
 
 from tuna.db import configs, networks
 from tuna.db.models import (
-    Config,
+    ConfigRow,
     ConfigTag,
     Job,
-    Kernel,
+    KernelRow,
     Model,
     ModelConfig,
-    Solver,
     SolverApplicability,
+    SolverRow,
 )
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
@@ -60,7 +60,7 @@ def save(
         raise BadInput(f"A model has a name of 1 to {128 - SHOWN - 1} characters without @.")
     data = manifest.to_bytes()
     row = {"digest": manifest.digest, "blob": data, "size_bytes": len(data)}
-    upsert(connection, Kernel, [row], key=("digest",))
+    upsert(connection, KernelRow, [row], key=("digest",))
     kind, _, version = manifest.opset.rpartition(" ")
     model = networks.Named(name, manifest.digest)
     framework = networks.Named(kind or _FRAMEWORK, version)
@@ -97,8 +97,8 @@ def list_all(connection: sa.Connection) -> list[StoredModel]:
 
 def _all(connection: sa.Connection) -> list[StoredModel]:
     statement = (
-        sa.select(Model.name, Kernel.blob)
-        .join(Kernel, Kernel.digest == Model.version)
+        sa.select(Model.name, KernelRow.blob)
+        .join(KernelRow, KernelRow.digest == Model.version)
         .order_by(Model.id.desc())
     )
     return [
@@ -110,10 +110,10 @@ def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
     """The number of other imports with each of the model's tasks, by its key."""
     others = (sa.func.count(sa.distinct(ModelConfig.model_id)) - 1).label("others")
     statement = (
-        sa.select(Config.key, others)
-        .join(ModelConfig, ModelConfig.config_id == Config.id)
-        .where(Config.key.in_([entry.task.key for entry in model.manifest.tasks]))
-        .group_by(Config.key)
+        sa.select(ConfigRow.key, others)
+        .join(ModelConfig, ModelConfig.config_id == ConfigRow.id)
+        .where(ConfigRow.key.in_([entry.task.key for entry in model.manifest.tasks]))
+        .group_by(ConfigRow.key)
     )
     return {row.key: row.others for row in connection.execute(statement)}
 
@@ -124,10 +124,10 @@ def tunable(
     """Return id, applicable solvers and solvers with a job of each tunable task, by its key."""
     pair = SolverApplicability
     statement = (
-        sa.select(Config.key, Config.id, Solver.name, Job.id.label("job"))
+        sa.select(ConfigRow.key, ConfigRow.id, SolverRow.name, Job.id.label("job"))
         .select_from(pair)
-        .join(Config, Config.id == pair.config_id)
-        .join(Solver, sa.and_(Solver.id == pair.solver_id, Solver.valid.is_(True)))
+        .join(ConfigRow, ConfigRow.id == pair.config_id)
+        .join(SolverRow, sa.and_(SolverRow.id == pair.solver_id, SolverRow.valid.is_(True)))
         .join(ConfigTag, sa.and_(ConfigTag.config_id == pair.config_id, ConfigTag.tag == model.tag))
         .outerjoin(
             Job,
@@ -140,7 +140,7 @@ def tunable(
         .where(pair.session_id == session_id)
     )
     if not winograd:
-        statement = statement.where(Solver.algorithm != "Winograd")
+        statement = statement.where(SolverRow.algorithm != "Winograd")
     found: dict[str, tuple[int, set[str], set[str]]] = {}
     for key, config_id, solver, job in connection.execute(statement):
         _, solvers, loaded = found.setdefault(key, (config_id, set(), set()))

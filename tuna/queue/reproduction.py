@@ -14,7 +14,7 @@ import structlog
 
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import Job, Trial
+from tuna.db.models import Job, TrialRow
 from tuna.db.overview import Failure, Overview
 from tuna.errors import BadInput, NotFound
 from tuna.jobs.rows import ClaimedJob
@@ -74,9 +74,9 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
     Raises NotFound if there is no such trial, BadInput if its library does not build candidates
     from their params.
     """
-    query = sa.select(Trial.number, Trial.params, Trial.step, *_COLUMNS)
+    query = sa.select(TrialRow.number, TrialRow.params, TrialRow.step, *_COLUMNS)
     row = connection.execute(
-        query.join(Job, Job.id == Trial.job_id).where(Trial.id == trial_id)
+        query.join(Job, Job.id == TrialRow.job_id).where(TrialRow.id == trial_id)
     ).one_or_none()
     if row is None:
         raise NotFound(
@@ -113,10 +113,10 @@ def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Re
         by_job[one.job_id].append(one)
     found: dict[Repeated, str] = {}
     for part in parts(sorted(by_job)):
-        query = sa.select(Trial.id, Trial.job_id, Trial.number, Trial.cause).where(
-            Trial.job_id.in_(part)
+        query = sa.select(TrialRow.id, TrialRow.job_id, TrialRow.number, TrialRow.cause).where(
+            TrialRow.job_id.in_(part)
         )
-        for row in connection.execute(query.order_by(Trial.cause.is_(None), Trial.number)):
+        for row in connection.execute(query.order_by(TrialRow.cause.is_(None), TrialRow.number)):
             for one in by_job[row.job_id]:
                 if one.candidate in (None, row.number):
                     found.setdefault(one, _of_trial(row.id))

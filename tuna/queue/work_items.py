@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
-from tuna.db.models import Config, FindDb, Solver, Trial
+from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
 from tuna.db.types import timed
 from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope
@@ -29,8 +29,10 @@ def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
 
 
 #: Built once: building a statement costs more than running it.
-_SOLVERS = sa.select(Solver.id, Solver.name).where(_among(Solver.id))
-_CONFIGS = sa.select(Config.id, Config.key, Config.json, Config.body).where(_among(Config.id))
+_SOLVERS = sa.select(SolverRow.id, SolverRow.name).where(_among(SolverRow.id))
+_CONFIGS = sa.select(ConfigRow.id, ConfigRow.key, ConfigRow.json, ConfigRow.body).where(
+    _among(ConfigRow.id)
+)
 _BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
     FindDb.session_id == sa.bindparam("of_session"),
     _among(FindDb.config_id),
@@ -41,17 +43,19 @@ _BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
 
 def _trials(needed: sa.orm.InstrumentedAttribute[str | None]) -> sa.Select[int, int, str | None]:
     """Trials that have what is `needed`. Unique key (job_id, number): one range per job."""
-    good = sa.and_(Trial.cause.is_(None), Trial.step.not_in(sa.bindparam("done", expanding=True)))
-    failed = sa.and_(Trial.cause.is_not(None), Trial.step == sa.bindparam("at"))
-    wanted = (_among(Trial.job_id), needed.is_not(None), sa.or_(good, failed))
+    good = sa.and_(
+        TrialRow.cause.is_(None), TrialRow.step.not_in(sa.bindparam("done", expanding=True))
+    )
+    failed = sa.and_(TrialRow.cause.is_not(None), TrialRow.step == sa.bindparam("at"))
+    wanted = (_among(TrialRow.job_id), needed.is_not(None), sa.or_(good, failed))
     return (
-        sa.select(Trial.job_id, Trial.number, needed)
+        sa.select(TrialRow.job_id, TrialRow.number, needed)
         .where(*wanted)
-        .order_by(Trial.job_id, Trial.number)
+        .order_by(TrialRow.job_id, TrialRow.number)
     )
 
 
-_TO_BUILD, _TO_MEASURE = _trials(Trial.params), _trials(Trial.artifact)
+_TO_BUILD, _TO_MEASURE = _trials(TrialRow.params), _trials(TrialRow.artifact)
 
 
 def work_items(

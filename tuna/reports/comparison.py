@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import configs, networks, sessions
-from tuna.db.models import Config, Job
+from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.messages import counted
@@ -200,9 +200,9 @@ def _layers(
     connection: sa.Connection, ids: Sequence[int], found: Mapping[int, Mapping[int, Best]]
 ) -> list[ComparedLayer]:
     texts = connection.execute(
-        sa.select(Config.id, Config.label, Config.driver)
-        .where(Config.id.in_(of_sessions(*ids).select("config_id")))
-        .order_by(Config.id)
+        sa.select(ConfigRow.id, ConfigRow.label, ConfigRow.driver)
+        .where(ConfigRow.id.in_(of_sessions(*ids).select("config_id")))
+        .order_by(ConfigRow.id)
     )
     with_jobs = {
         (row.session_id, row.config_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 
 from tuna.configs import DataType, from_json_text
-from tuna.db.models import Config, Job, Search, Solver, Trial
+from tuna.db.models import ConfigRow, Job, Search, SolverRow, TrialRow
 from tuna.db.searches import MET
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import FINALS
@@ -184,18 +184,18 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
             Job.state,
             Job.cause,
             Job.config_id,
-            Config.label,
-            Config.driver,
-            Config.kind,
-            Config.json,
-            Solver.name.label("solver"),
-            Solver.algorithm,
+            ConfigRow.label,
+            ConfigRow.driver,
+            ConfigRow.kind,
+            ConfigRow.json,
+            SolverRow.name.label("solver"),
+            SolverRow.algorithm,
         )
-        .join(Config, Config.id == Job.config_id)
-        .join(Solver, Solver.id == Job.solver_id)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
         .outerjoin(Search, Search.id == Job.search_id)
         .where(Job.session_id == session_id, Job.steps != FINALS)
-        .order_by(Job.config_id, Solver.name, Job.steps, Job.round, Job.id)
+        .order_by(Job.config_id, SolverRow.name, Job.steps, Job.round, Job.id)
     )
     # A winner belongs to the job that found it; another job of the same solver shows only its own
     # trials.
@@ -214,10 +214,15 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     query = (
         sa.select(
-            Trial.job_id, Trial.number, Trial.time_ms, Trial.cause, Trial.ended_early, Job.round
+            TrialRow.job_id,
+            TrialRow.number,
+            TrialRow.time_ms,
+            TrialRow.cause,
+            TrialRow.ended_early,
+            Job.round,
         )
-        .join(Job, Job.id == Trial.job_id)
-        .where(Job.session_id == session_id, Trial.step != SEARCH)  # else it is only proposed
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(Job.session_id == session_id, TrialRow.step != SEARCH)  # else it is only proposed
     )
     searches: dict[int, _Search] = defaultdict(_Search)
     for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
@@ -260,9 +265,11 @@ def _trial_params(
     readable: Callable[[str], str],
 ) -> dict[tuple[int, int], str]:
     query = (
-        sa.select(Trial.job_id, Trial.number, Trial.params)
-        .join(Job, Job.id == Trial.job_id)
-        .where(Job.session_id == session_id, Job.config_id.in_(configs), Trial.time_ms.is_not(None))
+        sa.select(TrialRow.job_id, TrialRow.number, TrialRow.params)
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(
+            Job.session_id == session_id, Job.config_id.in_(configs), TrialRow.time_ms.is_not(None)
+        )
     )
     rows = connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
     return {(job_id, number): readable(params or "") for job_id, number, params in rows}

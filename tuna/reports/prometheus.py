@@ -120,7 +120,7 @@ class Collector:
 
 def _queues(connection: sa.Connection) -> set[str]:
     """The queues of all sessions."""
-    environment = models.Environment
+    environment = models.EnvironmentRow
     rows = connection.execute(sa.select(environment.toolchain, environment.machine_key)).all()
     return {
         queue_name(on_device, row.toolchain, row.machine_key)

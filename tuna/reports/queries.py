@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import sqlalchemy as sa
 
 from tuna.db import benchmarks, networks, searches, sessions
-from tuna.db.models import Config, Job, Session, Solver, StepResult, Trial
+from tuna.db.models import ConfigRow, Job, Session, SolverRow, StepResultRow, TrialRow
 from tuna.db.searches import Searches
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
@@ -129,8 +129,8 @@ def _read_against(
 
 def _read_failures(connection: sa.Connection, session_id: int) -> tuple[FailureFigures, ...]:
     """The failures by cause, the most frequent first."""
-    trials = _by_cause(connection, session_id, Trial)
-    attempts = _by_cause(connection, session_id, StepResult)
+    trials = _by_cause(connection, session_id, TrialRow)
+    attempts = _by_cause(connection, session_id, StepResultRow)
     failures = [
         _failure(connection, session_id, cause, trials.get(cause, 0), attempts.get(cause, 0))
         for cause in sorted(trials.keys() | attempts.keys())
@@ -141,7 +141,7 @@ def _read_failures(connection: sa.Connection, session_id: int) -> tuple[FailureF
 
 
 def _by_cause(
-    connection: sa.Connection, session_id: int, table: type[Trial] | type[StepResult]
+    connection: sa.Connection, session_id: int, table: type[TrialRow] | type[StepResultRow]
 ) -> dict[str, int]:
     query = (
         sa.select(table.cause, sa.func.count())
@@ -157,24 +157,24 @@ def _failure(
 ) -> FailureFigures:
     job_id, tail = _example(connection, session_id, cause)
     job = connection.execute(
-        sa.select(Config.label, Solver.name)
+        sa.select(ConfigRow.label, SolverRow.name)
         .select_from(Job)
-        .join(Config, Config.id == Job.config_id)
-        .join(Solver, Solver.id == Job.solver_id)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
         .where(Job.id == job_id)
     ).one()
     on_such_a_step = (
-        StepResult.device == "" if cause.startswith("build_") else StepResult.device != ""
+        StepResultRow.device == "" if cause.startswith("build_") else StepResultRow.device != ""
     )
     step = connection.execute(
-        sa.select(StepResult.step)
-        .where(StepResult.job_id == job_id)
+        sa.select(StepResultRow.step)
+        .where(StepResultRow.job_id == job_id)
         # Prefer the step of an attempt with this very cause, then one on a resource that can fail
         # so.
         .order_by(
-            sa.case((StepResult.cause == cause, 0), else_=1),
+            sa.case((StepResultRow.cause == cause, 0), else_=1),
             sa.case((on_such_a_step, 0), else_=1),
-            StepResult.id,
+            StepResultRow.id,
         )
         .limit(1)
     ).scalar_one_or_none()
@@ -188,7 +188,7 @@ def _example(connection: sa.Connection, session_id: int, cause: str) -> tuple[in
     """(job, output) of a failure with this cause: a trial before an attempt, and one with output
     first."""
     found: tuple[int, str] | None = None
-    for table in (Trial, StepResult):
+    for table in (TrialRow, StepResultRow):
         query = (
             sa.select(table.job_id, table.output_tail)
             .join(Job, Job.id == table.job_id)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tuna.coordinator import forecast
 from tuna.db import overview, sessions
 from tuna.db.engine import reading
-from tuna.db.models import Job, StepResult
+from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
 from tuna.errors import TunaError
 from tuna.jobs.serving import SessionWork
@@ -117,14 +117,14 @@ def _rates(connection: sa.Connection) -> dict[int, float]:
     """Results a second of each session in the last minute, from the newest rows: a range of the
     primary key."""
     now = utc_now()
-    newest = connection.execute(sa.select(sa.func.max(StepResult.id))).scalar() or 0
+    newest = connection.execute(sa.select(sa.func.max(StepResultRow.id))).scalar() or 0
     rows = connection.execute(
-        sa.select(Job.session_id, sa.func.count(), sa.func.min(StepResult.ended_at))
-        .join(Job, Job.id == StepResult.job_id)
+        sa.select(Job.session_id, sa.func.count(), sa.func.min(StepResultRow.ended_at))
+        .join(Job, Job.id == StepResultRow.job_id)
         .where(
-            StepResult.id > newest - _RATE_ROWS,
-            StepResult.ended_at >= now - timedelta(seconds=_RATE_WINDOW_S),
-            StepResult.worker != "",
+            StepResultRow.id > newest - _RATE_ROWS,
+            StepResultRow.ended_at >= now - timedelta(seconds=_RATE_WINDOW_S),
+            StepResultRow.worker != "",
         )
         .group_by(Job.session_id)
     )

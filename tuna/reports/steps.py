@@ -8,7 +8,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuna.db.models import Device, Job, StepResult
+from tuna.db.models import DeviceRow, Job, StepResultRow
 from tuna.reports.report_data import DeviceFigures
 
 
@@ -29,29 +29,29 @@ class Steps:
 
 def read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
     """Read the accepted attempts of the session's jobs."""
-    by_name = sa.select(Device.name, Device.peak_gflops, Device.peak_source).where(
-        Device.environment_id == environment_id
+    by_name = sa.select(DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source).where(
+        DeviceRow.environment_id == environment_id
     )
     peaks = {name: (gflops, source) for name, gflops, source in connection.execute(by_name)}
     of_session = sa.select(Job.id).where(Job.session_id == session_id)
     first, last = connection.execute(
-        sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at)).where(
-            StepResult.job_id.in_(of_session)
+        sa.select(sa.func.min(StepResultRow.started_at), sa.func.max(StepResultRow.ended_at)).where(
+            StepResultRow.job_id.in_(of_session)
         )
     ).one()
     # Only a step that runs on a device names one.
-    on_device = (StepResult.job_id.in_(of_session), StepResult.device != "")
+    on_device = (StepResultRow.job_id.in_(of_session), StepResultRow.device != "")
     query = (
         sa.select(
-            StepResult.device,
+            StepResultRow.device,
             sa.func.count(),
-            sa.func.sum(StepResult.busy_s),
-            sa.func.min(StepResult.started_at),
-            sa.func.max(StepResult.ended_at),
+            sa.func.sum(StepResultRow.busy_s),
+            sa.func.min(StepResultRow.started_at),
+            sa.func.max(StepResultRow.ended_at),
         )
         .where(*on_device)
-        .group_by(StepResult.device)
-        .order_by(StepResult.device)
+        .group_by(StepResultRow.device)
+        .order_by(StepResultRow.device)
     )
     devices = tuple(
         DeviceFigures(
@@ -65,6 +65,8 @@ def read_steps(connection: sa.Connection, session_id: int, environment_id: int) 
         for name, count, busy, start, end in connection.execute(query)
     )
     pairs = (
-        sa.select(StepResult.job_id, StepResult.device).where(*on_device).order_by(StepResult.id)
+        sa.select(StepResultRow.job_id, StepResultRow.device)
+        .where(*on_device)
+        .order_by(StepResultRow.id)
     )
     return Steps(first, last, devices, {row[0]: row[1] for row in connection.execute(pairs)})

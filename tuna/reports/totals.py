@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import sqlalchemy as sa
 
-from tuna.db.models import Job, StepResult, Trial
+from tuna.db.models import Job, StepResultRow, TrialRow
 
 #: Rows summed up by one statement.
 _CHUNK = 50_000
@@ -94,9 +94,9 @@ class Totals:
 
     def __init__(self, *, trials: bool) -> None:
         """`trials`: count those too."""
-        self._steps: _Running[Key] = _Running(StepResult, _STEPS, _add_steps)
+        self._steps: _Running[Key] = _Running(StepResultRow, _STEPS, _add_steps)
         self._trials: _Running[int] | None = (
-            _Running(Trial, _TRIALS, _add_trials) if trials else None
+            _Running(TrialRow, _TRIALS, _add_trials) if trials else None
         )
 
     def advance(self, connection: sa.Connection, budget_s: float) -> bool:
@@ -130,7 +130,7 @@ class _Running(Generic[_K]):
 
     def __init__(
         self,
-        table: type[StepResult] | type[Trial],
+        table: type[StepResultRow] | type[TrialRow],
         statement: sa.Executable,
         add: Callable[..., None],
     ) -> None:
@@ -173,7 +173,7 @@ class _Running(Generic[_K]):
         return both
 
 
-def _range(table: type[StepResult] | type[Trial]) -> sa.ColumnElement[bool]:
+def _range(table: type[StepResultRow] | type[TrialRow]) -> sa.ColumnElement[bool]:
     """A range of the primary key; the job's gives the session."""
     return sa.and_(table.id > sa.bindparam("low"), table.id <= sa.bindparam("high"))
 
@@ -181,24 +181,24 @@ def _range(table: type[StepResult] | type[Trial]) -> sa.ColumnElement[bool]:
 _STEPS = (
     sa.select(
         Job.session_id,
-        StepResult.device,
-        StepResult.worker,
-        StepResult.cause,
+        StepResultRow.device,
+        StepResultRow.worker,
+        StepResultRow.cause,
         sa.func.count(),
-        sa.func.sum(StepResult.busy_s),
-        sa.func.min(StepResult.started_at),
-        sa.func.max(StepResult.ended_at),
+        sa.func.sum(StepResultRow.busy_s),
+        sa.func.min(StepResultRow.started_at),
+        sa.func.max(StepResultRow.ended_at),
     )
-    .select_from(StepResult)
-    .join(Job, Job.id == StepResult.job_id)
-    .where(_range(StepResult))
-    .group_by(Job.session_id, StepResult.device, StepResult.worker, StepResult.cause)
+    .select_from(StepResultRow)
+    .join(Job, Job.id == StepResultRow.job_id)
+    .where(_range(StepResultRow))
+    .group_by(Job.session_id, StepResultRow.device, StepResultRow.worker, StepResultRow.cause)
 )
 _TRIALS = (
     sa.select(Job.session_id, sa.func.count())
-    .select_from(Trial)
-    .join(Job, Job.id == Trial.job_id)
-    .where(_range(Trial))
+    .select_from(TrialRow)
+    .join(Job, Job.id == TrialRow.job_id)
+    .where(_range(TrialRow))
     .group_by(Job.session_id)
 )
 

@@ -20,8 +20,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
-from tuna.db.models import FindDb, Job, Search, Solver, Trial
-from tuna.db.models import StepResult as Attempt
+from tuna.db.models import FindDb, Job, Search, SolverRow, TrialRow
+from tuna.db.models import StepResultRow as Attempt
 from tuna.db.types import from_epoch, timed, utc_now
 from tuna.db.upsert import upsert
 from tuna.jobs.rows import AttemptedJob
@@ -142,8 +142,8 @@ def write(
                     "clock": trial.clock,
                     "measured_at": from_epoch(result.ended_at),
                 }
-                same = (Trial.job_id == row.job_id, Trial.number == row.trial_number)
-                connection.execute(sa.update(Trial).where(*same).values(timing))
+                same = (TrialRow.job_id == row.job_id, TrialRow.number == row.trial_number)
+                connection.execute(sa.update(TrialRow).where(*same).values(timing))
             connection.execute(sa.update(FindDb).where(FindDb.id == row.id).values(values))
 
 
@@ -172,18 +172,23 @@ def _close(
                 FindDb.final_job_id,
             ),
             *(
-                Solver.name,
+                SolverRow.name,
                 Job.options,
                 Job.search_id,
-                Trial.number,
-                Trial.artifact,
-                Trial.id.label("trial_id"),
+                TrialRow.number,
+                TrialRow.artifact,
+                TrialRow.id.label("trial_id"),
             ),
         )
-        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(SolverRow, SolverRow.id == FindDb.solver_id)
         .join(Job, Job.id == FindDb.job_id)
-        .join(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
-        .where(FindDb.session_id == session_id, timed(FindDb.time_ms), Solver.algorithm != BASELINE)
+        .join(
+            TrialRow,
+            sa.and_(TrialRow.job_id == FindDb.job_id, TrialRow.number == FindDb.trial_number),
+        )
+        .where(
+            FindDb.session_id == session_id, timed(FindDb.time_ms), SolverRow.algorithm != BASELINE
+        )
         .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
     )
     if configs is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
-from tuna.db.models import Job, Trial
+from tuna.db.models import Job, TrialRow
 from tuna.files import gunzip
 from tuna.libraries.results import is_time
 
@@ -27,10 +27,10 @@ from tuna.libraries.results import is_time
 def blocks(connection: sa.Connection, search_id: int, before: int) -> list[bytes]:
     """The blocks of the rounds of a search `before` this one, the first round first."""
     query = (
-        sa.select(Job.round, Trial.params, Trial.time_ms, Trial.cause)
-        .join(Trial, Trial.job_id == Job.id)
-        .where(Job.search_id == search_id, Job.round < before, Trial.params.is_not(None))
-        .order_by(Job.round, Trial.number)
+        sa.select(Job.round, TrialRow.params, TrialRow.time_ms, TrialRow.cause)
+        .join(TrialRow, TrialRow.job_id == Job.id)
+        .where(Job.search_id == search_id, Job.round < before, TrialRow.params.is_not(None))
+        .order_by(Job.round, TrialRow.number)
     )
     trials: dict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(query):

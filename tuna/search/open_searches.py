@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import Job, ModelConfig, Search, Trial
+from tuna.db.models import Job, ModelConfig, Search, TrialRow
 from tuna.db.types import timed, utc_now
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, is_open
@@ -54,13 +54,13 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
 def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchProgress]:
     """The progress of each search, by its id, from the trials of its rounds that are complete."""
     found = weights(connection, work.session_id) if work.library.search else {}
-    good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None), timed(Trial.time_ms))
+    good = sa.and_(TrialRow.job_id == Job.id, TrialRow.cause.is_(None), timed(TrialRow.time_ms))
     query = (
         sa.select(
             *(Job.search_id, Job.config_id, Job.round, Job.state, Job.step),
-            sa.func.min(Trial.time_ms).label("best_ms"),
+            sa.func.min(TrialRow.time_ms).label("best_ms"),
         )
-        .join(Trial, good, isouter=True)
+        .join(TrialRow, good, isouter=True)
         .where(Job.session_id == work.session_id, is_round(work))
         .group_by(Job.id)
         .order_by(Job.round)

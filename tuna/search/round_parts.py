@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
-from tuna.db.models import Job, JobArtifact, Trial
+from tuna.db.models import Job, JobArtifact, TrialRow
 from tuna.jobs import needed_artifacts
 from tuna.libraries.base import Step
 from tuna.vocabulary import IN_FLIGHT, Resource, State
@@ -83,9 +83,9 @@ def divide(connection: sa.Connection, session_id: int, step: Step, devices: int)
 
 def _divide(connection: sa.Connection, row: Any, most: int) -> int:
     """Divide one round into up to `most` parts, itself the first; returns how many are new."""
-    good = (Trial.job_id == row.id, Trial.cause.is_(None), Trial.artifact.is_not(None))
+    good = (TrialRow.job_id == row.id, TrialRow.cause.is_(None), TrialRow.artifact.is_not(None))
     trials = connection.execute(
-        sa.select(Trial.id, Trial.artifact).where(*good).order_by(Trial.number)
+        sa.select(TrialRow.id, TrialRow.artifact).where(*good).order_by(TrialRow.number)
     ).all()
     count = min(most, len(trials) // LEAST)
     for number in range(1, count):
@@ -99,7 +99,7 @@ def _move(connection: sa.Connection, row: Any, number: int, trials: Sequence[Any
     made = connection.execute(sa.insert(Job).values(**values, part=number)).inserted_primary_key
     assert made is not None
     for some in parts([trial.id for trial in trials]):
-        connection.execute(sa.update(Trial).where(Trial.id.in_(some)).values(job_id=made[0]))
+        connection.execute(sa.update(TrialRow).where(TrialRow.id.in_(some)).values(job_id=made[0]))
     digests = {trial.artifact for trial in trials} | ({row.workload} if row.workload else set())
     noted = sa.select(JobArtifact.digest).where(JobArtifact.job_id == row.id)
     held = digests & set(connection.execute(noted).scalars())

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
-from tuna.db.models import Job, Search, StepResult, Trial
+from tuna.db.models import Job, Search, StepResultRow, TrialRow
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.jobs.states import check, is_open
@@ -317,19 +317,19 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
     """The facts that the library judges by."""
     ids, every = [one.id for one in search.judged], [one.id for one in search.rounds]
     trials = (
-        sa.select(Trial.time_ms, Trial.cause)
-        .join(Job, Job.id == Trial.job_id)
-        .where(Trial.job_id.in_(ids))
-        .order_by(Job.round, Trial.number)
+        sa.select(TrialRow.time_ms, TrialRow.cause)
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(TrialRow.job_id.in_(ids))
+        .order_by(Job.round, TrialRow.number)
     )
     times = [
         row.time_ms if row.cause is None and is_time(row.time_ms) else None
         for row in connection.execute(trials)
     ]
     took = (
-        sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at))
-        .join(Job, Job.id == StepResult.job_id)
-        .where(StepResult.job_id.in_(every))
+        sa.select(sa.func.min(StepResultRow.started_at), sa.func.max(StepResultRow.ended_at))
+        .join(Job, Job.id == StepResultRow.job_id)
+        .where(StepResultRow.job_id.in_(every))
         .group_by(Job.round)
     )
     spans = [
@@ -343,7 +343,7 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         rounds=len({one.round for one in search.judged}),
         opened=len({one.round for one in search.rounds}),
         proposed=connection.execute(
-            sa.select(sa.func.count()).where(Trial.job_id.in_(every))
+            sa.select(sa.func.count()).where(TrialRow.job_id.in_(every))
         ).scalar_one(),
         elapsed_s=_elapsed_s(connection, search.session_id, search.config_id),
         round_s=max((served.seconds(start, end) for start, end in spans), default=0.0),

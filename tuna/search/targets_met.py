@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Search, Session, Solver
+from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Search, Session, SolverRow
 from tuna.db.searches import MET
 from tuna.db.types import timed, utc_now
 from tuna.jobs.states import check
@@ -29,7 +29,7 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
     results = (
         sa.select(FindDb.config_id, FindDb.time_ms, FindDb.session_id.label("number"))
         .join(Session, Session.id == FindDb.session_id)
-        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(SolverRow, SolverRow.id == FindDb.solver_id)
         .where(
             Session.environment_id == mine,
             FindDb.session_id != session_id,
@@ -37,16 +37,16 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
         )
         .where(timed(FindDb.time_ms), FindDb.time_ms <= target_ms)
         .where(FindDb.simulated.is_(False), FindDb.noisy.is_(False))
-        .where(Solver.algorithm != BASELINE)
+        .where(SolverRow.algorithm != BASELINE)
     )
     releases = (
         sa.select(GoldenEntry.config_id, GoldenEntry.time_ms, Golden.version.label("number"))
         .join(Golden, Golden.id == GoldenEntry.golden_id)
-        .join(Solver, Solver.id == GoldenEntry.solver_id)
+        .join(SolverRow, SolverRow.id == GoldenEntry.solver_id)
         .where(GoldenEntry.environment_id == mine, GoldenEntry.config_id.in_(wanted))
         .where(timed(GoldenEntry.time_ms), GoldenEntry.time_ms <= target_ms)
         .where(GoldenEntry.noisy.is_(False), Golden.state == GoldenState.PROMOTED.value)
-        .where(Solver.algorithm != BASELINE)
+        .where(SolverRow.algorithm != BASELINE)
     )
     best: dict[int, tuple[float, str]] = {}
     for query, name in ((results, "session"), (releases, "golden version")):

@@ -26,13 +26,13 @@ from tuna.configs.similarity import size_distance
 from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.models import (
-    Environment,
+    EnvironmentRow,
     FindDb,
     Job,
-    Kernel,
+    KernelRow,
     Search,
     Session,
-    Trial,
+    TrialRow,
     WarmStartRow,
 )
 from tuna.db.types import timed
@@ -136,13 +136,13 @@ def of(connection: sa.Connection, rows: Iterable[ClaimedJob]) -> dict[int, tuple
 def of_session(connection: sa.Connection, session_id: int) -> list[WarmStart]:
     """The session's searches that learn from others, in the order in which they were loaded."""
     columns = (WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.trials, WarmStartRow.label)
-    named = (models.Config.label.label("layer"), models.Solver.name.label("solver"))
+    named = (models.ConfigRow.label.label("layer"), models.SolverRow.name.label("solver"))
     query = (
         sa.select(Search.id, *named, *columns)
         .select_from(Search)
         .join(WarmStartRow, WarmStartRow.search_id == Search.id)
-        .join(models.Config, models.Config.id == Search.config_id)
-        .join(models.Solver, models.Solver.id == Search.solver_id)
+        .join(models.ConfigRow, models.ConfigRow.id == Search.config_id)
+        .join(models.SolverRow, models.SolverRow.id == Search.solver_id)
         .where(Search.session_id == session_id)
         .order_by(Search.id, WarmStartRow.number)
     )
@@ -159,18 +159,18 @@ def _chosen(
 ) -> list[tuple[_EndedSearch, Origin, list[Any]]]:
     """The nearest searches, with their trials."""
     mine = connection.execute(
-        sa.select(Environment.id, Environment.library, Environment.library_version)
-        .join(Session, Session.environment_id == Environment.id)
+        sa.select(EnvironmentRow.id, EnvironmentRow.library, EnvironmentRow.library_version)
+        .join(Session, Session.environment_id == EnvironmentRow.id)
         .where(Session.id == row.session_id)
     ).one()
     text = connection.execute(
-        sa.select(models.Config.json).where(models.Config.id == row.config_id)
+        sa.select(models.ConfigRow.json).where(models.ConfigRow.id == row.config_id)
     ).scalar_one()
     config = from_json_text(text)
-    here = Environment.id == mine.id
+    here = EnvironmentRow.id == mine.id
     like = (
-        Environment.library == mine.library,
-        Environment.library_version == mine.library_version,
+        EnvironmentRow.library == mine.library,
+        EnvironmentRow.library_version == mine.library_version,
     )
     ranked: list[tuple[tuple[Any, ...], _EndedSearch, Origin]] = []
     for which in ((here,), (~here, *like)):
@@ -202,13 +202,13 @@ def _ended(
     query = (
         sa.select(
             *(Search.id, Search.session_id, Search.config_id),
-            *(models.Config.json, models.Config.label, FindDb.noisy),
-            *(Environment.id, Environment.arch, Environment.device),
+            *(models.ConfigRow.json, models.ConfigRow.label, FindDb.noisy),
+            *(EnvironmentRow.id, EnvironmentRow.arch, EnvironmentRow.device),
         )
         .select_from(Search)
         .join(Session, Session.id == Search.session_id)
-        .join(Environment, Environment.id == Session.environment_id)
-        .join(models.Config, models.Config.id == Search.config_id)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+        .join(models.ConfigRow, models.ConfigRow.id == Search.config_id)
         .join(FindDb, sa.and_(*result))
         # Index ix_search_solver_id, backwards.
         .where(Search.solver_id == row.solver_id, Search.steps == row.steps)
@@ -235,20 +235,26 @@ def _distance(config: Config, other: Config) -> float | None:
 
 def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
     """The trials that are learned from a search, as `history.block` takes it; empty if that is too little."""
-    query = sa.select(Trial.id).join(Job, Job.id == Trial.job_id).where(Job.search_id == search.id)
-    known = query.where(Trial.params.is_not(None))
-    good = known.where(Trial.cause.is_(None), timed(Trial.time_ms)).order_by(
-        Trial.time_ms, Trial.id
+    query = (
+        sa.select(TrialRow.id)
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(Job.search_id == search.id)
+    )
+    known = query.where(TrialRow.params.is_not(None))
+    good = known.where(TrialRow.cause.is_(None), timed(TrialRow.time_ms)).order_by(
+        TrialRow.time_ms, TrialRow.id
     )
     fastest = list(connection.execute(good).scalars())
     if len(fastest) < _FEWEST:
         return []
     slower = fastest[_FASTEST:]
     spread = slower[:: max(1, math.ceil(len(slower) / _SPREAD))]
-    failed = known.where(Trial.cause.is_not(None)).order_by(Trial.id).limit(_FAILED)
+    failed = known.where(TrialRow.cause.is_not(None)).order_by(TrialRow.id).limit(_FAILED)
     ids = [*fastest[:_FASTEST], *spread, *connection.execute(failed).scalars()]
-    columns = (Trial.params, Trial.time_ms, Trial.cause)
-    return list(connection.execute(sa.select(*columns).where(Trial.id.in_(ids)).order_by(Trial.id)))
+    columns = (TrialRow.params, TrialRow.time_ms, TrialRow.cause)
+    return list(
+        connection.execute(sa.select(*columns).where(TrialRow.id.in_(ids)).order_by(TrialRow.id))
+    )
 
 
 def _store(
@@ -265,7 +271,7 @@ def _store(
         # The row is locked until there is one that refers to it.
         upsert(
             connection,
-            Kernel,
+            KernelRow,
             [{"digest": name, "blob": block, "size_bytes": len(block)}],
             key=("digest",),
         )

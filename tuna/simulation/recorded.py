@@ -12,7 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.models import Job, Solver, StepResult, Trial
+from tuna.db.models import Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import find_library
@@ -191,20 +191,20 @@ def recorded(
 def _read(connection: sa.Connection, session_id: int, environment: Environment) -> _Recording:
     recording = _Recording(environment)
     columns = (
-        StepResult.job_id,
-        StepResult.step,
-        StepResult.ok,
-        StepResult.worker,
-        StepResult.device,
-        StepResult.busy_s,
+        StepResultRow.job_id,
+        StepResultRow.step,
+        StepResultRow.ok,
+        StepResultRow.worker,
+        StepResultRow.device,
+        StepResultRow.busy_s,
     )
-    of_job = (Job.search_id, Job.config_id, Solver.name.label("solver"), Job.steps, Job.round)
+    of_job = (Job.search_id, Job.config_id, SolverRow.name.label("solver"), Job.steps, Job.round)
     query = (
-        sa.select(*columns, StepResult.started_at, StepResult.ended_at, *of_job)
-        .join(Job, Job.id == StepResult.job_id)
-        .join(Solver, Solver.id == Job.solver_id)
+        sa.select(*columns, StepResultRow.started_at, StepResultRow.ended_at, *of_job)
+        .join(Job, Job.id == StepResultRow.job_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
         .where(Job.session_id == session_id)
-        .order_by(StepResult.job_id, StepResult.id)
+        .order_by(StepResultRow.job_id, StepResultRow.id)
     )
     for row in connection.execute(query):
         recording.solvers[row.job_id] = row.solver
@@ -222,14 +222,14 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
     if recording.rounds:
         recording.weights = weights(connection, session_id)
         trials = (
-            sa.select(*of_job, sa.func.min(Trial.time_ms).label("best_ms"))
-            .join(Trial, Trial.job_id == Job.id)
-            .join(Solver, Solver.id == Job.solver_id)
+            sa.select(*of_job, sa.func.min(TrialRow.time_ms).label("best_ms"))
+            .join(TrialRow, TrialRow.job_id == Job.id)
+            .join(SolverRow, SolverRow.id == Job.solver_id)
             .where(
                 Job.session_id == session_id,
                 Job.search_id.is_not(None),
-                Trial.cause.is_(None),
-                Trial.time_ms > 0,
+                TrialRow.cause.is_(None),
+                TrialRow.time_ms > 0,
             )
             .group_by(*of_job)
         )

@@ -15,7 +15,7 @@ from tuna.db.types import utc_now
 CONFIG_CHARS = {"json": 4096, "driver": 2048, "label": 255}
 
 
-class Config(Base):
+class ConfigRow(Base):
     """One layer, whatever its kind, found by the hash of its canonical text."""
 
     __tablename__ = "config"
@@ -38,7 +38,7 @@ class Config(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
-class ConvConfig(Base):
+class ConvConfigRow(Base):
     """The fields of a convolution, under MIOpen's names, for people's own queries; written from
     `config.json`."""
 
@@ -78,7 +78,7 @@ class ConvConfig(Base):
     data_type: Mapped[str] = text(16)
 
 
-class GemmConfig(Base):
+class GemmConfigRow(Base):
     """The fields of a matrix product, for people's own queries; written from `config.json`."""
 
     __tablename__ = "gemm_config"
@@ -94,7 +94,7 @@ class GemmConfig(Base):
     data_type: Mapped[str] = text(16)
 
 
-class BatchNormConfig(Base):
+class BatchNormConfigRow(Base):
     """The fields of a batch normalisation, under MIOpen's names, for people's own queries; written
     from `config.json`."""
 

@@ -13,7 +13,7 @@ from tuna.db.models.base import Base, library_column, table, text
 from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
-class Kernel(Base):
+class KernelRow(Base):
     """Bytes that are needed permanently (a winner's code, a problem's text, a config's body), by
     their SHA-256."""
 

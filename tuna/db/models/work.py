@@ -34,7 +34,7 @@ class FormerKey(Base):
     superseded_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
-class Environment(Base):
+class EnvironmentRow(Base):
     """An environment within which results are comparable; see `libraries.base.Environment`."""
 
     __tablename__ = "environment"
@@ -87,7 +87,7 @@ class ServedTime(Base):
     __table_args__ = table()
 
 
-class Solver(Base):
+class SolverRow(Base):
     """An implementation of a layer in a library; `valid` is false once a version no longer reports
     it."""
 
@@ -200,7 +200,7 @@ class Job(Base):
     )
 
 
-class StepResult(Base):
+class StepResultRow(Base):
     """One accepted attempt at a step: outcome, place, duration."""
 
     __tablename__ = "step_result"
@@ -238,7 +238,7 @@ class DeadLetter(Base):
     __table_args__ = table(Index(None, "library", "session_id"))
 
 
-class Trial(Base):
+class TrialRow(Base):
     """One candidate of a job: its params, outcome and every repeat of its measurement."""
 
     __tablename__ = "trial"
@@ -297,7 +297,7 @@ class JobArtifact(Base):
     )
 
 
-class Device(Base):
+class DeviceRow(Base):
     """A device that results were measured on, with its measured peak throughput."""
 
     __tablename__ = "device"
@@ -311,7 +311,7 @@ class Device(Base):
     __table_args__ = table(UniqueConstraint("environment_id", "name"))
 
 
-class Token(Base):
+class TokenRow(Base):
     """A one-time join token for one worker of one role; only its digest is stored."""
 
     __tablename__ = "token"
@@ -324,7 +324,7 @@ class Token(Base):
     revoked_at: Mapped[datetime | None]
 
 
-class Worker(Base):
+class WorkerRow(Base):
     """A worker that joined with a token; its state decides whether it has access."""
 
     __tablename__ = "worker"
