@@ -6,8 +6,8 @@ baseline is plain Celery on the same Redis with one item per message. `--library
 fin double as a subprocess: the figure is the share of the wall time, including worker start, in
 which the worker of the busiest queue does not run fin. The double takes `--fin-s` per solver; with
 0 the share is dominated by starting a Python program. `--gate` compares a remote worker, through a
-gateway, with an own worker, in turn, without their start. `--memory` compares the coordinator's peak
-memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers.
+gateway, with an own worker, in turn, without their start. `--memory` compares the coordinator's
+peak memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers.
 `--baseline DIR` compares with another checkout, which has a `.venv` of its own, such as one of the
 first release (commit a1b94d1): both run in turn, `--rounds` times, and the ratios are those of the
 medians. On a busy machine look at the CPU seconds.

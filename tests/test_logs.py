@@ -72,7 +72,8 @@ item |= dict(target="", seed=0)
 item["config"] = {"kind": "gemm", "m": 1, "n": 1, "k": 1}
 for ids in ([41], [42, 43]):
     items = tuple(WorkItem(job_id=number, **item) for number in ids)
-    chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="", items=items)
+    names = dict(id="c", namespace="n", library="noop", step="build", environment="", toolchain="")
+    chunk = Chunk(items=items, **names)
     Runner(Link(), RunContext(None, Path(tempfile.gettempdir()), ())).run(chunk, library)
 """
 

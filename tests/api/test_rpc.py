@@ -73,7 +73,10 @@ def test_a_port_in_use_is_refused_before_anything_is_written(home: Path) -> None
 def test_a_gateway_ends_with_the_process_that_started_it(
     home: Path, eventually: Callable[[Callable[[], object], float], None]
 ) -> None:
-    code = "import time; from tuna import api\nwith api.listening('127.0.0.1', 0) as u: print(u, flush=True); time.sleep(600)"
+    code = (
+        "import time; from tuna import api\nwith api.listening('127.0.0.1', 0) as u: print(u,"
+        " flush=True); time.sleep(600)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None
         address = ("127.0.0.1", int(one.stdout.readline().rpartition(":")[2]))

@@ -157,9 +157,18 @@ def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
     status = WorkerStatus(
-        name="box:7", role="eval", host="box", pid=7, device="gpu0", environment="e", toolchains=(), job_ids=(),
-        started_at=0.0, seen_at=0.0, aside="jobs fail here in a row",
-    )  # fmt: skip
+        name="box:7",
+        role="eval",
+        host="box",
+        pid=7,
+        device="gpu0",
+        environment="e",
+        toolchains=(),
+        job_ids=(),
+        started_at=0.0,
+        seen_at=0.0,
+        aside="jobs fail here in a row",
+    )
     HeartbeatBoard(client, namespace, 60.0).announce(status)
     words = "box:7 is aside: jobs fail here in a row"
     assert words not in type_in("tuna", "status").out, "nothing waits for it"

@@ -20,8 +20,8 @@ LATER = "2026-01-02 03:05:00.000000"
 STEPS = "search,build,measure"
 #: Columns of `job` before, in the order of the rows below.
 JOB = (
-    "id, config_id, solver_id, steps, round, part, state, stopped, session_id, step, reason, options,"
-    " attempt, failures, isolate, updated_at"
+    "id, config_id, solver_id, steps, round, part, state, stopped, session_id, step, reason,"
+    " options, attempt, failures, isolate, updated_at"
 )
 ROWS = (
     "environment VALUES (1, 'k', 'noop', '1', 'x86', 1, 't', 'd', '{}', '{}', NULL, '')",

@@ -293,8 +293,8 @@ class Cluster:
         self._clock(name).write_text(str(seconds))
 
     def revoke(self, name: str) -> bool:
-        """Revoke the remote worker that is now the worker `name`, and kill what is left of it; False if it
-        has not joined yet."""
+        """Revoke the remote worker that is now the worker `name`, and kill what is left of it;
+        False if it has not joined yet."""
         since = utc_now() - timedelta(seconds=self.age_s(name))
         try:
             with reading(make_engine(self.db_url)) as connection:

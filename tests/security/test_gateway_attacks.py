@@ -266,9 +266,19 @@ def test_the_pin_alone_says_who_a_gateway_is(site: GatewaySite) -> None:
 
 @pytest.mark.parametrize(
     "bearer",
-    ["", "Bearer", "Bearer x", "Bearer {name}.", "Bearer {name}.x", "Basic {name}.{secret}",
-     "Bearer {name}.{secret}x", "Bearer a.{secret}", "Bearer {name}\x00.{secret}", "Bearer " + "a" * 9000],
-)  # fmt: skip
+    [
+        "",
+        "Bearer",
+        "Bearer x",
+        "Bearer {name}.",
+        "Bearer {name}.x",
+        "Basic {name}.{secret}",
+        "Bearer {name}.{secret}x",
+        "Bearer a.{secret}",
+        "Bearer {name}\x00.{secret}",
+        "Bearer " + "a" * 9000,
+    ],
+)
 def test_a_stranger_gets_nothing(site: GatewaySite, bearer: str) -> None:
     worker = site.join()
     given = bearer.format(name=worker.name, secret=worker.credentials.secret)
@@ -279,7 +289,10 @@ def test_a_stranger_gets_nothing(site: GatewaySite, bearer: str) -> None:
     paths += [("GET", f"{lease}/elsewhere")]
     for verb, path in paths:
         with _raw(site) as line:
-            head = f"{verb} /v1{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n"
+            head = (
+                f"{verb} /v1{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length:"
+                " 0\r\n"
+            )
             line.sendall(f"{head}Authorization: {given}\r\n\r\n".encode())
             assert line.recv(1000).split()[1] in (b"401", b"400")
 

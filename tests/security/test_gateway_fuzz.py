@@ -30,12 +30,43 @@ _PATHS = (
 )
 _TEXTS = ("", "x", "../..", "%00", "%2e%2e%2f", "\u202e", "0" * 32, "f" * 64, "-1", "9" * 400, "*")
 _VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**63, 10**30, 1.5, "", "x", "\x1b[2J", "0" * 32, "a" * 70_000, [], {}, [[[]]],
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**63,
+    10**30,
+    1.5,
+    "",
+    "x",
+    "\x1b[2J",
+    "0" * 32,
+    "a" * 70_000,
+    [],
+    {},
+    [[[]]],
+)
 _FIELDS = (
-    "id", "process", "wait_s", "heartbeat", "leases", "token", "token_secret", "secret", "role", "facts",
-    "kind", "chunk", "worker", "results", "reason", "place", "version", "remote",
-)  # fmt: skip
+    "id",
+    "process",
+    "wait_s",
+    "heartbeat",
+    "leases",
+    "token",
+    "token_secret",
+    "secret",
+    "role",
+    "facts",
+    "kind",
+    "chunk",
+    "worker",
+    "results",
+    "reason",
+    "place",
+    "version",
+    "remote",
+)
 
 
 class Fuzz:

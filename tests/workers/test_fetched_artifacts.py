@@ -118,9 +118,17 @@ def test_nothing_is_read_from_the_store_within_the_transaction(scene: Any) -> No
     one = scene(5)
     one.measure()
     assert (len(one.read), one.within) == (6, []), "five artifacts, and the text that they share"
-    assert (states(one.engine), one.count(FindDb), one.count(FindDbKernel), one.count(KernelRow)) == (
-        {"evaluated": 5}, 5, 5, 6,
-    )  # fmt: skip
+    assert (
+        states(one.engine),
+        one.count(FindDb),
+        one.count(FindDbKernel),
+        one.count(KernelRow),
+    ) == (
+        {"evaluated": 5},
+        5,
+        5,
+        6,
+    )
 
 
 def test_several_are_read_at_once(scene: Any) -> None:

@@ -42,7 +42,7 @@ _COMPARE_EVERY_S = 30.0
 
 @dataclass(frozen=True)
 class MasterPlan:
-    """What a master is to do."""
+    """The task of a master."""
 
     target: str  #: JSON, or the text of older releases of TVM
     layers: Sequence[Config]
@@ -56,7 +56,7 @@ class MasterPlan:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """How many layers of a session have no open jobs, of how many."""
+    """Numbers of a session's layers: those without open jobs, and all."""
 
     done: int
     total: int
@@ -224,7 +224,7 @@ def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> l
 
 
 def _others(engine: sa.Engine, session_id: int, options: Options) -> int:
-    """How many jobs have other options; finals have none."""
+    """Return the number of jobs with other options; finals have none."""
     query = sa.select(Job.options).where(Job.session_id == session_id, Job.steps != FINALS)
     with reading(engine) as connection:
         return sum(found != options for found in connection.execute(query).scalars())

@@ -237,7 +237,7 @@ def tune_rpc(
 
 @contextlib.contextmanager
 def _lines(log_run: bool) -> Iterator[Callable[[str], None]]:
-    """What prints a line, into a file too if wanted."""
+    """Return a function that prints a line, into a file too if wanted."""
     if not log_run:
         yield say
         return
@@ -253,7 +253,7 @@ def _lines(log_run: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _say_of(master: api.Master) -> None:
-    """What the seed's master has no line for, on stderr."""
+    """Print on stderr whatever the seed's master has no line for."""
     say(f"trace file: {master.trace.path}, session {master.session_id}", err=True)
     for label in master.unsolved:
         say(f"no solver can run {label}", err=True)

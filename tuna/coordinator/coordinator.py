@@ -219,7 +219,8 @@ class Coordinator:
         return loaded
 
     def _expect_followers(self, work: SessionWork, number: int) -> int:
-        """Note that rounds or finals were made, which wait for their first step; returns how many."""
+        """Note that rounds or finals were made, which wait for their first step; returns how
+        many."""
         if number:
             first = (work.library.search, work.library.finals)
             self.publisher.expect((work.session_id, step.name) for step in first if step)

@@ -68,8 +68,8 @@ def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
 
 
 def left(connection: sa.Connection, work: SessionWork) -> Left:
-    """Return the work that is left of the session. Jobs are counted by state and step, and taken to have the
-    solvers and steps of the latest."""
+    """Return the work that is left of the session. Jobs are counted by state and step, and taken to
+    have the solvers and steps of the latest."""
     stages: dict[StageKind, float] = defaultdict(float)
     sample: dict[int, str] = {}
     unfinished = 0

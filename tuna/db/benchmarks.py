@@ -36,9 +36,9 @@ class NewBenchmark:
     high_ms: float
     repeats: int
     noisy: bool
-    error: (
-        float | None
-    )  #: against the first model of the run, of the largest magnitude; None: not finite, or of another shape
+    #: Against the first model of the run, relative to the largest magnitude; None: not finite, or of
+    #: another shape.
+    error: float | None
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ def ids_of(connection: sa.Connection, text: str) -> list[int]:
 
 
 def weights(connection: sa.Connection, model_id: int) -> dict[int, int]:
-    """Return how often each config occurs in the model; of several frameworks or numbers of GPUs the
-    largest counts."""
+    """Return how often each config occurs in the model; of several frameworks or numbers of GPUs
+    the largest counts."""
     query = sa.select(ModelConfig.config_id, sa.func.max(ModelConfig.weight)).group_by(
         ModelConfig.config_id
     )

@@ -1,5 +1,5 @@
-"""The attempts that a batch of results ends, in SQL and in bulk: their trials, the devices that they
-ran on, one row for each attempt, the jobs' next states."""
+"""The attempts that a batch of results ends, in SQL and in bulk: their trials, the devices that
+they ran on, one row for each attempt, the jobs' next states."""
 
 from __future__ import annotations
 

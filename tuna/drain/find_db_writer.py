@@ -232,8 +232,8 @@ class _Known(NamedTuple):
     noisy: bool
 
     def replaces(self, stored: _Known) -> bool:
-        """Return whether this result, of the same session and so of the same environment, is the one to
-        keep.
+        """Return whether this result, of the same session and so of the same environment, is the
+        one to keep.
 
         The better one is, and one from a quiet device is better than a noisy one. But a
         re-measurement of the same candidate replaces the earlier time, and what a later step of a
@@ -305,8 +305,8 @@ def _known(
 
 
 def fits(connection: sa.Connection, size_bytes: int) -> bool:
-    """Return whether one statement may carry an artifact of this size. On a longer one MySQL closes the
-    connection, as in an outage."""
+    """Return whether one statement may carry an artifact of this size. On a longer one MySQL closes
+    the connection, as in an outage."""
     if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
         return True
     packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())

@@ -1,4 +1,4 @@
-"""What a remote worker says of itself and of its results, as a gateway takes it in."""
+"""Checks of the facts and results that a remote worker reports."""
 
 from __future__ import annotations
 

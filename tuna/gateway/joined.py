@@ -50,7 +50,7 @@ class RemoteWorker(NewWorker):
 
 
 def tls_secret(connection: sa.Connection) -> str:
-    """What the key of this database's gateways is made of, hex."""
+    """Return the secret from which this database's gateways derive their key, hex."""
     return connection.execute(sa.select(Installation.gateway_secret)).scalar_one()
 
 

@@ -42,7 +42,7 @@ class MeasuringPlace:
 
     @classmethod
     def parse(cls, target: str, device: str | None, port: int | None) -> MeasuringPlace:
-        """Of the options of `tuna rpc-client`; raises BadInput."""
+        """Parse the options of `tuna rpc-client`; raises BadInput."""
         parsed = targets.parse(target)
         if (device is None) != (port is None):
             raise BadInput(

@@ -117,7 +117,7 @@ def client_line(compiles: JoinToken, measures: JoinToken) -> str:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a worker that joined authenticates with; its `repr` hides the secret."""
+    """Name and secret of a worker that joined; the `repr` hides the secret."""
 
     gateway: Gateway
     name: str

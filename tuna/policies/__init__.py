@@ -1,4 +1,5 @@
-"""Policies say what to publish next: pure functions from a snapshot of the open work to shares of the queues.
+"""Policies say what to publish next: pure functions from a snapshot of the open work to shares of
+the queues.
 
 The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all
 (docs/scheduling.md).

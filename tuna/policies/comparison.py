@@ -45,7 +45,8 @@ def greedy(snapshot: Snapshot) -> list[Share]:
 
 @policy(Need.ROUNDS)
 def synchronous(snapshot: Snapshot) -> list[Share]:
-    """Publish the same step of all sessions at once: the next one starts when it has ended everywhere."""
+    """Publish the same step of all sessions at once: the next one starts when it has ended
+    everywhere."""
     running = {step for (_, step), chunks in snapshot.in_flight.items() if chunks}
     if not running and snapshot.open:
         running = {max(snapshot.open, key=lambda step: step.remaining).step}

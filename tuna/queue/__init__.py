@@ -1,1 +1,2 @@
-"""What crosses Redis: claimed work items, messages, leases, results, heartbeats, names of keys."""
+"""Everything that crosses Redis: claimed work items, messages, leases, results, heartbeats, names
+of keys."""

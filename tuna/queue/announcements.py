@@ -1,5 +1,5 @@
-"""What coordinators tell workers in Redis: namespaces, keys of artifacts, artifact store, open
-queues, orders.
+"""Announcements of coordinators to workers, in Redis: namespaces, keys of artifacts, artifact
+store, open queues, orders.
 
 Keys, under `tuna:{<namespace>}:` but for the first:
 

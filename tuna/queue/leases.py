@@ -61,7 +61,8 @@ return 1
 # By any holder but a revoked one: at shutdown a worker knows the chunks of its pool processes and
 # not their tokens.
 _RETURN_CHUNK = """
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HGET', KEYS[2], ARGV[1]) == '' then return 0 end
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
+if redis.call('HGET', KEYS[2], ARGV[1]) == '' then return 0 end
 redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
@@ -183,7 +184,7 @@ class Leases:
         return _texts(self._client.zrangebyscore(self.leases_key, "-inf", f"({now_ms}"))
 
     def missing(self, chunks: Sequence[str]) -> list[str]:
-        """Those of `chunks` that Redis knows nothing of."""
+        """Return the members of `chunks` that Redis does not know."""
         if not chunks:
             return []
         scores = cast(list[Any], self._client.zmscore(self.leases_key, list(chunks)))

@@ -34,7 +34,8 @@ _MEMORY_SHARE = 0.75
 
 
 def is_nearly_full(client: redis.Redis) -> bool:
-    """Return whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
+    """Return whether publishing must pause: the rest of Redis' `maxmemory` is reserved for
+    results."""
     memory = client.info("memory")
     return (
         bool(memory.get("maxmemory"))

@@ -252,8 +252,8 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
 
 
 def most_at_once(spans: Iterable[Sum]) -> int:
-    """Return the largest number of spans that overlap: a process that was replaced by another counts once
-    with it."""
+    """Return the largest number of spans that overlap: a process that was replaced by another
+    counts once with it."""
     ends: list[tuple[datetime, int]] = []
     for span in spans:
         if span.first and span.last:

@@ -108,8 +108,8 @@ def write(
     jobs: Mapping[int, AttemptedJob],
     results: Sequence[tuple[StepResult, str]],
 ) -> None:
-    """Store the times of finals, each with the remote worker that measured them (empty: an own one), in
-    the results of the solvers and in their trials.
+    """Store the times of finals, each with the remote worker that measured them (empty: an own
+    one), in the results of the solvers and in their trials.
 
     What a result names of another config than its job's, or is another candidate by now, is left as
     it is; by a remote worker, what others measured too.

@@ -234,7 +234,8 @@ def _distance(config: Config, other: Config) -> float | None:
 
 
 def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
-    """The trials that are learned from a search, as `history.block` takes it; empty if that is too little."""
+    """The trials that are learned from a search, as `history.block` takes it; empty if that is too
+    little."""
     query = (
         sa.select(TrialRow.id)
         .join(Job, Job.id == TrialRow.job_id)

@@ -1,1 +1,1 @@
-"""What a worker process does: the Celery side, the runner, health, devices. Never SQL."""
+"""The work of a worker process: the Celery side, the runner, health, devices. Never SQL."""

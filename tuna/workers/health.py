@@ -133,7 +133,7 @@ class Health:
 
     @property
     def failing(self) -> int:
-        """How many different jobs have failed since one succeeded."""
+        """Return the number of different jobs that failed since one succeeded."""
         return len(self._failed)
 
     def require(self, library: Library) -> None:
@@ -145,7 +145,7 @@ class Health:
         self._examined = True
 
     def examine(self, library: Library) -> Fault | None:
-        """What is wrong with the folders or, by the library's own word, with the device."""
+        """Return the fault of the folders or, by the library's own word, of the device."""
         for folder in self._folders:
             try:
                 _write_to(folder)
@@ -323,8 +323,8 @@ def _write_to(folder: Path) -> None:
 
 
 def _probe(library: Library, device: DeviceHandle, ending: Callable[[], bool]) -> str:
-    """What `Library.probe` says; one that raises or does not answer, also by the time of `ending`,
-    is as good as a bad one."""
+    """Return the answer of `Library.probe`; one that raises or does not answer, also by the time of
+    `ending`, is as good as a bad one."""
     said: list[str] = []
 
     def ask() -> None:

@@ -36,7 +36,7 @@ class Elsewhere(NamedTuple):
 
 
 class WorkerLink(Protocol):
-    """What a worker process asks its coordinators for."""
+    """Requests of a worker process to its coordinators."""
 
     def boards(self) -> Sequence[Board]:
         """Where the heartbeats of this process are published."""

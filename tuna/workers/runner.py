@@ -55,7 +55,7 @@ _DECLINED = "it failed here before; another worker should try it"
 
 
 class Outcome(str, Enum):
-    """How a run of a chunk ended."""
+    """The end of a run of a chunk."""
 
     FINISHED = "finished"  #: each item has a result
     STALE = "stale"  #: another worker has it, or it was canceled

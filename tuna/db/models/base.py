@@ -1,4 +1,5 @@
-"""The base of the ORM models: the declarative class, naming of constraints, portable column types."""
+"""The base of the ORM models: the declarative class, naming of constraints, portable column
+types."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rights that are still to be taken away from former members and spent tokens, and which rights a member's
-Redis user was given.
+"""Rights that are still to be taken away from former members and spent tokens, and which rights a
+member's Redis user was given.
 
 Revision: 0020
 """
