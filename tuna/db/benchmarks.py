@@ -36,8 +36,8 @@ class NewBenchmark:
     high_ms: float
     repeats: int
     noisy: bool
-    #: Against the first model of the run, relative to the largest magnitude; None: not finite, or of
-    #: another shape.
+    #: Against the first model of the run, relative to the largest magnitude; None: not finite, or
+    #: of another shape.
     error: float | None
 
 
