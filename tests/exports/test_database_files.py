@@ -14,7 +14,7 @@ from shared_data import shared_data
 
 from tuna.errors import BadInput
 from tuna.exports.check import check as check_known
-from tuna.exports.diff import diff, line
+from tuna.exports.diff import diff, diff_line
 from tuna.exports.entries import Pair
 from tuna.exports.merge import merge
 from tuna.libraries import compressed
@@ -249,7 +249,7 @@ def test_differences_are_counted_by_solver_and_type(tmp_path: Path) -> None:
     ]
     assert (found.faster, found.slower, found.differs) == (1, 0, True)
     assert found.summary() == "1 added, 1 removed, 2 changed (1 faster, 0 slower), 1 same"
-    assert [line(pair)[: len(KEY) + 4] for pair in differences(a, b)] == [
+    assert [diff_line(pair)[: len(KEY) + 4] for pair in differences(a, b)] == [
         f"~ {KEY} A",
         f"- {KEY} B",
         f"+ {KEY} C",

@@ -12,7 +12,6 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
-from tuna.exports.diff import line
 from tuna.messages import counted
 
 _PATH = click.Path(path_type=Path)
@@ -147,7 +146,7 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
         )
         print_json(found.as_json() | ({"entries": each} if entries else {}))
         return int(found.differs)
-    found = api.compare_databases(a, b, lambda pair: say(line(pair)) if entries else None)
+    found = api.compare_databases(a, b, lambda pair: say(api.diff_line(pair)) if entries else None)
     if found.differs:
         print_table(
             "", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4)

@@ -8,7 +8,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs.conv import COMMANDS
 from tuna.db import configs, solvers
 from tuna.db.models import (
     ConfigTag,
@@ -187,6 +186,8 @@ def _new_pairs(
     if request.only_tunable:
         select = select.where(SolverRow.tunable.is_(True))
     if request.command is not None:
+        from tuna.configs.conv import COMMANDS  # queries of jobs start without layers
+
         data_type = next(kind for kind, command in COMMANDS.items() if command == request.command)
         select = select.join(ConvConfigRow, ConvConfigRow.config_id == pair.config_id).where(
             ConvConfigRow.data_type == data_type.value

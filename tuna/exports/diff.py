@@ -99,7 +99,7 @@ def _what(pair: Pair) -> str:
     return "same" if pair.a == pair.b else "changed"
 
 
-def line(pair: Pair) -> str:
+def diff_line(pair: Pair) -> str:
     """An entry that differs, such as `~ KEY SOLVER: 0.5,0,algorithm -> 0.4,0,algorithm`."""
     mark = {"added": "+", "removed": "-", "changed": "~", "same": "="}[_what(pair)]
     values = " -> ".join(

@@ -312,7 +312,9 @@ class _Process:
         try:
             if (handed := self._link.next(lease, 1.0 if self._once else WAIT_S)) is not None:
                 return lease, handed
-        except AccessLost:
+        except AccessLost as error:
+            if self._link.state != "revoked":  # else the heartbeat was refused first, and said so
+                log.error("worker revoked", reason=str(error))
             self._leaves.set()
         except ServiceError as error:
             log.warning("no chunk", reason=str(error))
@@ -321,8 +323,9 @@ class _Process:
         return None
 
     def _on_state(self, state: str) -> None:
+        if state == "draining":
+            log.warning("worker drained")
         if state in ("draining", "revoked"):
-            log.warning(f"worker {'drained' if state == 'draining' else state}")
             self._leaves.set()
 
     def _is_ending(self) -> bool:
