@@ -231,7 +231,7 @@ def test_orphans_are_looked_for_among_the_jobs_in_flight_alone(engine: sa.Engine
 def test_the_states_of_jobs_are_counted_in_an_index(engine: sa.Engine) -> None:
     def count() -> None:
         with reading(engine) as connection:
-            jobs.by_state(connection, 1)
+            overview.jobs_by_state(connection, 1)
         overview.read(engine)
 
     check(engine, count, "job")

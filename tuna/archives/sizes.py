@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import jobs, searches, sessions
+from tuna.db import overview, searches, sessions
 from tuna.db.engine import reading
 from tuna.db.models import (
     EnvironmentRow,
@@ -80,7 +80,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
 def _size(connection: sa.Connection, row: Any) -> SessionSize:
     counts: dict[str, int] = {}
     states: set[str] = set()
-    for (state, step), number in jobs.by_state(connection, row.id).items():
+    for (state, step), number in overview.jobs_by_state(connection, row.id).items():
         counts[state] = counts.get(state, 0) + number
         if State(state) in IN_FLIGHT:
             states.add("running")

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import configs, jobs
+from tuna.db import configs, jobs, overview
 from tuna.db.batches import parts
 from tuna.db.engine import reading, transaction
 from tuna.db.models import ConfigTag, Job
@@ -137,7 +137,8 @@ def _groups(engine: sa.Engine, selection: JobSelection) -> list[tuple[str, State
             configs.require_tag(connection, selection.tag)
         _require_jobs(connection, selection)
         return [
-            (step, State(state)) for state, step in jobs.by_state(connection, selection.session_id)
+            (step, State(state))
+            for state, step in overview.jobs_by_state(connection, selection.session_id)
         ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import jobs
+from tuna.db import jobs, overview
 from tuna.db.batches import parts
 from tuna.db.models import Job, StepResultRow
 from tuna.jobs.serving import SessionWork
@@ -73,7 +73,7 @@ def left(connection: sa.Connection, work: SessionWork) -> Left:
     stages: dict[StageKind, float] = defaultdict(float)
     sample: dict[int, str] = {}
     unfinished = 0
-    for (state, step), count in jobs.by_state(connection, work.session_id).items():
+    for (state, step), count in overview.jobs_by_state(connection, work.session_id).items():
         latest = _latest(connection, work.session_id, state, step)
         sample |= {row.id: str(row.solver_id) for row in latest}
         if not is_open(state, work.library.step(step).resource):

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import configs, solvers
+from tuna.db import configs, overview, solvers
 from tuna.db.models import (
     ConfigTag,
     ConvConfigRow,
@@ -214,16 +214,6 @@ def pairs(connection: sa.Connection, session_id: int, tag: str | None) -> int:
     return connection.execute(statement).scalar_one()
 
 
-def by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str], int]:
-    """Numbers of jobs by (state, step). Index ix_job_claim answers it alone."""
-    statement = (
-        sa.select(Job.state, Job.step, sa.func.count())
-        .where(Job.session_id == session_id)
-        .group_by(Job.step, Job.state)
-    )
-    return {(state, step): count for state, step, count in connection.execute(statement)}
-
-
 def by_steps(
     connection: sa.Connection, session_id: int, tag: str | None = None
 ) -> dict[tuple[str, str, str], int]:
@@ -241,7 +231,7 @@ def by_steps(
         if first == last:
             return {
                 (first, state, step): count
-                for (state, step), count in by_state(connection, session_id).items()
+                for (state, step), count in overview.jobs_by_state(connection, session_id).items()
             }
     statement = (
         sa.select(Job.steps, Job.state, Job.step, sa.func.count())

@@ -217,3 +217,13 @@ def _failures(engine: sa.Engine) -> dict[int, list[Failure]]:
         )
         found[row.session_id].append(failure)
     return found
+
+
+def jobs_by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str], int]:
+    """Numbers of jobs by (state, step). Index ix_job_claim answers it alone."""
+    statement = (
+        sa.select(_job.c.state, _job.c.step, sa.func.count())
+        .where(_job.c.session_id == session_id)
+        .group_by(_job.c.step, _job.c.state)
+    )
+    return {(state, step): count for state, step, count in connection.execute(statement)}
