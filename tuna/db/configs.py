@@ -101,7 +101,8 @@ def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
 def _insert(
     connection: sa.Connection, configs: Sequence[Config], bodies: Mapping[str, bytes]
 ) -> None:
-    _keep_bodies(connection, {config.body_digest for config in configs} - {None}, bodies)  # type: ignore[arg-type]
+    wanted = {digest for config in configs if (digest := config.body_digest) is not None}
+    _keep_bodies(connection, wanted, bodies)
     rows = [_row(config) for config in configs]
     # another import may be storing the same ones
     upsert(connection, models.ConfigRow, rows, key=("key",))

@@ -186,7 +186,8 @@ def _without_functions(model: Any) -> Any:
         model = inliner.inline_local_functions(model)
     missing = {*unsupported(_nodes(model.graph))}
     for schema in [defs.get_schema(name, int(opset(model))) for name in missing if defs.has(name)]:
-        if not (schema.has_function or schema.has_context_dependent_function):  # type: ignore[attr-defined]
+        made: Any = schema  # its stub lacks both
+        if not (made.has_function or made.has_context_dependent_function):
             continue
         try:
             written = inliner.inline_selected_functions(
