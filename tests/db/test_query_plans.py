@@ -243,7 +243,8 @@ def test_the_rounds_of_searches_are_counted_by_index(engine: sa.Engine) -> None:
         row = dict(
             connection.execute(sa.select(Job.__table__).where(Job.id == first)).mappings().one()
         )
-        made = sa.insert(Job).values({**row, "id": None, "steps": "new"})
+        del row["id"]
+        made = sa.insert(Job).values(row | {"steps": "new"})
         made_id = connection.execute(made).inserted_primary_key[0]
         (search_id,) = make_searches(connection, Job.id == made_id)
         connection.execute(sa.update(Job).where(Job.id == made_id).values(step=row["step"]))
