@@ -176,7 +176,8 @@ def test_searches_that_are_measured_at_the_same_time_share_the_devices(scene: Sc
             dict(connection.execute(sa.select(model.__table__)).mappings().one())
             for model in (Search, Job)
         )
-        made = sa.insert(Search).values({**search, "id": None, "solver_id": other})
+        copied = {name: value for name, value in search.items() if name != "id"}
+        made = sa.insert(Search).values(copied | {"solver_id": other})
         (of,) = connection.execute(made).inserted_primary_key
         job = {**row, "id": None, "solver_id": other, "search_id": of}
         connection.execute(sa.insert(Job).values(job))
