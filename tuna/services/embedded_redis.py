@@ -1,8 +1,7 @@
 """The embedded Redis server, used when none is configured: on a Unix socket, for this user only.
 
-Its user `default` has a password, in the file `redis.password` of its folder, since workers may
-reach the server over TCP (`tcp_port`), with users of their own. The server reads it from its
-standard input.
+Its user `default` has a password, in the file `redis.password` of its folder: a socket's folder is
+one protection, this is another. The server reads it from its standard input.
 
 All Tuna processes share it, and each of them starts it again after it was killed. Two locks (flock)
 in its folder show which processes live, since the kernel releases the locks of a killed one:
