@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
+from anyio import to_thread
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuna import logs
@@ -120,8 +121,6 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on `sockets`, with a bound on the time of a TLS handshake."""
-        from anyio import to_thread
-
         await self.lifespan.startup()
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
         loop = asyncio.get_running_loop()

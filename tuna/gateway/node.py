@@ -57,7 +57,7 @@ _BACKOFF_S = 2.0
 #: Pause before a process that died is started again; doubled up to the second.
 _RESTART_S, _MAX_RESTART_S = 0.5, 30.0
 _TICK_S = 0.2
-#: Exit codes of a process that ends the worker: drained or revoked, and idle.
+#: Exit code of a process that ended by itself: drained, revoked or idle.
 _LEFT = 0
 
 

@@ -18,6 +18,7 @@ The id of a lease is the client's, so that a request whose answer was lost can b
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,6 +44,8 @@ _Printable = Annotated[str, Field(max_length=255, pattern=r"^[^\p{Cc}\p{Cf}]*$")
 _EnvironmentKey = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 #: Words with single blanks between them.
 _Toolchain = Annotated[str, Field(max_length=255, pattern=r"^[^\s\p{C}]+( [^\s\p{C}]+)*$")]
+#: The SHA-256 of an artifact.
+DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 LeaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 ProcessId = Annotated[int, Field(ge=0, lt=2**31)]
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 import http.client
-import re
 import secrets
 import socket
 import threading
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from tuna.artifacts.cache import ArtifactCache
 from tuna.errors import BadInput, ServiceError, StorageFull, StoreUnavailable
 from tuna.gateway.protocol import (
+    DIGEST,
     MAX_ARTIFACT_BYTES,
     NO_SESSION,
     RENEW_S,
@@ -57,7 +57,6 @@ _JOIN_S = 30.0
 #: A chunk that is asked for waits so long for the next one.
 WAIT_S = 10.0
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
-_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ANOTHER = "make another one: `tuna token create --role ROLE`"
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
@@ -268,16 +267,13 @@ class RemoteArtifacts:
             raise StorageFull(f"A gateway takes artifacts up to {MAX_ARTIFACT_BYTES >> 20} MiB.")
         digest = hashlib.sha256(data).hexdigest()
         path = f"{self._path}/artifacts/{digest}"
-        try:
-            for attempt in stamina.retry_context(
-                on=StorageFull, attempts=None, timeout=_FULL_S, wait_max=5.0
-            ):
-                with attempt:
-                    answer = self._sent("PUT", path, data)
-                    if answer.status == 507:
-                        raise StorageFull(_why(answer))
-        except AccessLost as error:
-            raise StoreUnavailable(str(error)) from None
+        for attempt in stamina.retry_context(
+            on=StorageFull, attempts=None, timeout=_FULL_S, wait_max=5.0
+        ):
+            with attempt:
+                answer = self._sent("PUT", path, data)
+                if answer.status == 507:
+                    raise StorageFull(_why(answer))
         if answer.status == 413:
             raise StorageFull(f"The gateway does not take the artifact: {_why(answer)}.")
         if answer.status != 204:
@@ -287,7 +283,7 @@ class RemoteArtifacts:
 
     def get(self, digest: str) -> bytes:
         """The bytes, whose hash is checked; raises KeyError if they are gone."""
-        if not _DIGEST.fullmatch(digest):
+        if not DIGEST.fullmatch(digest):
             raise KeyError(digest)
         if (data := self._cache.get(digest)) is not None:
             return data

@@ -37,6 +37,7 @@ from tuna.gateway.claims import named_artifacts, place_of_remote, status_of, wit
 from tuna.gateway.handout import HandedChunk, Handout
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import (
+    DIGEST,
     MAX_ARTIFACT_BYTES,
     NO_SESSION,
     ElsewhereAnswer,
@@ -77,7 +78,6 @@ _PAUSE_S, _MAX_PAUSE_S = 0.5, 60.0
 _LOG_EVERY_S = 60.0
 _REASON_CHARS = 2000
 _HOST = re.compile(r"[^A-Za-z0-9.-]")
-_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LEASE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PROCESS = re.compile(r"[0-9]{1,10}", re.ASCII)
 _T = TypeVar("_T")
@@ -204,7 +204,7 @@ class GatewayApp:
 
     async def _get_artifact(self, request: Request) -> Response:
         known, held = await self._held(request)
-        digest = of_path(request, "digest", _DIGEST)
+        digest = of_path(request, "digest", DIGEST)
         if digest not in await _threaded(self._readable, held, [digest]):
             self._log(known.worker.name, "asks for an artifact of others")
             raise HTTPException(404, "no artifact of this chunk")
@@ -216,7 +216,7 @@ class GatewayApp:
 
     async def _put_artifact(self, request: Request) -> Response:
         _, held = await self._held(request)
-        digest = of_path(request, "digest", _DIGEST)
+        digest = of_path(request, "digest", DIGEST)
         data = await read_body(request, MAX_ARTIFACT_BYTES)
         known = await self._authenticated(request, counts=False)
         if hashlib.sha256(data).hexdigest() != digest:

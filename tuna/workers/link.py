@@ -26,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 #: How long an outage of Redis is retried, as in coordinators.
 _OUTAGE_S = 600.0
+_through_outages = stamina.retry(
+    on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
+)
 
 
 class Elsewhere(NamedTuple):
@@ -59,7 +62,7 @@ class RedisLease:
         self._chunk = chunk
         self._token = token
 
-    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
+    @_through_outages
     def take(self, entry: str) -> bool:
         """Acquire the lease, appending `entry` to the results."""
         return self._leases.take(self._chunk, self._token, entry)
@@ -72,12 +75,12 @@ class RedisLease:
             log.warning("heartbeat failed", error=str(error))
             return True
 
-    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
+    @_through_outages
     def report(self, entry: str) -> bool:
         """Append `entry`, if still the holder."""
         return self._leases.report(self._chunk, self._token, entry)
 
-    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
+    @_through_outages
     def finish(self, entry: str) -> bool:
         """Append the last `entry` and release the lease."""
         return self._leases.finish(self._chunk, self._token, entry)
