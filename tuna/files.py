@@ -32,8 +32,6 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     """Read a file that an untrusted process wrote, following no link and waiting for no pipe.
 
     Raises FileNotFoundError, and NotPlain unless it is a regular file of at most `most_bytes`.
-
-    Raises FileNotFoundError, and NotPlain for what is no regular file of at most `most_bytes`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

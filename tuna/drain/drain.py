@@ -36,7 +36,7 @@ from tuna.drain.dead_letters import Letter
 from tuna.drain.find_db_writer import Fetched, FindDbWriter, best
 from tuna.drain.result_checks import ResultChecks
 from tuna.jobs import needed_artifacts
-from tuna.jobs.failures import NextState, Outcome, after_attempt, losses_of
+from tuna.jobs.failures import NextState, after_attempt, losses_of
 from tuna.jobs.release import release
 from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.scope import libraries_of
@@ -387,9 +387,9 @@ def _ends(library: Library, after: NextState) -> bool:
 
 def _after_losses(attempt: Attempt, losses: Mapping[int, AttemptedJob]) -> Attempt:
     """Keep the failures of a job that lost an artifact and goes on: see `losses_of`."""
-    result, cause, after = attempt.outcome
-    job = losses.get(result.job_id)
+    _, cause, after = attempt.outcome
+    job = losses.get(attempt.job.id)
     if job is None or cause is not None or after.step == job.step:
         return attempt
     after = after._replace(failures=job.failures, uncharged=job.uncharged)
-    return attempt._replace(outcome=Outcome(result, cause, after))
+    return attempt._replace(outcome=attempt.outcome._replace(after=after))
