@@ -27,8 +27,7 @@ from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import server_errors, sessions
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job
-from tuna.db.models import StepResultRow as StepResultRow
+from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.drain.find_db_writer import FindDbWriter

@@ -22,10 +22,10 @@ from tuna.archives.trace import ENDED, Trace
 from tuna.archives.trace_restore import restore, session_of
 from tuna.configs import Config
 from tuna.coordinator.session_run import Progress, RunEvents
-from tuna.db import configs, models
+from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job
+from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput
 from tuna.exports.commit import Commit, commit
 from tuna.exports.trial_logs import TrialLogs
@@ -211,14 +211,10 @@ def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
 
 def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> list[str]:
     """Labels of layers that have no job."""
-    query = sa.select(models.ConfigRow.key).join(
-        models.Job, models.Job.config_id == models.ConfigRow.id
-    )
+    query = sa.select(ConfigRow.key).join(Job, Job.config_id == ConfigRow.id)
     with reading(engine) as connection:
         keys = set(
-            connection.execute(
-                query.where(models.Job.session_id == session_id).distinct()
-            ).scalars()
+            connection.execute(query.where(Job.session_id == session_id).distinct()).scalars()
         )
     return [layer.label for layer in layers if layer.key not in keys]
 

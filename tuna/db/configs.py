@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
-from tuna.db import models
-from tuna.db.models import ConfigTag, KernelRow
+from tuna.db.models import (
+    CONFIG_CHARS,
+    Base,
+    BatchNormConfigRow,
+    ConfigRow,
+    ConfigTag,
+    ConvConfigRow,
+    GemmConfigRow,
+    KernelRow,
+)
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
@@ -20,10 +28,10 @@ from tuna.messages import choices
 
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.
-_TYPED_TABLES: dict[str, type[models.Base]] = {
-    "convolution": models.ConvConfigRow,
-    "gemm": models.GemmConfigRow,
-    "batch_norm": models.BatchNormConfigRow,
+_TYPED_TABLES: dict[str, type[Base]] = {
+    "convolution": ConvConfigRow,
+    "gemm": GemmConfigRow,
+    "batch_norm": BatchNormConfigRow,
 }
 
 
@@ -92,9 +100,7 @@ def _tag(connection: sa.Connection, ids: Sequence[int], tag: str, recurrent: boo
 
 
 def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
-    statement = sa.select(models.ConfigRow.key, models.ConfigRow.id).where(
-        models.ConfigRow.key.in_(keys)
-    )
+    statement = sa.select(ConfigRow.key, ConfigRow.id).where(ConfigRow.key.in_(keys))
     return {row.key: row.id for row in connection.execute(statement)} if keys else {}
 
 
@@ -105,7 +111,7 @@ def _insert(
     _keep_bodies(connection, wanted, bodies)
     rows = [_row(config) for config in configs]
     # another import may be storing the same ones
-    upsert(connection, models.ConfigRow, rows, key=("key",))
+    upsert(connection, ConfigRow, rows, key=("key",))
     _write_typed(connection, rows)
 
 
@@ -120,7 +126,7 @@ def _row(config: Config) -> dict[str, object]:
         "problem_key": text_of(config),
         "created_at": utc_now(),
     }
-    for name, limit in models.CONFIG_CHARS.items():
+    for name, limit in CONFIG_CHARS.items():
         length = len(str(row[name]))
         if length > limit:
             raise BadInput(
@@ -184,10 +190,10 @@ def tagged(connection: sa.Connection, tag: str) -> Iterator[Config]:
     nothing carries."""
     require_tag(connection, tag)
     statement = (
-        sa.select(models.ConfigRow.json)
-        .join(ConfigTag, ConfigTag.config_id == models.ConfigRow.id)
+        sa.select(ConfigRow.json)
+        .join(ConfigTag, ConfigTag.config_id == ConfigRow.id)
         .where(ConfigTag.tag == tag)
-        .order_by(models.ConfigRow.id)
+        .order_by(ConfigRow.id)
     )
     return (from_json_text(text) for text in connection.execute(statement).scalars())
 
@@ -196,15 +202,13 @@ def with_ids(
     connection: sa.Connection, kinds: Iterable[str], tag: str | None
 ) -> list[tuple[int, Config]]:
     """The id and config of every config of these kinds, or of those that carry `tag`."""
-    statement = sa.select(models.ConfigRow.id, models.ConfigRow.json).where(
-        models.ConfigRow.kind.in_(list(kinds))
-    )
+    statement = sa.select(ConfigRow.id, ConfigRow.json).where(ConfigRow.kind.in_(list(kinds)))
     if tag is not None:
         require_tag(connection, tag)
-        statement = statement.join(ConfigTag, ConfigTag.config_id == models.ConfigRow.id).where(
+        statement = statement.join(ConfigTag, ConfigTag.config_id == ConfigRow.id).where(
             ConfigTag.tag == tag
         )
-    rows = connection.execute(statement.order_by(models.ConfigRow.id))
+    rows = connection.execute(statement.order_by(ConfigRow.id))
     return [(row.id, from_json_text(row.json)) for row in rows]
 
 
@@ -212,9 +216,9 @@ def kinds_beside(connection: sa.Connection, kinds: Iterable[str], tag: str) -> d
     """Return the kind of each config that carries `tag` and is of none of these kinds, by its
     id."""
     statement = (
-        sa.select(models.ConfigRow.id, models.ConfigRow.kind)
-        .join(ConfigTag, ConfigTag.config_id == models.ConfigRow.id)
-        .where(ConfigTag.tag == tag, models.ConfigRow.kind.not_in(list(kinds)))
+        sa.select(ConfigRow.id, ConfigRow.kind)
+        .join(ConfigTag, ConfigTag.config_id == ConfigRow.id)
+        .where(ConfigTag.tag == tag, ConfigRow.kind.not_in(list(kinds)))
     )
     return {row.id: row.kind for row in connection.execute(statement)}
 

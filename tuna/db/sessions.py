@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from tuna.db import models
-from tuna.db.models import Installation
+from tuna.db.models import EnvironmentRow, FormerKey, Installation, Session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
@@ -37,14 +36,14 @@ def set_options(
     """Change options of a session, and return all; raises NotFound, and BadInput for a value that
     is none."""
     changed = get(connection, session_id).options.changed(values)
-    same = models.Session.id == session_id
-    connection.execute(sa.update(models.Session).where(same).values(options=changed.json_values()))
+    same = Session.id == session_id
+    connection.execute(sa.update(Session).where(same).values(options=changed.json_values()))
     return changed
 
 
 def set_fault(connection: sa.Connection, session_id: int, fault: str | None) -> None:
     """Store why a session is set aside; None: it is not."""
-    row = models.Session
+    row = Session
     changed = row.fault.is_not(None) if fault is None else sa.true()
     connection.execute(sa.update(row).where(row.id == session_id, changed).values(fault=fault))
 
@@ -58,34 +57,34 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
     row |= {"flags": dict(environment.flags), "conditions": dict(environment.conditions)}
     row |= {n: getattr(environment, n) for n in names}
     for name in names:
-        limit = getattr(models.EnvironmentRow.__table__.c[name].type, "length", None)
+        limit = getattr(EnvironmentRow.__table__.c[name].type, "length", None)
         if limit and len(row[name]) > limit:
             raise BadInput(
                 f"The environment's {name.replace('_', ' ')} has more than {limit} characters."
             )
-    upsert(connection, models.EnvironmentRow, [row], key=("key",))
+    upsert(connection, EnvironmentRow, [row], key=("key",))
     environment_id = connection.execute(
-        sa.select(models.EnvironmentRow.id).where(models.EnvironmentRow.key == environment.key)
+        sa.select(EnvironmentRow.id).where(EnvironmentRow.key == environment.key)
     ).scalar_one()
-    same = sa.and_(models.Session.environment_id == environment_id, models.Session.reason == reason)
-    found: int | None = connection.execute(sa.select(models.Session.id).where(same)).scalar()
+    same = sa.and_(Session.environment_id == environment_id, Session.reason == reason)
+    found: int | None = connection.execute(sa.select(Session.id).where(same)).scalar()
     if found is not None:
         return found, False
     row = {"environment_id": environment_id, "reason": reason, "created_at": utc_now()}
-    upsert(connection, models.Session, [row], key=("environment_id", "reason"))
-    return connection.execute(sa.select(models.Session.id).where(same)).scalar_one(), True
+    upsert(connection, Session, [row], key=("environment_id", "reason"))
+    return connection.execute(sa.select(Session.id).where(same)).scalar_one(), True
 
 
 def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     """The session; raises NotFound, whose hint lists the existing ids."""
     row = connection.execute(
         sa.select(
-            models.Session.reason,
-            models.Session.options,
-            models.EnvironmentRow,
+            Session.reason,
+            Session.options,
+            EnvironmentRow,
         )
-        .join(models.EnvironmentRow, models.EnvironmentRow.id == models.Session.environment_id)
-        .where(models.Session.id == session_id)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+        .where(Session.id == session_id)
     ).first()
     if row is None:
         raise _missing(connection, session_id)
@@ -107,21 +106,12 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
 
 def require(connection: sa.Connection, session_id: int) -> None:
     """Raise NotFound, whose hint lists the existing ids, unless the session is there."""
-    if (
-        connection.execute(
-            sa.select(models.Session.id).where(models.Session.id == session_id)
-        ).scalar()
-        is None
-    ):
+    if connection.execute(sa.select(Session.id).where(Session.id == session_id)).scalar() is None:
         raise _missing(connection, session_id)
 
 
 def _missing(connection: sa.Connection, session_id: int) -> NotFound:
-    there = (
-        connection.execute(sa.select(models.Session.id).order_by(models.Session.id).limit(20))
-        .scalars()
-        .all()
-    )
+    there = connection.execute(sa.select(Session.id).order_by(Session.id).limit(20)).scalars().all()
     return NotFound(
         f"There is no session {session_id}.",
         hint=f"sessions: {', '.join(map(str, there)) or 'none yet'}",
@@ -131,9 +121,9 @@ def _missing(connection: sa.Connection, session_id: int) -> NotFound:
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:
     """The name of each session's library."""
     rows = connection.execute(
-        sa.select(models.Session.id, models.EnvironmentRow.library)
-        .join(models.EnvironmentRow, models.EnvironmentRow.id == models.Session.environment_id)
-        .where(models.Session.id.in_(list(session_ids)))
+        sa.select(Session.id, EnvironmentRow.library)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+        .where(Session.id.in_(list(session_ids)))
     )
     return {row.id: row.library for row in rows}
 
@@ -150,8 +140,6 @@ def artifact_keys(connection: sa.Connection, settings: Settings) -> Keys:
 
     if settings.artifacts_key is not None:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
-    former = sa.select(models.FormerKey.public).order_by(
-        models.FormerKey.superseded_at.desc(), models.FormerKey.public
-    )
+    former = sa.select(FormerKey.public).order_by(FormerKey.superseded_at.desc(), FormerKey.public)
     secret = connection.execute(sa.select(Installation.secret)).scalar_one()
     return Keys.of_secret(secret, connection.execute(former).scalars())

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tuna.db import models, sessions
+from tuna.db import sessions
 from tuna.db.engine import reading, transaction
-from tuna.db.models import NoSolver, SolverApplicability
+from tuna.db.models import NoSolver, SolverApplicability, SolverRow
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
@@ -44,16 +44,16 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
     ]
     upsert(
         connection,
-        models.SolverRow,
+        SolverRow,
         rows,
         key=("library", "name"),
         update=("kinds", "algorithm", "tunable", "dynamic", "number", "valid"),
     )
     connection.execute(
-        sa.update(models.SolverRow)
+        sa.update(SolverRow)
         .where(
-            models.SolverRow.library == library.name,
-            models.SolverRow.name.not_in([canonical_name(solver.name) for solver in found]),
+            SolverRow.library == library.name,
+            SolverRow.name.not_in([canonical_name(solver.name) for solver in found]),
         )
         .values(valid=False)
     )
@@ -75,7 +75,7 @@ class StoredSolver:
 def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
     """The library's valid solvers, ordered by the library's own ids, then by name; raises BadInput
     if there are none."""
-    row = models.SolverRow
+    row = SolverRow
     statement = (
         sa.select(row.id, row.name, row.kinds, row.tunable, row.dynamic, row.number)
         .where(row.library == library, row.valid.is_(True))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db import models, searches
-from tuna.db.models import DeviceRow, Job, Session, TrialRow
+from tuna.db import searches
+from tuna.db.models import DeviceRow, Job, Session, StepResultRow, TrialRow
 from tuna.db.packed import insert
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
@@ -42,8 +42,6 @@ _MOVE = (
     )
 )
 _MOVE_FREE = _MOVE.values(isolate=False)
-
-
 _START = (
     sa.update(Job)
     .where(Job.chunk.in_(sa.bindparam("chunks", expanding=True)), Job.state == sa.bindparam("from"))
@@ -179,7 +177,7 @@ def _higher(
 def write_attempts(connection: sa.Connection, attempts: Sequence[Attempt], now: datetime) -> None:
     """Store a row for each attempt, and move the jobs; those with the same outcome share one
     statement. Raises ForbiddenTransition."""
-    insert(connection, models.StepResultRow, [_row(one.report, one.outcome) for one in attempts])
+    insert(connection, StepResultRow, [_row(one.report, one.outcome) for one in attempts])
     of_rounds = [
         (job.search_id, from_epoch(result.started_at))
         for job, _, (result, _, _) in attempts

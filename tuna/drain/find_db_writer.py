@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.artifacts.store import Artifacts
-from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import FindDb, FindDbKernel, KernelRow
+from tuna.db.models import FindDb, FindDbKernel, Job, KernelRow, SolverApplicability, TrialRow
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
@@ -85,12 +84,12 @@ class FindDbWriter:
         ids = sorted({result.job_id for result, _ in timed})
         if not ids:
             return Fetched({}, {})
-        found = models.TrialRow
-        columns = (found.job_id, found.number, found.params, found.artifact, models.Job.workload)
+        found = TrialRow
+        columns = (found.job_id, found.number, found.params, found.artifact, Job.workload)
         trials: dict[tuple[int, int], _Built] = {}
         with reading(engine) as connection:
             for part in parts(ids):
-                query = sa.select(*columns).join(models.Job, models.Job.id == found.job_id)
+                query = sa.select(*columns).join(Job, Job.id == found.job_id)
                 for row in connection.execute(query.where(found.job_id.in_(part))):
                     trials[row.job_id, row.number] = _Built(*row[2:])
             built = Fetched(trials, {})
@@ -267,7 +266,7 @@ def _lock(connection: sa.Connection, jobs: Sequence[AttemptedJob]) -> None:
     """
     if connection.dialect.name == "sqlite":
         return
-    pair = models.SolverApplicability
+    pair = SolverApplicability
     for part in parts(sorted({job.config_id for job in jobs})):
         query = sa.select(pair.solver_id).where(
             pair.session_id.in_(sorted({job.session_id for job in jobs})),
@@ -282,17 +281,15 @@ def _known(
 ) -> dict[tuple[int, int, int], _Known]:
     """The measured results that the sessions of `jobs` have for their configs; imported ones give
     way to any."""
-    of_job = (FindDb.job_id, models.Job.search_id, FindDb.trial_number, models.TrialRow.step)
+    of_job = (FindDb.job_id, Job.search_id, FindDb.trial_number, TrialRow.step)
     columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
-    same_trial = sa.and_(
-        models.TrialRow.job_id == FindDb.job_id, models.TrialRow.number == FindDb.trial_number
-    )
+    same_trial = sa.and_(TrialRow.job_id == FindDb.job_id, TrialRow.number == FindDb.trial_number)
     found: dict[tuple[int, int, int], _Known] = {}
     for part in parts(sorted({job.config_id for job in jobs})):
         query = (
             sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
-            .join(models.Job, models.Job.id == FindDb.job_id)
-            .join(models.TrialRow, same_trial, isouter=True)
+            .join(Job, Job.id == FindDb.job_id)
+            .join(TrialRow, same_trial, isouter=True)
             .where(
                 FindDb.session_id.in_({job.session_id for job in jobs}),
                 FindDb.config_id.in_(part),

@@ -18,8 +18,6 @@ from tuna.exports.source import of_session
 from tuna.files import atomic_file
 from tuna.libraries.results import ResultRecord, is_time
 
-ENDING = JsonExporter.extension
-
 
 @dataclass(frozen=True)
 class Commit:

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from tuna.configs import Config as Layer
-from tuna.configs import ConvConfig, read_one
+from tuna.configs import Config, ConvConfig, read_one
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, FindDb, SolverRow
@@ -213,7 +212,7 @@ def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
     return ids | batch.store_configs(made)
 
 
-def _layer_or_problem(key: ProblemKey) -> Layer:
+def _layer_or_problem(key: ProblemKey) -> Config:
     """The layer with this key, or where none can have it the key itself."""
     try:
         return problem_key.to_conv(key)
@@ -343,7 +342,7 @@ def _make(
     return batch.store_configs(made)
 
 
-def _layer_or_problem_of_row(key: PerfKey) -> Layer:
+def _layer_or_problem_of_row(key: PerfKey) -> Config:
     try:
         return problem_key.conv_from_perf(key)
     except BadInput:
@@ -352,7 +351,7 @@ def _layer_or_problem_of_row(key: PerfKey) -> Layer:
 
 def _import_results(task: ImportRun, records: Iterator[ImportedResult]) -> None:
     def store(batch: Batch, part: Sequence[ImportedResult]) -> None:
-        layers: dict[str, Layer] = {}
+        layers: dict[str, Config] = {}
         for record in part:
             if record.config not in layers:
                 with contextlib.suppress(BadInput):

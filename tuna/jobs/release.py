@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import models, searches
+from tuna.db import searches
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
-from tuna.db.models import Job
+from tuna.db.models import Job, StepResultRow
 from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
 from tuna.jobs.failures import after_attempt, with_loss
@@ -122,4 +122,4 @@ def _record_loss(
         "ended_at": utc_now(),
         "busy_s": 0.0,
     }
-    connection.execute(sa.insert(models.StepResultRow).values(values))
+    connection.execute(sa.insert(StepResultRow).values(values))

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 
 from tuna.db import sessions
 from tuna.db.batches import parts
-from tuna.db.models import EnvironmentRow as EnvironmentRow
-from tuna.db.models import Job, Session
+from tuna.db.models import EnvironmentRow, Job, Session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.jobs.scope import Scope
 from tuna.jobs.states import CLAIMABLE

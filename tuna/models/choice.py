@@ -11,8 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs import Config as AnyConfig
-from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
 from tuna.db.batches import parts
 from tuna.libraries.results import is_close
@@ -176,7 +175,7 @@ def _others(
     return sorted(found.items())
 
 
-def _as_task(config: AnyConfig, conditions: Mapping[str, Any]) -> TaskConfig | None:
+def _as_task(config: Config, conditions: Mapping[str, Any]) -> TaskConfig | None:
     if isinstance(config, TaskConfig):
         return config if config.core is not None else None
     assert isinstance(config, ConvConfig | GemmConfig)

@@ -23,15 +23,16 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
-from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.models import (
+    ConfigRow,
     EnvironmentRow,
     FindDb,
     Job,
     KernelRow,
     Search,
     Session,
+    SolverRow,
     TrialRow,
     WarmStartRow,
 )
@@ -136,13 +137,13 @@ def of(connection: sa.Connection, rows: Iterable[ClaimedJob]) -> dict[int, tuple
 def of_session(connection: sa.Connection, session_id: int) -> list[WarmStart]:
     """The session's searches that learn from others, in the order in which they were loaded."""
     columns = (WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.trials, WarmStartRow.label)
-    named = (models.ConfigRow.label.label("layer"), models.SolverRow.name.label("solver"))
+    named = (ConfigRow.label.label("layer"), SolverRow.name.label("solver"))
     query = (
         sa.select(Search.id, *named, *columns)
         .select_from(Search)
         .join(WarmStartRow, WarmStartRow.search_id == Search.id)
-        .join(models.ConfigRow, models.ConfigRow.id == Search.config_id)
-        .join(models.SolverRow, models.SolverRow.id == Search.solver_id)
+        .join(ConfigRow, ConfigRow.id == Search.config_id)
+        .join(SolverRow, SolverRow.id == Search.solver_id)
         .where(Search.session_id == session_id)
         .order_by(Search.id, WarmStartRow.number)
     )
@@ -164,7 +165,7 @@ def _chosen(
         .where(Session.id == row.session_id)
     ).one()
     text = connection.execute(
-        sa.select(models.ConfigRow.json).where(models.ConfigRow.id == row.config_id)
+        sa.select(ConfigRow.json).where(ConfigRow.id == row.config_id)
     ).scalar_one()
     config = from_json_text(text)
     here = EnvironmentRow.id == mine.id
@@ -202,13 +203,13 @@ def _ended(
     query = (
         sa.select(
             *(Search.id, Search.session_id, Search.config_id),
-            *(models.ConfigRow.json, models.ConfigRow.label, FindDb.noisy),
+            *(ConfigRow.json, ConfigRow.label, FindDb.noisy),
             *(EnvironmentRow.id, EnvironmentRow.arch, EnvironmentRow.device),
         )
         .select_from(Search)
         .join(Session, Session.id == Search.session_id)
         .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
-        .join(models.ConfigRow, models.ConfigRow.id == Search.config_id)
+        .join(ConfigRow, ConfigRow.id == Search.config_id)
         .join(FindDb, sa.and_(*result))
         # Index ix_search_solver_id, backwards.
         .where(Search.solver_id == row.solver_id, Search.steps == row.steps)
