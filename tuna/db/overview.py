@@ -12,24 +12,18 @@ import sqlalchemy as sa
 
 from tuna.db import searches
 from tuna.db.engine import reading
+from tuna.db.plain_table import plain_table
 from tuna.db.searches import Searches
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.vocabulary import IN_FLIGHT, State
 
-
-def _table(name: str, *columns: str) -> sa.TableClause:
-    """A table without the ORM models: importing them takes as long as all queries here together."""
-    return sa.table(name, *map(sa.column, columns))
-
-
-_job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged")
-_attempt = _table("step_result", "id", "job_id", "step", "cause", "output_tail")
-_find_db = _table("find_db", "session_id", "simulated", "noisy")
-_letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
-_no_solver = _table("no_solver", "session_id", "loaded")
-_session = _table("session", "id", "reason", "environment_id", "options", "fault")
-# reserved in MySQL 9
-_environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")
+_job = plain_table("job", "id session_id step state failures uncharged")
+_attempt = plain_table("step_result", "id job_id step cause output_tail")
+_find_db = plain_table("find_db", "session_id simulated noisy")
+_letter = plain_table("dead_letter", "library session_id")
+_no_solver = plain_table("no_solver", "session_id loaded")
+_session = plain_table("session", "id reason environment_id options fault")
+_environment = plain_table("environment", "id library key arch")
 
 
 @dataclass(frozen=True)

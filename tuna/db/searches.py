@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
+from tuna.db.plain_table import plain_table
 from tuna.db.types import UtcDateTime
 from tuna.vocabulary import State
 
@@ -37,13 +38,8 @@ class Searches:
         return self.going_on + sum(self.ended.values())
 
 
-def _table(name: str, *columns: str) -> Any:
-    """A table without the ORM models, which take long to import."""
-    return sa.table(name, *map(sa.column, columns))
-
-
-_job = _table("job", "id", "session_id", "search_id", "round", "step", "state")
-_search = _table("search", "id", "session_id", "steps", "begun", "stopped")
+_job = plain_table("job", "id session_id search_id round step state")
+_search = plain_table("search", "id session_id steps begun stopped")
 _DONE = State.EVALUATED.value
 #: States from furthest back to done. Of a round that has ended, a part that failed is furthest
 #: back.
@@ -94,9 +90,9 @@ def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, S
         _job.c.state.in_(list(_ORDER)[:-1]),
         sa.func.coalesce(_job.c.search_id, 0) != 0,
     )
-    query = sa.select(_job.c.session_id, _job.c.search_id, _job.c.round, _job.c.state)
-    for row in connection.execute(query.where(*undone)):
-        found[row.session_id].add_undone((row.search_id, row.round), row.state)
+    rounds = sa.select(_job.c.session_id, _job.c.search_id, _job.c.round, _job.c.state)
+    for one in connection.execute(rounds.where(*undone)):
+        found[one.session_id].add_undone((one.search_id, one.round), one.state)
     return {session_id: counts.searches() for session_id, counts in found.items()}
 
 
@@ -184,7 +180,7 @@ _BEGIN = (
 
 def begin_as_recorded(connection: sa.Connection, session_id: int) -> None:
     """Record when the searches of a session began, by the attempts at their rounds."""
-    attempt = _table("step_result", "job_id", "started_at")
+    attempt = plain_table("step_result", "job_id started_at")
     first = (
         sa.select(sa.func.min(attempt.c.started_at))
         .join(_job, _job.c.id == attempt.c.job_id)
