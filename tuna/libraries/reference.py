@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from tuna.configs.task import (
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
+_Product = TypeVar("_Product", ConvConfig, GemmConfig)
 #: Largest magnitude of an answer that an activation cuts or flattens, before bias and residual.
 _REACH = 12.0
 _FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
@@ -119,15 +120,13 @@ def convolution(config: ConvConfig, seed: int) -> Problem:
             f"there is no reference for {config.label}: only for convolutions that are not"
             " transposed"
         )
-    if config.direction is Direction.BACKWARD_WEIGHTS:
-        shapes = config.input_shape, config.output_shape
-        return _product(config, seed, shapes, lambda x, dy: backward_weights(config, x, dy))
-    if config.direction is Direction.BACKWARD_DATA:
-        shapes = config.output_shape, config.weight_shape
-        return _product(config, seed, shapes, lambda dy, w: backward_data(config, dy, w))
-    return _product(
-        config, seed, (config.input_shape, config.weight_shape), lambda x, w: convolve(config, x, w)
-    )
+    x, w, y = config.input_shape, config.weight_shape, config.output_shape
+    shapes, answer = {
+        Direction.FORWARD: ((x, w), convolve),
+        Direction.BACKWARD_DATA: ((y, w), backward_data),
+        Direction.BACKWARD_WEIGHTS: ((x, y), backward_weights),
+    }[config.direction]
+    return _product(config, seed, shapes, answer)
 
 
 def gemm(config: GemmConfig, seed: int) -> Problem:
@@ -137,19 +136,19 @@ def gemm(config: GemmConfig, seed: int) -> Problem:
             f"there is no reference for {config.label}: only for packed matrices of one type"
             " without scales"
         )
-    return _product(config, seed, gemm_shapes(config), lambda a, b: multiply(config, a, b))
+    return _product(config, seed, gemm_shapes(config), multiply)
 
 
 def _product(
-    config: ConvConfig | GemmConfig,
+    config: _Product,
     seed: int,
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    answer: Callable[[Any, Any], Any],
+    answer: Callable[[_Product, Any, Any], Any],
 ) -> Problem:
     generator = np.random.default_rng(seed)
     given, answered, _ = DTYPES[config.data_type]
     first, second = (random(generator, shape, given) for shape in shapes)
-    expected = answer(first.astype(np.float64), second.astype(np.float64))
+    expected = answer(config, first.astype(np.float64), second.astype(np.float64))
     return Problem((first, second), expected, answered, TOLERANCE[config.data_type])
 
 
@@ -179,121 +178,80 @@ def multiply(config: GemmConfig, a: Any, b: Any) -> Any:
 def convolve(config: ConvConfig, x: Any, w: Any) -> Any:
     """The forward convolution, summed over the taps of the filter; in the answer's layout."""
     x, w = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
-    axes = "dhw"[-config.spatial_dim :]
-    pads = [(getattr(config, f"pad_{axis}"),) * 2 for axis in axes]
-    strides = [getattr(config, f"conv_stride_{axis}") for axis in axes]
-    dilations = [getattr(config, f"dilation_{axis}") for axis in axes]
-    x = np.pad(x, [(0, 0), (0, 0), *pads])
-    groups, out = config.group_count, config.output_size
-    batch, per_in, per_out = (
-        config.batchsize,
-        config.in_channels // groups,
-        config.out_channels // groups,
-    )
-    y = np.zeros((batch, config.out_channels, *out))
-    for tap in itertools.product(*(range(size) for size in w.shape[2:])):
-        starts = [position * dilation for position, dilation in zip(tap, dilations, strict=True)]
-        window = tuple(
-            slice(start, start + (size - 1) * stride + 1, stride)
-            for start, size, stride in zip(starts, out, strides, strict=True)
+    x = np.pad(x, _padding(config))
+    y = np.zeros((config.batchsize, config.out_channels, *config.output_size))
+    for tap, read, ins, outs in _taps(config):
+        y[:, outs] += (w[(outs, slice(None), *tap)] @ _flat(x[read][:, ins])).reshape(
+            y[:, outs].shape
         )
-        part = x[(slice(None), slice(None), *window)]
-        for group in range(groups):
-            ins = slice(group * per_in, (group + 1) * per_in)
-            outs = slice(group * per_out, (group + 1) * per_out)
-            weight = w[(outs, slice(None), *tap)]
-            flat = part[:, ins].reshape(batch, per_in, -1)
-            y[:, outs] += (weight @ flat).reshape(batch, per_out, *out)
-    if config.out_layout.endswith("C"):
-        y = np.moveaxis(y, 1, -1)
-    return np.ascontiguousarray(y)
+    return _in_layout(y, config.out_layout)
 
 
 def backward_data(config: ConvConfig, dy: Any, w: Any) -> Any:
     """The gradient of the input: every product of the forward sum added where its x came from; in
     the input's layout."""
     dy, w = _channels_first(dy, config.out_layout), _channels_first(w, config.fil_layout)
-    axes = "dhw"[-config.spatial_dim :]
-    pads, sizes, strides, dilations = (
-        [getattr(config, f"{name}_{axis}") for axis in axes]
-        for name in ("pad", "in", "conv_stride", "dilation")
-    )
-    groups, out = config.group_count, config.output_size
-    batch, per_in, per_out = (
-        config.batchsize,
-        config.in_channels // groups,
-        config.out_channels // groups,
-    )
-    padded = np.zeros(
-        (
-            batch,
-            config.in_channels,
-            *(size + 2 * pad for size, pad in zip(sizes, pads, strict=True)),
-        )
-    )
-    for tap in itertools.product(*(range(size) for size in w.shape[2:])):
-        window = tuple(
-            slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
-            for at, dilation, size, stride in zip(tap, dilations, out, strides, strict=True)
-        )
-        for group in range(groups):
-            ins = slice(group * per_in, (group + 1) * per_in)
-            outs = slice(group * per_out, (group + 1) * per_out)
-            flat = dy[:, outs].reshape(batch, per_out, -1)
-            padded[(slice(None), ins, *window)] += (w[(outs, slice(None), *tap)].T @ flat).reshape(
-                batch, per_in, *out
-            )
-    dx = padded[
-        (
-            slice(None),
-            slice(None),
-            *(slice(pad, pad + size) for pad, size in zip(pads, sizes, strict=True)),
-        )
-    ]
-    return np.ascontiguousarray(np.moveaxis(dx, 1, -1) if config.in_layout.endswith("C") else dx)
+    sizes = _along(config, "in")
+    padded = np.pad(np.zeros((config.batchsize, config.in_channels, *sizes)), _padding(config))
+    for tap, read, ins, outs in _taps(config):
+        part = padded[read][:, ins]  # a view
+        part += (w[(outs, slice(None), *tap)].T @ _flat(dy[:, outs])).reshape(part.shape)
+    inside = [slice(pad, pad + n) for pad, n in zip(_along(config, "pad"), sizes, strict=True)]
+    return _in_layout(padded[(slice(None), slice(None), *inside)], config.in_layout)
 
 
 def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
     """The gradient of the weights: for each tap, the products of dy and what the tap read; in the
     weights' layout."""
     x, dy = _channels_first(x, config.in_layout), _channels_first(dy, config.out_layout)
-    axes = "dhw"[-config.spatial_dim :]
-    pads = [(getattr(config, f"pad_{axis}"),) * 2 for axis in axes]
-    strides, dilations = (
-        [getattr(config, f"{name}_{axis}") for axis in axes] for name in ("conv_stride", "dilation")
-    )
-    taps, groups, out = (
-        [getattr(config, f"fil_{axis}") for axis in axes],
-        config.group_count,
-        config.output_size,
-    )
-    batch, per_in, per_out = (
-        config.batchsize,
-        config.in_channels // groups,
-        config.out_channels // groups,
-    )
-    x = np.pad(x, [(0, 0), (0, 0), *pads])
-    dw = np.zeros((config.out_channels, per_in, *taps))
-    for tap in itertools.product(*(range(size) for size in taps)):
-        window = tuple(
+    x = np.pad(x, _padding(config))
+    per_in = config.in_channels // config.group_count
+    dw = np.zeros((config.out_channels, per_in, *_along(config, "fil")))
+    for tap, read, ins, outs in _taps(config):
+        products = _flat(dy[:, outs]) @ _flat(x[read][:, ins]).swapaxes(1, 2)
+        dw[(outs, slice(None), *tap)] = products.sum(axis=0)
+    return _in_layout(dw, config.fil_layout)
+
+
+def _taps(config: ConvConfig) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], slice, slice]]:
+    """Yield for each tap of the filter and each group: the tap, what it reads of the padded input,
+    and the group's input and output channels."""
+    strides, dilations = _along(config, "conv_stride"), _along(config, "dilation")
+    groups = config.group_count
+    per_in, per_out = config.in_channels // groups, config.out_channels // groups
+    for tap in itertools.product(*map(range, _along(config, "fil"))):
+        read = tuple(
             slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
-            for at, dilation, size, stride in zip(tap, dilations, out, strides, strict=True)
-        )
-        part = x[(slice(None), slice(None), *window)]
-        for group in range(groups):
-            ins = part[:, group * per_in : (group + 1) * per_in].reshape(batch, per_in, -1)
-            outs = dy[:, group * per_out : (group + 1) * per_out].reshape(batch, per_out, -1)
-            place: tuple[Any, ...] = (
-                slice(group * per_out, (group + 1) * per_out),
-                slice(None),
-                *tap,
+            for at, dilation, size, stride in zip(
+                tap, dilations, config.output_size, strides, strict=True
             )
-            dw[place] = (outs @ ins.swapaxes(1, 2)).sum(axis=0)
-    return np.ascontiguousarray(np.moveaxis(dw, 1, -1) if config.fil_layout.endswith("C") else dw)
+        )
+        for group in range(groups):
+            ins = slice(group * per_in, (group + 1) * per_in)
+            outs = slice(group * per_out, (group + 1) * per_out)
+            yield tap, (slice(None), slice(None), *read), ins, outs
+
+
+def _along(config: ConvConfig, name: str) -> list[int]:
+    """Return a field's values along the spatial axes, depth first."""
+    return [getattr(config, f"{name}_{axis}") for axis in "dhw"[-config.spatial_dim :]]
+
+
+def _padding(config: ConvConfig) -> list[tuple[int, int]]:
+    return [(0, 0), (0, 0), *((pad, pad) for pad in _along(config, "pad"))]
+
+
+def _flat(tensor: Any) -> Any:
+    """Return the tensor with its positions as one axis."""
+    return tensor.reshape(*tensor.shape[:2], -1)
 
 
 def _channels_first(tensor: Any, layout: str) -> Any:
     return np.moveaxis(tensor, -1, 1) if layout.endswith("C") else tensor
+
+
+def _in_layout(tensor: Any, layout: str) -> Any:
+    return np.ascontiguousarray(np.moveaxis(tensor, 1, -1) if layout.endswith("C") else tensor)
 
 
 def task(config: TaskConfig, seed: int) -> Problem:
