@@ -9,6 +9,7 @@ trial, and the next one is tried. The best are measured again in processes of th
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,6 @@ from tuna.libraries.candidate_children import (
     child_folder,
 )
 from tuna.libraries.child_answers import answer_to
-from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.measurement import (
@@ -42,13 +42,14 @@ from tuna.libraries.measurement import (
     Limits,
     Measurement,
     build_fault,
-    fault,
 )
-from tuna.libraries.options import JobOptions, read
+from tuna.libraries.options import CACHES, Condition, JobOptions, read
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, child_env
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
+#: A child failed, or wrote no usable file.
+BUILD_FAULTS = (*CHILD_FAULTS, FileNotFoundError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
@@ -109,27 +110,20 @@ class CandidateLibrary(CandidateChildren):
         """One result for each item."""
         work = self.work_of(step)
         for item in items:
-            started_at = time.time()
+            started_at, clock = time.time(), time.monotonic()
             try:
                 facts = work(item, context)
+                facts.setdefault("busy_s", time.monotonic() - clock)
             except ArtifactLost as lost:
-                facts = {
-                    "ok": False,
-                    "cause": Cause.ARTIFACT_LOST,
-                    "output_tail": f"artifact {lost} is gone or damaged",
-                }
+                words = f"artifact {lost} is gone or damaged"
+                facts = {"cause": Cause.ARTIFACT_LOST, "output_tail": words}
             except DeviceGone as gone:
-                facts = {"ok": False, "cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
+                facts = {"cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
             finally:
                 self._end_tainted(context)
                 for name in (BUILD, MEASURE):
                     empty(child_folder(context, name))
-            yield result_of(
-                item,
-                started_at=started_at,
-                ended_at=time.time(),
-                **facts,
-            )
+            yield result_of(item, started_at=started_at, ended_at=time.time(), **facts)
 
     def work_of(self, step: Step) -> Work:
         """Return the function that does `step` for one item and returns fields of its result."""
@@ -151,12 +145,12 @@ class CandidateLibrary(CandidateChildren):
         if device.cores_only:
             return ""
         env = child_env({**self.child_variables(1), **device.variables})
-        child = Child("tuna.libraries.measuring", env=env, box=Box(gpus=True))
+        child = Child(self.measuring, env=env, box=Box(gpus=True))
         try:
             request = {"op": "probe", "loader": self.loader}
             child.call(request, PROBE_S, check=answer_to(request))
         except CHILD_FAULTS as error:
-            return fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)[1].splitlines()[-1]
+            return str(build_fault(error)["output_tail"]).splitlines()[-1]
         finally:
             child.close()
         return ""
@@ -183,36 +177,24 @@ class CandidateLibrary(CandidateChildren):
         )
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        asked, clock = self._options(item), time.monotonic()
+        asked = self._options(item)
         call = self._builder_caller(self._job(item, asked, context), context)
         path = child_folder(context, BUILD) / "workload"
+        propose = functools.partial(call, "propose", self.start_timeout_s)
+        describe = functools.partial(call, "workload", self.start_timeout_s, path=str(path))
         try:
             # that a search proposed
             params = {one.index: one.params or "" for one in item.candidates}
-            if not params:
-                found: list[str] = call("propose", self.start_timeout_s)["params"]
-                params = dict(enumerate(found[: asked.candidates]))
-            described = params and call("workload", self.start_timeout_s, path=str(path))["bytes"]
-            workload = read_plain(path, MAX_BYTES) if described else b""
-        except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
-            cause, words = build_fault(error)
-            return {
-                "ok": False,
-                "cause": cause,
-                "output_tail": words,
-                "busy_s": time.monotonic() - clock,
-            }
-        first = "workload" if item.candidates else "propose"
+            params = params or dict(enumerate(propose()["params"][: asked.candidates]))
+            workload = read_plain(path, MAX_BYTES) if params and describe()["bytes"] else b""
+        except BUILD_FAULTS as error:
+            return build_fault(error)
+        begin = describe if item.candidates else propose
         trials = [
-            self._build(call, index, text, context, asked, first) for index, text in params.items()
+            self._build(call, begin, index, text, context, asked) for index, text in params.items()
         ]
-        good = any(trial.cause is None for trial in trials)
-        facts: dict[str, Any] = {
-            "ok": good,
-            "trials": tuple(trials),
-            "busy_s": time.monotonic() - clock,
-        }
-        if not good:
+        facts: dict[str, Any] = {"trials": tuple(trials)}
+        if not any(trial.cause is None for trial in trials):
             facts |= _all_failed(trials, "no valid candidate was proposed")
         elif workload:
             facts["workload"] = context.artifacts.put(workload)
@@ -221,30 +203,25 @@ class CandidateLibrary(CandidateChildren):
     def _build(
         self,
         call: Call,
+        begin: Callable[[], object],
         index: int,
         params: str,
         context: RunContext,
         asked: CandidateOptions,
-        first: str = "propose",
     ) -> Trial:
-        """`first`: what a child is asked before it builds, so that its start is not the candidate's
-        time."""
+        """`begin`: a new child is asked this before it builds, so that its start is not the
+        candidate's time."""
         path = child_folder(context, BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:
-                call(
-                    first,
-                    self.start_timeout_s,
-                    **({"path": str(path)} if first == "workload" else {}),
-                )
+                begin()
             built = call(
                 "build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path)
             )
             digest = context.artifacts.put(read_plain(path, MAX_BYTES))
-        except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
-            cause, words = build_fault(error)
-            return Trial(index=index, params=params, cause=cause, output_tail=words)
+        except BUILD_FAULTS as error:
+            return Trial(index=index, params=params, **build_fault(error))
         finally:
             path.unlink(missing_ok=True)
         return Trial(index=index, params=params, artifact=digest, build_s=built["seconds"])
@@ -264,19 +241,15 @@ class CandidateLibrary(CandidateChildren):
         """Measure the winners of the config's solvers again, interleaved."""
         items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
-        limits = Limits(
-            max((one.measure_timeout_s for one in asked.values()), default=0.0),
-            self.start_timeout_s,
-        )
+        longest_s = max((one.measure_timeout_s for one in asked.values()), default=0.0)
         jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
-        contest = Contest(jobs, limits, {rival.index: rival.time_ms for rival in item.rivals})
-        found = self._measured(
-            contest, {rival.index: rival.artifact or "" for rival in item.rivals}, context
-        )
+        known_ms = {rival.index: rival.time_ms for rival in item.rivals}
+        contest = Contest(jobs, Limits(longest_s, self.start_timeout_s), known_ms)
+        artifacts = {rival.index: rival.artifact or "" for rival in item.rivals}
+        found = self._measured(contest, artifacts, context)
         params = {rival.index: rival.params for rival in item.rivals}
         trials = [
-            trial.model_copy(update={"params": params[trial.index]})
-            for trial in found.get("trials", ())
+            trial.model_copy(update={"params": params[trial.index]}) for trial in found["trials"]
         ]
         failed = [
             f"{items[trial.index].solver}: {trial.output_tail}"
@@ -288,11 +261,16 @@ class CandidateLibrary(CandidateChildren):
     def _measured(
         self, contest: Contest, artifacts: Mapping[int, str], context: RunContext
     ) -> dict[str, Any]:
-        """`artifacts` of the candidates by their index."""
+        """`artifacts` of the candidates by their index, under a name that loaders know by its end;
+        raises ArtifactLost."""
         paths: dict[int, Path] = {}
         try:
-            for index, artifact in artifacts.items():
-                paths[index] = self._loadable(artifact, context)
+            for index, digest in artifacts.items():
+                data = artifact(digest, context)
+                paths[index] = context.scratch / f"{digest}{self.suffix}"
+                # never written in place: the child may have mapped it for an earlier attempt
+                paths[index].unlink(missing_ok=True)
+                paths[index].write_bytes(data)
             return self._loaded_and_measured(contest, paths, context)
         finally:
             for path in paths.values():
@@ -308,9 +286,9 @@ class CandidateLibrary(CandidateChildren):
                 calls.here("prepare", self.start_timeout_s)
         clock, inputs = time.monotonic(), child_folder(context, MEASURE) / "inputs"
         found = Measurement(calls, contest, paths, inputs).run(self._highest_gflops)
+        self._highest_gflops = max(self._highest_gflops, found.peak_gflops or 0.0)
         facts: dict[str, Any] = {
             "trials": found.trials,
-            "ok": any(trial.cause is None for trial in found.trials),
             "device": DeviceReport(
                 name=self.environment().device,
                 peak_gflops=found.peak_gflops,
@@ -320,19 +298,9 @@ class CandidateLibrary(CandidateChildren):
             "drift": found.drift,
             "busy_s": time.monotonic() - clock,
         }
-        self._highest_gflops = max(self._highest_gflops, found.peak_gflops or 0.0)
-        if not facts["ok"]:
+        if not any(trial.cause is None for trial in found.trials):
             facts |= _all_failed(found.trials, "there was no candidate to measure")
         return facts
-
-    def _loadable(self, digest: str, context: RunContext) -> Path:
-        """The artifact under a name that loaders know by its end; raises ArtifactLost."""
-        named = context.scratch / f"{digest}{self.suffix}"
-        data = artifact(digest, context)
-        # never written in place: the child may have mapped it for an earlier attempt
-        named.unlink(missing_ok=True)
-        named.write_bytes(data)
-        return named
 
     def _options(self, item: WorkItem) -> CandidateOptions:
         return read(self.options, item.options)
@@ -340,16 +308,11 @@ class CandidateLibrary(CandidateChildren):
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
         """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body that is
         gone."""
-        facts = {
-            "config": item.config,
-            "solver": item.solver,
-            "target": item.target,
-            "seed": item.seed,
-        }
-        facts |= {"conditions": self.conditions_of(item)}
+        facts = item.model_dump(include={"config", "solver", "target", "seed"})
         facts |= {"body": str(body(item.body, context))} if item.body else {}
         return {
             **facts,
+            "conditions": self.conditions_of(item),
             "count": asked.candidates,
             "options": asked.model_dump(mode="json", exclude_unset=True),
         }

@@ -202,8 +202,9 @@ class StepResult(_Wire):
 
 
 def result_of(item: WorkItem, **facts: Any) -> StepResult:
-    """The result of an attempt at `item`."""
-    return StepResult(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
+    """Return the result of an attempt at `item`, a good one unless `facts` have a cause."""
+    same = {name: getattr(item, name) for name in ("job_id", "attempt", "step")}
+    return StepResult(**{"ok": facts.get("cause") is None, **same, **facts})
 
 
 def tail(text: str) -> str:

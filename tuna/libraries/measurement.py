@@ -324,28 +324,26 @@ def _why_wrong(error: float | None, tolerance: float) -> str:
     return f"the largest error is {error:.3g} of the largest value, more than {tolerance:g}"
 
 
-def _failed(index: int, error: ChildCrashed | ChildFailed | ChildTimeout) -> Trial:
-    cause, words = fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)
-    return Trial(index=index, cause=cause, output_tail=words)
+def _failed(index: int, error: Exception) -> Trial:
+    return Trial(index=index, **fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT))
 
 
-def fault(
-    error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung: Cause
-) -> tuple[Cause, str]:
-    """The cause of a child's failure, and its details: the message and the tail of the output."""
-    detail = error.traceback if isinstance(error, ChildFailed) else error.tail
-    return hung if isinstance(error, ChildTimeout) else failed, tail(
-        f"{detail.rstrip()}\n{error}".strip()
-    )
+def build_fault(error: Exception) -> dict[str, Any]:
+    """Return `fault` of a step that proposes or builds candidates."""
+    return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
 
 
-def build_fault(error: Exception) -> tuple[Cause, str]:
-    """Cause and words of what went wrong where candidates are proposed or built."""
+def fault(error: Exception, failed: Cause, hung: Cause) -> dict[str, Any]:
+    """Return `cause` and `output_tail` of a trial or result after a child's failure or an unusable
+    file of it."""
+    words = "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)
     if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
-        return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
-    return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(
-        error, FileNotFoundError
-    ) else str(error)
+        detail = error.traceback if isinstance(error, ChildFailed) else error.tail
+        words = f"{detail.rstrip()}\n{error}".strip()
+    return {
+        "cause": hung if isinstance(error, ChildTimeout) else failed,
+        "output_tail": tail(words),
+    }
 
 
 def _change(one: float, other: float) -> float:

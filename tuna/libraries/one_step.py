@@ -4,7 +4,9 @@ with a vendor's library."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +19,8 @@ from tuna.libraries.candidate_children import artifact
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS, fault
-from tuna.vocabulary import Cause, Resource
+from tuna.libraries.measurement import CHILD_FAULTS, build_fault
+from tuna.vocabulary import Resource
 
 
 class OneStepLibrary(CandidateLibrary):
@@ -49,7 +51,7 @@ class OneStepLibrary(CandidateLibrary):
             ]
             found = super()._finals(item.model_copy(update={"rivals": tuple(rivals)}), with_store)
         failed = [trial for trial in built.values() if trial.cause is not None]
-        return {**found, "trials": (*found.get("trials", ()), *failed)}
+        return {**found, "trials": (*found["trials"], *failed)}
 
     def _built(self, item: WorkItem, rival: Rival, context: RunContext) -> Trial:
         """A trial of the rival, with an artifact or a cause."""
@@ -57,17 +59,19 @@ class OneStepLibrary(CandidateLibrary):
         asked = self._options(own)
         job = self._job(own, asked, context)
         call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        propose = functools.partial(call, "propose", self.start_timeout_s)
         try:
-            call("propose", self.start_timeout_s)
+            propose()
         except CHILD_FAULTS as error:
-            cause, words = fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
-            return Trial(index=rival.index, params=rival.params, cause=cause, output_tail=words)
-        return self._build(call, rival.index, rival.params, context, asked)
+            return Trial(index=rival.index, params=rival.params, **build_fault(error))
+        return self._build(call, propose, rival.index, rival.params, context, asked)
 
     def _built_and_measured(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        clock = time.monotonic()
         built = self._compile(item, context)
+        built_s = time.monotonic() - clock
         trials: dict[int, Trial] = {trial.index: trial for trial in built.get("trials", ())}
-        if not built["ok"]:
+        if "cause" in built:
             return {**built, "trials": _without_artifacts(trials.values())}
         good = [
             Candidate(index=t.index, artifact=t.artifact)
@@ -75,12 +79,12 @@ class OneStepLibrary(CandidateLibrary):
             if t.cause is None
         ]
         found = super()._eval(item.model_copy(update={"candidates": tuple(good)}), context)
-        for trial in found.get("trials", ()):
+        for trial in found["trials"]:
             origin = trials[trial.index]
             trials[trial.index] = trial.model_copy(
                 update={"params": origin.params, "build_s": origin.build_s}
             )
-        busy_s = built["busy_s"] + found.get("busy_s", 0.0)
+        busy_s = built_s + found["busy_s"]
         return {**found, "trials": _without_artifacts(trials.values()), "busy_s": busy_s}
 
 

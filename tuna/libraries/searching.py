@@ -4,7 +4,6 @@ from the rounds before it."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -142,7 +141,7 @@ class SearchingLibrary(CandidateLibrary):
         return step.time_limit_s if step is self.search else super().time_limit_s(step, item)
 
     def _search(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        asked, clock = read(self.options, item.options), time.monotonic()
+        asked = read(self.options, item.options)
         left = _rule(asked).left(item.round * asked.batch)
         count = asked.batch if left is None else min(asked.batch, left)
         folder = context.scratch / "history"
@@ -163,28 +162,13 @@ class SearchingLibrary(CandidateLibrary):
                 "params"
             ]
         except CHILD_FAULTS as error:
-            cause, words = build_fault(error)
-            return {
-                "ok": False,
-                "cause": cause,
-                "output_tail": words,
-                "busy_s": time.monotonic() - clock,
-            }
+            return build_fault(error)
         finally:
             empty(folder)
-        facts: dict[str, Any] = {"busy_s": time.monotonic() - clock}
         if not params and not item.round:
-            return {
-                **facts,
-                "ok": False,
-                "cause": Cause.NOT_APPLICABLE,
-                "output_tail": "no valid candidate was proposed",
-            }
-        return {
-            **facts,
-            "ok": True,
-            "trials": tuple(Trial(index=n, params=text) for n, text in enumerate(params)),
-        }
+            words = "no valid candidate was proposed"
+            return {"cause": Cause.NOT_APPLICABLE, "output_tail": words}
+        return {"trials": tuple(Trial(index=n, params=text) for n, text in enumerate(params))}
 
 
 def _written(path: Path, digests: Sequence[str], context: RunContext) -> str:
