@@ -17,9 +17,9 @@ import pytest
 from shared_data import needed_program
 
 from tuna.configs import GemmConfig
-from tuna.libraries import fma_loop, measuring, probe, repeats
-from tuna.libraries.fma_loop import CHAINS, FmaLoop
+from tuna.libraries import measuring, probe, repeats
 from tuna.libraries.kernels import KernelJob
+from tuna.libraries.probe import CHAINS, FmaLoop
 from tuna.libraries.repeats import Repeat, Sampler, half_width, median_interval
 
 
@@ -58,8 +58,8 @@ def test_the_loop_is_nothing_but_multiply_adds(tmp_path: Path, bits: int, regist
 
 def test_the_peak_is_above_what_numpy_reaches_and_adds_up() -> None:
     try:
-        one = fma_loop.peak_gflops((min(os.sched_getaffinity(0)),))
-    except fma_loop.NoFmaLoop:
+        one = probe.peak_gflops((min(os.sched_getaffinity(0)),))
+    except probe.NoFmaLoop:
         pytest.skip("no loop for this CPU")
     a = np.ones((256, 256), dtype=np.float32)
     a @ a
@@ -68,7 +68,7 @@ def test_the_peak_is_above_what_numpy_reaches_and_adds_up() -> None:
         a @ a
     product = 20 * 2 * 256**3 / max(time.thread_time() - started, 1e-9) / 1e9
     assert one > 0.9 * product / max(len(os.sched_getaffinity(0)), 1)
-    both = fma_loop.peak_gflops(tuple(sorted(os.sched_getaffinity(0)))[:2])
+    both = probe.peak_gflops(tuple(sorted(os.sched_getaffinity(0)))[:2])
     assert both > 0.7 * one * min(2, len(os.sched_getaffinity(0)))
 
 
@@ -86,17 +86,17 @@ def test_the_widths_are_those_of_the_cpu(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"model name\t: x\nflags\t\t: fpu {flags}\n")
     if widths:
-        assert [loop.bits for loop in fma_loop.loops(tmp_path, machine)] == widths
+        assert [loop.bits for loop in probe.loops(tmp_path, machine)] == widths
     else:
-        with pytest.raises(fma_loop.NoFmaLoop):
-            fma_loop.loops(tmp_path, machine)
+        with pytest.raises(probe.NoFmaLoop):
+            probe.loops(tmp_path, machine)
 
 
 def test_without_a_loop_the_yardstick_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(cpus: tuple[int, ...]) -> float:
-        raise fma_loop.NoFmaLoop
+        raise probe.NoFmaLoop
 
-    monkeypatch.setattr(fma_loop, "peak_gflops", none)
+    monkeypatch.setattr(probe, "peak_gflops", none)
     found = probe.probe()
     assert (found.source, found.gflops > 0, found.copy_s > 0) == ("gemm", True, True)
     assert (probe.probe(12.5).gflops, probe.probe(12.5).source) == (12.5, "own")

@@ -46,7 +46,7 @@ _CALLS |= {
 _OWN_LIBRARY = {
     "benchmarks/tvm.py",
     "tuna/files.py",
-    "tuna/libraries/fma_loop.py",
+    "tuna/libraries/probe.py",
     "tuna/sandbox/child.py",
 }
 _OWN_LIBRARY |= {

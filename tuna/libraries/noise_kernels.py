@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tuna.libraries import fma_loop
+from tuna.libraries import probe
 from tuna.libraries.repeats import REPEAT_S, Repeat, repeat
 from tuna.sandbox.cpu_model import data_caches
 
@@ -44,8 +44,8 @@ def names() -> dict[str, Any]:
     """The kernels that this CPU can run."""
     found = ["cache", "memory"]
     try:
-        fma_loop.loops()
-    except fma_loop.NoFmaLoop:
+        probe.loops()
+    except probe.NoFmaLoop:
         return {"names": found}
     return {"names": ["compute", *found]}
 
@@ -74,7 +74,7 @@ def _kernel(name: str) -> _Fixed:
     caches = data_caches()
     second = caches.get(2, _L2_BYTES)
     if name == "compute":
-        return _Fixed(fma_loop.runner())
+        return _Fixed(probe.runner())
     if name == "cache":
         return _Fixed(_copy(second // 2))
     return _Fixed(_copy(min(max(2 * second, caches.get(3, _L3_BYTES) // 2), _MOST_BYTES)))
