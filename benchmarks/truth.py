@@ -313,7 +313,7 @@ def _judge_process(task: Path) -> int:
     """One judge: prints the median time of each candidate in milliseconds."""
     from tuna.configs import parse_line
     from tuna.libraries import reference
-    from tuna.libraries.conditions import complete
+    from tuna.libraries.options import complete
     from tuna.libraries.tvm import TvmLibrary
     from tuna.libraries.tvm.evaluator import TvmLoader
 

@@ -53,10 +53,9 @@ from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import TRANSITIONS
-from tuna.libraries.base import Step
+from tuna.libraries.base import Again, Retry, Step
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem
-from tuna.libraries.retries import Again, Retry
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry

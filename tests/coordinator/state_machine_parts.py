@@ -16,9 +16,8 @@ import redis
 from hypothesis import strategies as st
 
 from tuna.coordinator.coordinator import Coordinator
-from tuna.libraries.base import Found, Step
+from tuna.libraries.base import Again, Found, Retry, Step
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
-from tuna.libraries.retries import Again, Retry
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report
 from tuna.search.rounds import LOOK_AHEAD

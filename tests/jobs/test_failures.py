@@ -21,10 +21,9 @@ from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
 from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.scope import Scope
-from tuna.libraries.base import Library, Step
+from tuna.libraries.base import Again, Library, Retry, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
-from tuna.libraries.retries import Again, Retry
 from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk

@@ -8,7 +8,7 @@ import pytest
 
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
-from tuna.libraries.conditions import Condition, chosen, complete
+from tuna.libraries.options import Condition, chosen, complete
 
 OFFERED = (
     Condition("caches", ("warm", "cold"), "whether ..."),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tuna.configs import GemmConfig
+from tuna.libraries.base import Again
 from tuna.libraries.example import ExampleLibrary
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.libraries.retries import Again
 from tuna.settings import get_settings
 from tuna.testing.contracts.rehearsal import run_context
 from tuna.vocabulary import Cause

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tuna.configs import Config
-from tuna.libraries.base import Environment, Library, Solver, Step
+from tuna.libraries.base import Environment, Library, Retry, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.options import JobOptions
-from tuna.libraries.retries import Retry
 from tuna.vocabulary import Cause, Resource
 
 

@@ -137,11 +137,11 @@ from tuna.exports.csv_table import text_cell as text_cell
 from tuna.exports.diff import diff_line as diff_line
 from tuna.exports.intake import ImportReport as ImportReport
 from tuna.exports.registry import exporters as exporters
-from tuna.libraries.conditions import Condition as Condition
 from tuna.libraries.items import StepResult as StepResult
 from tuna.libraries.noise_records import NoiseRecord as NoiseRecord
 from tuna.libraries.noise_records import Quiet as Quiet
 from tuna.libraries.noise_records import quiet_needed as quiet_needed
+from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.models.coverage import Cover as Cover
 from tuna.models.coverage import Coverage as Coverage

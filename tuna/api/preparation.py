@@ -12,8 +12,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.solvers import Applicability, StoredSolver
 from tuna.libraries.base import Environment
-from tuna.libraries.conditions import Condition, chosen
-from tuna.libraries.options import describe
+from tuna.libraries.options import Condition, chosen, describe
 from tuna.libraries.registry import get_library
 from tuna.settings import get_settings
 

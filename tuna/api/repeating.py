@@ -11,9 +11,8 @@ from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import NotFound
-from tuna.libraries.conditions import chosen
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.libraries.options import check
+from tuna.libraries.options import check, chosen
 from tuna.libraries.registry import get_library
 from tuna.messages import choices
 from tuna.queue.reproduction import trial_item

@@ -16,9 +16,8 @@ from tuna.db.jobs import step_names
 from tuna.db.server_errors import ErrorKind
 from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.states import done, waiting
-from tuna.libraries.base import Library
+from tuna.libraries.base import Again, Library, Retry
 from tuna.libraries.items import StepResult
-from tuna.libraries.retries import Again, Retry
 from tuna.vocabulary import Cause, State
 
 log = structlog.get_logger(__name__)

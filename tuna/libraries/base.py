@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
-from tuna.libraries import conditions
-from tuna.libraries.conditions import Condition
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
-from tuna.libraries.options import JobOptions
-from tuna.libraries.retries import DEFAULT_RETRIES, Retry
+from tuna.libraries.options import Condition, JobOptions, complete
 from tuna.messages import choices
 from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
@@ -65,37 +64,21 @@ class Environment:
     @property
     def key(self) -> str:
         """SHA-256 (first 16 hex digits) over every field: equal for comparable results."""
-        return self._digest(*([dict(sorted(self.conditions.items()))] if self.conditions else []))
+        facts = [dict(v) if isinstance(v, Mapping) else v for v in vars(self).values()]
+        # sessions without conditions are older than these, and keep their key
+        text = json.dumps(facts if self.conditions else facts[:-1], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def machine_key(self) -> str:
         """The same without the conditions: who may measure."""
-        return self._digest()
-
-    def _digest(self, *more: Any) -> str:
-        fields = [
-            *(getattr(self, name) for name in _ENVIRONMENT_TEXT),
-            dict(sorted(self.flags.items())),
-            *more,
-        ]
-        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
+        return replace(self, conditions={}).key
 
     def __str__(self) -> str:
         """Return a readable line."""
         words = [f"{self.library} {self.library_version}", f"{self.arch} x {self.num_cu}"]
         words += [self.device] if self.device else []
         return ", ".join(words + [f"{name} {value}" for name, value in self.conditions.items()])
-
-
-_ENVIRONMENT_TEXT = (
-    "library",
-    "library_version",
-    "arch",
-    "num_cu",
-    "toolchain",
-    "device",
-    "target",
-)
 
 
 @dataclass(frozen=True)
@@ -141,6 +124,49 @@ class Solver:
         return self.algorithm == BASELINE
 
 
+class Again(str, Enum):
+    """Whether and where a failed attempt is repeated."""
+
+    NEVER = "never"  #: permanent: a repetition would fail too
+    CONFIRMED = "confirmed"  #: permanent once another worker has found the same, while there is one
+    ANYWHERE = "anywhere"  #: on any worker
+    ELSEWHERE = "elsewhere"  #: on another worker than the one that failed, while there is one
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Retry policy after a failed attempt."""
+
+    again: Again = Again.ANYWHERE
+    first_step: bool = False  #: go back to the job's first step: its artifact is lost
+    #: Counts against TUNA_MAX_ATTEMPTS. Uncharged failures are charged after 20 in a row.
+    charged: bool = True
+    delay_s: float = 0.0  #: before the first repetition
+    backoff: float = 2.0  #: factor by which the delay grows with each further failure
+    max_delay_s: float = 600.0
+
+    def wait_s(self, failures: int) -> float:
+        """Seconds to wait before the attempt that follows `failures` failed ones (1 or more)."""
+        if not self.delay_s:
+            return 0.0
+        try:
+            return min(self.max_delay_s, self.delay_s * self.backoff ** (failures - 1))
+        except OverflowError:
+            return self.max_delay_s
+
+
+#: The same code would be built and answer the same, if the machine is sound; a lost artifact is
+#: compiled again; the rest is tried again, if possible elsewhere.
+DEFAULT_RETRIES: Mapping[Cause, Retry] = {
+    **{cause: Retry(Again.ELSEWHERE) for cause in Cause},
+    Cause.DEVICE_LOST: Retry(Again.ELSEWHERE, charged=False),
+    Cause.BUILD_ERROR: Retry(Again.CONFIRMED),
+    Cause.WRONG_RESULT: Retry(Again.CONFIRMED),
+    Cause.NOT_APPLICABLE: Retry(Again.NEVER),
+    Cause.ARTIFACT_LOST: Retry(first_step=True),
+}
+
+
 class Library(ABC):
     """A library that Tuna can tune. One instance lives as long as its process."""
 
@@ -183,16 +209,15 @@ class Library(ABC):
     def check_facts(self, facts: Mapping[str, str], *known: str) -> None:
         """Raise BadInput if there are other `facts` of an environment than these."""
         if others := sorted(facts.keys() - set(known)):
-            takes = (
-                f"it takes {', '.join(known)}"
-                if known
-                else "it finds out its environment by itself"
+            takes = f"it takes {', '.join(known)}"
+            raise BadInput(
+                f"{self.name} takes no {' and no '.join(others)}.",
+                hint=takes if known else "it finds out its environment by itself",
             )
-            raise BadInput(f"{self.name} takes no {' and no '.join(others)}.", hint=takes)
 
     def conditions_of(self, item: WorkItem) -> dict[str, str]:
         """Every condition with the value that the item's session has."""
-        return conditions.complete(self.conditions, item.conditions)
+        return complete(self.conditions, item.conditions)
 
     def toolchain(self) -> str:
         """Identifies who may compile; to be overridden by a library whose `environment` is slow."""
@@ -221,11 +246,8 @@ class Library(ABC):
         Empty where nothing is lacking, since the config needs no solver. By default the config's
         kind.
         """
-        return (
-            f"this {kind_text(config.kind)}"
-            if config.kind in self.kinds
-            else kind_text(config.kind)
-        )
+        known = "this " if config.kind in self.kinds else ""
+        return f"{known}{kind_text(config.kind)}"
 
     @abstractmethod
     def run(
@@ -314,27 +336,11 @@ class Library(ABC):
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
         """The command line that repeats the item, or one candidate of it, when pasted; not that of
         finals."""
-        import shlex
-
-        words = [
-            "tuna",
-            "reproduce",
-            "--library",
-            self.name,
-            "--step",
-            item.step,
-            "--solver",
-            item.solver,
-        ]
-        words += ["--seed", str(item.seed)]
-        words += [
-            w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")
-        ]
-        words += [
-            w
-            for key, value in sorted(item.conditions.items())
-            for w in ("--condition", f"{key}={value}")
-        ]
+        words = ["tuna", "reproduce", "--library", self.name, "--step", item.step]
+        words += ["--solver", item.solver, "--seed", str(item.seed)]
+        for option, given in (("--option", item.options), ("--condition", item.conditions)):
+            for key, value in sorted(given.items()):
+                words += [option, f"{key}={value}"]
         words += [] if index is None else ["--index", str(index)]
         return shlex.join([*words, item.layer.text()])
 

@@ -20,10 +20,9 @@ from typing import NamedTuple
 import structlog
 
 from tuna.errors import LibraryMissing, StorageFull, StoreUnavailable
-from tuna.libraries.base import Library
+from tuna.libraries.base import Again, Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem, tail
-from tuna.libraries.retries import Again
 from tuna.sandbox.processes import ChildCancelled, ChildNotStarted
 from tuna.vocabulary import Cause
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.conditions import LAYOUTS, Condition, complete
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.onednn import environment
 from tuna.libraries.onednn.solvers import SOLVERS
+from tuna.libraries.options import LAYOUTS, Condition, complete
 from tuna.sandbox.discovery import DeviceKind
 
 #: Configs in one request to a child; each takes some milliseconds.

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from tuna.configs import Config
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.conditions import LAYOUTS, Condition
 from tuna.libraries.items import WorkItem
+from tuna.libraries.options import LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable

@@ -33,11 +33,10 @@ from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import options as job_options
 from tuna.libraries import registry
-from tuna.libraries.base import FINALS, Library
+from tuna.libraries.base import FINALS, Again, Library, Retry
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.results import is_time
-from tuna.libraries.retries import Again, Retry
 from tuna.testing.contracts.rehearsal import MAX_STEPS, Turn, rehearse, run_context
 from tuna.vocabulary import SEARCH, Cause, Resource, canonical_name
 
