@@ -49,9 +49,7 @@ _OWN_LIBRARY = {
     "tuna/libraries/probe.py",
     "tuna/sandbox/child.py",
 }
-_OWN_LIBRARY |= {
-    f"tuna/sandbox/{name}.py" for name in ("dumpable", "landlock", "parent", "seccomp")
-}
+_OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp", "self_limits")}
 #: Loads code that the artifact store has checked, in a child of the sandbox: what a library's
 #: `Loader` is for; its own code; or a library that was installed as a package, in a child too.
 _LOADERS = {

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tuna.errors import BadInput, TunaError
-from tuna.sandbox.dumpable import forbid_inspection
+from tuna.sandbox.self_limits import forbid_inspection
 from tuna.version import __version__
 
 #: New objects before the garbage collector looks: importing SQLAlchemy and our models makes more,

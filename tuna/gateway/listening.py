@@ -28,9 +28,8 @@ from tuna.gateway.ports import BACKLOG, claim_file, claim_port, listen
 from tuna.gateway.server import GatewayApp
 from tuna.gateway.tokens import server_context
 from tuna.queue.connection import connect, ensure_services, make_celery
-from tuna.sandbox.dumpable import forbid_inspection
-from tuna.sandbox.parent import end_with_parent
 from tuna.sandbox.python import module_command
+from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings, get_settings
 
 #: Connections, and those of them in the TLS handshake.

@@ -34,8 +34,7 @@ from tuna.queue.messages import Chunk, summary
 from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.dumpable import forbid_inspection
-from tuna.sandbox.parent import end_with_parent
+from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings, get_settings
 from tuna.workers import lifetime
 from tuna.workers.compatibility import role_queues

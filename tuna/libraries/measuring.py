@@ -40,7 +40,7 @@ from tuna.libraries.repeats import (
     timing,
 )
 from tuna.libraries.results import CLOSE
-from tuna.sandbox import address_space, seccomp
+from tuna.sandbox import seccomp, self_limits
 from tuna.sandbox.cpu_model import data_caches
 
 _L3_BYTES = 32 << 20
@@ -270,7 +270,7 @@ def _seal(loader: Loader) -> None:
     bounded."""
     if not loader.starts_programs:
         seccomp.forbid_processes()
-        address_space.bound()
+        self_limits.bound_memory()
 
 
 def _finite(value: float) -> float | None:

@@ -26,7 +26,7 @@ from tuna.models import inputs
 from tuna.models.arguments import SHAPE
 from tuna.models.differences import largest_error
 from tuna.models.refusals import refusing
-from tuna.sandbox import address_space, seccomp
+from tuna.sandbox import seccomp, self_limits
 
 #: A virtual machine's message for an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
@@ -72,7 +72,7 @@ def open_session(
     """
     global _board
     seccomp.forbid_processes()
-    address_space.bound()
+    self_limits.bound_memory()
     session = rpc.LocalSession()
     if tracker is not None:
         session = connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)

@@ -122,7 +122,7 @@ def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
     thread stacks. RLIMIT_AS would also count reservations and mapped files, such as half a gigabyte
     of compiler libraries and 64 MiB per allocator arena, so that a limit tight enough to help would
     stop a program that uses little; measured code gets one after all that is loaded
-    (`address_space`).
+    (`self_limits.bound_memory`).
     """
     if box is None:
         return {"RLIMIT_DATA": memory_bytes} if memory_bytes else {}

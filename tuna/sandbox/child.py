@@ -30,9 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tuna.sandbox import address_space, landlock, seccomp
-from tuna.sandbox.dumpable import forbid_inspection
-from tuna.sandbox.parent import end_with_parent
+from tuna.sandbox import landlock, seccomp, self_limits
 
 #: Attribute of a served module: the functions that answer, by the name of the request.
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
@@ -45,15 +43,12 @@ def limit_self(limits: Mapping[str, Any]) -> None:
 
     As a subreaper it stays the ancestor of all that it starts.
     """
-    end_with_parent(limits["parent"])
+    self_limits.end_with_parent(limits["parent"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
         os.setsid()
     for name, most in {"RLIMIT_CORE": 0, **limits.get("resources", {})}.items():
-        number = getattr(resource, name)
-        _, hard = resource.getrlimit(number)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(number, (most, most))
+        self_limits.lower_limit(getattr(resource, name), most)
     if limits.get("cpus"):
         os.sched_setaffinity(0, limits["cpus"])
     # when memory runs out, the kernel ends this process before others
@@ -71,7 +66,7 @@ def _close(box: Mapping[str, Any]) -> None:
     if box["seccomp"]:
         seccomp.restrict(box["landlock"], network=box["network"], gpus=box["gpus"])
     if not box["gpus"]:
-        address_space.allow_bound()
+        self_limits.allow_memory_bound()
     _drop_capabilities()
 
 
@@ -137,13 +132,13 @@ class _Fork:
         self._answers, theirs_write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        forbid_inspection()  # or it could open our files through /proc
+        self_limits.forbid_inspection()  # or it could open our files through /proc
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             status = 1
             try:
-                end_with_parent(parent)
+                self_limits.end_with_parent(parent)
                 for fd in (self._requests, self._answers, *(file.fileno() for file in ours)):
                     os.close(fd)
                 with (

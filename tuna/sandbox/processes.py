@@ -22,9 +22,9 @@ from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
 from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
-from tuna.sandbox.dumpable import forbid_inspection
 from tuna.sandbox.process_tree import end, ended
 from tuna.sandbox.python import bare_command, module_command
+from tuna.sandbox.self_limits import forbid_inspection
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Size of the tail of a child's output that is kept.

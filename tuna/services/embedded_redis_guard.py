@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 
-from tuna.sandbox.parent import end_with_parent
+from tuna.sandbox.self_limits import end_with_parent
 
 
 def main(argv: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from tuna.sandbox.parent import end_with_parent
+from tuna.sandbox.self_limits import end_with_parent
 
 #: The id of the process that started a worker, which ends with it, however it ends.
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"

@@ -29,8 +29,7 @@ from tuna.queue.messages import Chunk
 from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.dumpable import forbid_inspection
-from tuna.sandbox.parent import end_with_parent
+from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings
 from tuna.workers import compatibility, shutdown
 from tuna.workers.control import ControlListener
