@@ -32,7 +32,7 @@ from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.points import candidate, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
-from tuna.sandbox.cpu_model import data_caches
+from tuna.sandbox.cpu import data_caches
 
 RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
 TARGETS = {

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tuna.errors import BadInput
-from tuna.sandbox import cores, placement
+from tuna.sandbox import cores
 from tuna.settings import Settings, get_settings
 
 
@@ -51,11 +51,9 @@ def test_a_core_that_is_not_there_is_named_with_those_that_are(four: None) -> No
 def test_cores_to_measure_on_are_the_last_ones_and_first_those_of_other_physical_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pairs = {cpu: placement.CpuTopology(0, (cpu & ~1, cpu | 1)) for cpu in range(6)}
+    pairs = {cpu: cores.CpuTopology(0, (cpu & ~1, cpu | 1)) for cpu in range(6)}
     monkeypatch.setattr(cores, "available_cpus", lambda: tuple(pairs))
-    monkeypatch.setattr(
-        cores.placement, "read_places", lambda cpus: {cpu: pairs[cpu] for cpu in cpus}
-    )
+    monkeypatch.setattr(cores, "read_places", lambda cpus: {cpu: pairs[cpu] for cpu in cpus})
     settings = Settings(eval_cpus="")
     assert cores.some_cpus(1, settings) == (5,)
     assert cores.some_cpus(3, settings) == (1, 3, 5)
@@ -74,7 +72,7 @@ def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: (0, 1, 2, 3))
     monkeypatch.setattr(
-        cores.placement, "read_places", lambda cpus: {cpu: placement.CpuTopology() for cpu in cpus}
+        cores, "read_places", lambda cpus: {cpu: cores.CpuTopology() for cpu in cpus}
     )
     monkeypatch.delenv("TUNA_EVAL_CPUS", raising=False)
     if before:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_processes import MODULE, environment
 
-from tuna.sandbox import cpu_time
-from tuna.sandbox.cpu_time import CpuLimit
-from tuna.sandbox.load import Load, load
+from tuna.sandbox import process_tree
+from tuna.sandbox.cpu import Load, load
+from tuna.sandbox.process_tree import CpuLimit
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 
 
@@ -43,14 +43,14 @@ def test_a_child_that_uses_no_cpu_for_as_long_hangs(child: Child) -> None:
 def test_on_a_busy_machine_a_slow_build_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of a core: 10 s of CPU time take 100 s, and 20 times the limit is the end."""
     clock = [0.0]
-    monkeypatch.setattr(cpu_time, "session_cpu_s", lambda session: clock[0] / 10)
+    monkeypatch.setattr(process_tree, "session_cpu_s", lambda session: clock[0] / 10)
     limit = CpuLimit(1, 10, 0.0)
     said = {}
     for clock[0] in (5.0, 50.0, 99.0, 101.0):
         said[clock[0]] = limit.exceeded(clock[0])
     assert said == {5.0: "", 50.0: "", 99.0: "", 101.0: "10 s of CPU time"}
     clock[0] = 0.0
-    monkeypatch.setattr(cpu_time, "session_cpu_s", lambda session: clock[0] / 40)
+    monkeypatch.setattr(process_tree, "session_cpu_s", lambda session: clock[0] / 40)
     slower = CpuLimit(1, 10, 0.0)
     assert [slower.exceeded(at) for clock[0] in (50.0, 199.0, 201.0) for at in clock] == [
         "",

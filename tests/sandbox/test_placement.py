@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuna.errors import BadInput
-from tuna.sandbox.placement import CpuTopology, deal, read_places
+from tuna.sandbox.cores import CpuTopology, deal, read_places
 
 #: Two sockets with four cores of two threads: node 0 has CPUs 0-3 and 8-11, node 1 has 4-7 and
 #: 12-15.

@@ -94,8 +94,8 @@ def test_a_worker_whose_starter_has_ended_exits_before_it_does_anything(tuna_hom
 
 def test_a_process_whose_parent_has_ended_exits() -> None:
     line = (
-        "import os; from tuna.sandbox.self_limits import end_with_parent; end_with_parent(os.getpid());"
-        " print('lives')"
+        "import os; from tuna.sandbox.self_limits import end_with_parent;"
+        " end_with_parent(os.getpid()); print('lives')"
     )
     done = subprocess.run(
         [sys.executable, "-c", line], capture_output=True, timeout=60, check=False

@@ -15,7 +15,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.errors import BadInput
 from tuna.sandbox import passthrough
-from tuna.sandbox.log_filter import LINE_BYTES
 
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
@@ -74,7 +73,7 @@ def capture(
         )
         for path in sorted(folder.glob("untuned*.csv")):
             with open(path, "rb") as rows:
-                while row := rows.readline(LINE_BYTES):
+                while row := rows.readline(passthrough.LINE_BYTES):
                     log.take_row(row)
     parsed = log.finish()
     imported = _store(parsed, tag, model or tag) if parsed.configs else None

@@ -10,7 +10,7 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, say
 from tuna.messages import counted
-from tuna.sandbox.load import load
+from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 
 #: After so many pairs a line tells how far it is.

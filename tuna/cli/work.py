@@ -12,7 +12,7 @@ from tuna import api
 from tuna.cli import options, remote_workers
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.messages import counted
-from tuna.sandbox.load import load
+from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 

@@ -41,7 +41,7 @@ from tuna.libraries.repeats import (
 )
 from tuna.libraries.results import CLOSE
 from tuna.sandbox import seccomp, self_limits
-from tuna.sandbox.cpu_model import data_caches
+from tuna.sandbox.cpu import data_caches
 
 _L3_BYTES = 32 << 20
 

@@ -32,7 +32,7 @@ from tuna.libraries.registry import find_library, names
 from tuna.sandbox import core_lending
 from tuna.sandbox.core_lending import BuildCores, measuring
 from tuna.sandbox.cores import compile_cpus, eval_cpus
-from tuna.sandbox.cpu_time import session_cpu_s, tree_cpu_s
+from tuna.sandbox.process_tree import session_cpu_s, tree_cpu_s
 from tuna.sandbox.processes import Child, ChildCancelled, child_env
 from tuna.settings import Settings
 from tuna.vocabulary import Resource

@@ -14,7 +14,7 @@ import numpy as np
 
 from tuna.libraries import probe
 from tuna.libraries.repeats import REPEAT_S, Repeat, repeat
-from tuna.sandbox.cpu_model import data_caches
+from tuna.sandbox.cpu import data_caches
 
 #: Fewer undisturbed repeats give no median.
 _FEWEST = 3

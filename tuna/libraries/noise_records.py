@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tuna.files import atomic_file
 from tuna.sandbox.cores import available_cpus, eval_cpus
-from tuna.sandbox.cpu_model import cpu_model
+from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings
 
 #: Builds that change a kernel's time by more than this disturb.

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from tuna.sandbox.cpu_model import cpu_model, data_caches
+from tuna.sandbox.cpu import cpu_model, data_caches
 
 #: Tries of a probe, and the pause between them.
 _TRIES, _PAUSE_S = 8, 0.02

@@ -1,4 +1,5 @@
-"""Ends a process with all that it started, also what left its process group."""
+"""A process with all that it started: its CPU time, a limit of it that a busy machine does not
+shorten, and its end, also of what left its process group."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-#: Fields of /proc/PID/stat after the name in parentheses.
-_STATE, _PARENT = 0, 1
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+#: Fields of /proc/PID/stat after the name in parentheses; the times: utime, stime, cutime, cstime.
+_STATE, _PARENT, _SESSION, _TIMES = 0, 1, 3, slice(11, 15)
 
 
 def kill_tree(leader: int) -> None:
@@ -30,20 +32,10 @@ def kill_tree(leader: int) -> None:
     _signal_group(leader, signal.SIGKILL)
 
 
-def proc_stats(proc: Path = Path("/proc")) -> Iterator[tuple[int, list[str]]]:
-    """Yield each process with the fields of its /proc/PID/stat from the state on."""
-    for folder in proc.iterdir():
-        if folder.name.isdigit():
-            try:
-                yield int(folder.name), (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has just ended
-                continue
-
-
-def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
+def descendants(pid: int) -> set[int]:
     """The live processes below `pid`."""
     children: dict[int, list[int]] = {}
-    for process, fields in proc_stats(proc):
+    for process, fields in _stats():
         if fields[_STATE] != "Z":
             children.setdefault(int(fields[_PARENT]), []).append(process)
     found, todo = set[int](), [pid]
@@ -52,6 +44,16 @@ def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
         found |= set(below)
         todo += below
     return found
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """Yield each process with the fields of its /proc/PID/stat from the state on."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
 
 
 def ended(process: subprocess.Popen[bytes]) -> bool:
@@ -74,3 +76,50 @@ def end(process: subprocess.Popen[bytes]) -> int:
 def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
+
+
+def session_cpu_s(session: int) -> float:
+    """Return the CPU seconds of a session's live processes and of their reaped children."""
+    return _cpu_s(fields for _, fields in _stats() if int(fields[_SESSION]) == session)
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the same of all live processes below `pid`."""
+    below = descendants(pid)
+    return _cpu_s(fields for process, fields in _stats() if process in below)
+
+
+def _cpu_s(stats: Iterable[list[str]]) -> float:
+    return sum(sum(map(int, fields[_TIMES])) for fields in stats) * _TICK_S
+
+
+class CpuLimit:
+    """Limit of CPU seconds for the session that a process leads, and of seconds without CPU use.
+
+    Wall time is limited generously, because a machine that is so busy is of no use.
+    """
+
+    _BACKSTOP = 20.0
+    #: Share of CPU time in wall time below which a session counts as hanging.
+    _IDLE = 0.01
+
+    def __init__(self, session: int, limit_s: float, now_s: float) -> None:
+        self._session, self._limit_s, self._started_s = session, limit_s, now_s
+        self._used_before_s = session_cpu_s(session)
+        self._window = (now_s, self._used_before_s)
+
+    def exceeded(self, now_s: float) -> str:
+        """Return why the time is up, empty while it is not; cheap before the limit has passed."""
+        if now_s - self._started_s < self._limit_s / (os.cpu_count() or 1):
+            return ""
+        used_s = session_cpu_s(self._session)
+        if used_s - self._used_before_s >= self._limit_s:
+            return f"{self._limit_s:g} s of CPU time"
+        since_s, before_s = self._window
+        if now_s - since_s >= self._limit_s:
+            if used_s - before_s < self._IDLE * (now_s - since_s):
+                return f"{self._limit_s:g} s without using the CPU"
+            self._window = (now_s, used_s)
+        if now_s - self._started_s >= self._BACKSTOP * self._limit_s:
+            return f"{self._BACKSTOP * self._limit_s:g} s"
+        return ""

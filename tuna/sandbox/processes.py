@@ -20,9 +20,8 @@ from typing import Any, NoReturn
 
 from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
-from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
-from tuna.sandbox.process_tree import end, ended
+from tuna.sandbox.process_tree import CpuLimit, end, ended
 from tuna.sandbox.python import bare_command, module_command
 from tuna.sandbox.self_limits import forbid_inspection
 

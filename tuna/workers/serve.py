@@ -17,8 +17,8 @@ import structlog
 
 from tuna import logs
 from tuna.errors import BadInput, LibraryMissing, ServiceError
-from tuna.sandbox import discovery, placement
-from tuna.sandbox.cores import available_cpus, eval_cpus
+from tuna.sandbox import discovery
+from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
 from tuna.sandbox.discovery import Device, DeviceKind
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
@@ -106,9 +106,7 @@ def device_specs(
     else:
         usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()
         each = None if settings.eval_cpus else 1
-        shares = placement.deal(
-            [device.node for device in found], placement.read_places(usable), each=each
-        )
+        shares = deal([device.node for device in found], read_places(usable), each=each)
     return [
         WorkerSpec(
             "eval",

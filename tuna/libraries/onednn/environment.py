@@ -14,7 +14,7 @@ from tuna.libraries.base import Environment
 from tuna.libraries.cached_probe import cached_probe
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.cpu_model import cpu_model
+from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 
 #: The wheel that holds the library. Intel's own of later years need 600 MB of runtimes.

@@ -15,7 +15,7 @@ from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.tvm import kernels
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.cpu_model import cpu_model
+from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tuna.sandbox.cpu_model import data_caches
+from tuna.sandbox.cpu import data_caches
 
 #: Used where /sys does not say (another system, a target that is not this machine): the smallest of
 #: today's server cores.
