@@ -118,7 +118,7 @@ def test_what_the_child_refuses_is_an_error_of_the_command(
             ),
         ),
         (
-            ChildCrashed("ended by SIGSEGV", returncode=-11, tail="the traceback"),
+            ChildCrashed("ended by SIGSEGV", "the traceback"),
             "The process that compiles net ended: ended by SIGSEGV.",
         ),
     ],

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from tuna.libraries.base import Library
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.context import RunContext
-from tuna.libraries.measurement import CHILD_FAULTS, Call, Calls
+from tuna.libraries.measurement import Call, Calls
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, child_env
+from tuna.sandbox.processes import Child, ChildFault, child_env
 
 #: Folders that the children may write to, emptied after each item.
 BUILD, MEASURE = "build", "measure"
@@ -56,7 +56,7 @@ class CandidateChildren(Library):
         Those beside a device that has a driver are left to the first chunk, and so are those that
         build: at the start all would import at once, on the cores that the first chunk needs.
         """
-        with contextlib.suppress(*CHILD_FAULTS):  # the first chunk that needs them reports it
+        with contextlib.suppress(ChildFault):  # the first chunk that needs them reports it
             if context.device is not None and context.device.cores_only:
                 self._clean_child(context).start()
                 if not self.forkable:
@@ -130,7 +130,7 @@ class CandidateChildren(Library):
             self._evaluator.close()
         if self.forkable and self._clean is not None and self._clean.alive:
             self._fork += 1
-            with contextlib.suppress(*CHILD_FAULTS):
+            with contextlib.suppress(ChildFault):
                 self._caller(self._clean, context, loader=self.loader)(
                     "prepare", self.start_timeout_s
                 )

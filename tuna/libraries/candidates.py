@@ -32,7 +32,6 @@ from tuna.libraries.child_answers import answer_to
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.measurement import (
-    CHILD_FAULTS,
     FINALISTS,
     PROCESSES,
     RIVAL_PROCESSES,
@@ -45,11 +44,11 @@ from tuna.libraries.measurement import (
 )
 from tuna.libraries.options import CACHES, Condition, JobOptions, read
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, child_env
+from tuna.sandbox.processes import Child, ChildFault, child_env
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 #: A child failed, or wrote no usable file.
-BUILD_FAULTS = (*CHILD_FAULTS, FileNotFoundError, NotPlain)
+BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
@@ -149,7 +148,7 @@ class CandidateLibrary(CandidateChildren):
         try:
             request = {"op": "probe", "loader": self.loader}
             child.call(request, PROBE_S, check=answer_to(request))
-        except CHILD_FAULTS as error:
+        except ChildFault as error:
             return str(build_fault(error)["output_tail"]).splitlines()[-1]
         finally:
             child.close()
@@ -280,7 +279,7 @@ class CandidateLibrary(CandidateChildren):
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
         calls = self._calls(context)
-        with contextlib.suppress(*CHILD_FAULTS):  # the start is not part of the job's own time
+        with contextlib.suppress(ChildFault):  # the start is not part of the job's own time
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
                 calls.here("prepare", self.start_timeout_s)

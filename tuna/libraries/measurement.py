@@ -14,7 +14,7 @@ from typing import Any
 
 from tuna.libraries.items import Trial, tail
 from tuna.libraries.results import CLOSE, is_close
-from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildGarbled, ChildTimeout
+from tuna.sandbox.processes import ChildFault, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
 #: Finalists at most, of those close to the best.
@@ -33,7 +33,6 @@ _DRIFT = 0.05
 #: So is one that was measured below this part of the highest peak that this worker has seen: the
 #: device was throttled.
 _THROTTLED = 0.9
-CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
 
 Call = Callable[..., dict[str, Any]]
 
@@ -157,7 +156,7 @@ class Measurement:
     def _probe(self) -> dict[str, Any] | None:
         try:
             return self._calls.clean("probe", self._limits.start_s) or None
-        except CHILD_FAULTS:
+        except ChildFault:
             return None
 
     def first(
@@ -173,7 +172,7 @@ class Measurement:
             found = self._calls.here(
                 "measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms
             )
-        except CHILD_FAULTS as error:
+        except ChildFault as error:
             # it may be the word of a candidate before this one
             if isinstance(error, ChildGarbled) and not again:
                 return self.first(index, best_ms, again=True)
@@ -197,7 +196,7 @@ class Measurement:
             )
         except DeviceHeld:
             return {}
-        except CHILD_FAULTS as error:
+        except ChildFault as error:
             if len(trials) == 1:
                 return {trials[0].index: _failed(trials[0].index, error)}
         found: dict[int, Mapping[str, Any] | Trial] = {}  # which of them it was
@@ -337,9 +336,8 @@ def fault(error: Exception, failed: Cause, hung: Cause) -> dict[str, Any]:
     """Return `cause` and `output_tail` of a trial or result after a child's failure or an unusable
     file of it."""
     words = "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)
-    if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
-        detail = error.traceback if isinstance(error, ChildFailed) else error.tail
-        words = f"{detail.rstrip()}\n{error}".strip()
+    if isinstance(error, ChildFault):
+        words = f"{error.tail.rstrip()}\n{error}".strip()
     return {
         "cause": hung if isinstance(error, ChildTimeout) else failed,
         "output_tail": tail(words),

@@ -19,7 +19,8 @@ from tuna.libraries.candidate_children import artifact
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS, build_fault
+from tuna.libraries.measurement import build_fault
+from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import Resource
 
 
@@ -62,7 +63,7 @@ class OneStepLibrary(CandidateLibrary):
         propose = functools.partial(call, "propose", self.start_timeout_s)
         try:
             propose()
-        except CHILD_FAULTS as error:
+        except ChildFault as error:
             return Trial(index=rival.index, params=rival.params, **build_fault(error))
         return self._build(call, propose, rival.index, rival.params, context, asked)
 

@@ -16,9 +16,10 @@ from tuna.libraries.candidate_children import ArtifactLost, artifact
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS, build_fault
+from tuna.libraries.measurement import build_fault
 from tuna.libraries.options import read
 from tuna.libraries.search.stop import Effort, SearchState, Stop, StopRule
+from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import Cause, Resource
 
 #: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
@@ -161,7 +162,7 @@ class SearchingLibrary(CandidateLibrary):
             params = call("search", self.start_timeout_s, history=own, count=count, known=known)[
                 "params"
             ]
-        except CHILD_FAULTS as error:
+        except ChildFault as error:
             return build_fault(error)
         finally:
             empty(folder)

@@ -14,7 +14,7 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.messages import install_extra
 from tuna.models.refusals import accepted
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 
 #: Enough to read, plan and compile a model of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
@@ -56,11 +56,11 @@ class ModelProcess:
             answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
         except ChildFailed as error:
             reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
-            cause = RuntimeError(error.traceback)
+            cause = RuntimeError(error.tail)
             raise BadInput(
                 f"The model {self._model} cannot be processed: {reason}.", hint=_HINT
             ) from cause
-        except (ChildCrashed, ChildTimeout) as error:
+        except ChildFault as error:
             cause = RuntimeError(error.tail)
             raise BadInput(
                 f"The process that compiles {self._model} ended: {error}.", hint=_HINT

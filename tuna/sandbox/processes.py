@@ -48,38 +48,32 @@ class ChildNotStarted(Exception):
     """This machine could not start a child: no memory or processes left, or no Python."""
 
 
-class ChildTimeout(Exception):
+class ChildCancelled(Exception):
+    """The call was cancelled; the child and its process group were killed."""
+
+
+class ChildFault(Exception):
+    """A call of a child failed; `tail` is the end of what the child printed, or its traceback."""
+
+    def __init__(self, message: str, tail: str) -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+class ChildTimeout(ChildFault):
     """The child did not answer in time; it and its process group were killed."""
 
-    def __init__(self, limit: str, tail: str) -> None:
-        super().__init__(f"no answer within {limit}")
-        self.tail = tail
 
-
-class ChildCrashed(Exception):
+class ChildCrashed(ChildFault):
     """The child ended, or was killed for what it answered."""
-
-    def __init__(self, reason: str, *, returncode: int | None, tail: str) -> None:
-        super().__init__(reason)
-        self.returncode = returncode
-        self.signal = signal_name(returncode)
-        self.tail = tail
 
 
 class ChildGarbled(ChildCrashed):
     """The child answered with garbage and was killed."""
 
 
-class ChildCancelled(Exception):
-    """The call was cancelled; the child and its process group were killed."""
-
-
-class ChildFailed(Exception):
+class ChildFailed(ChildFault):
     """The function in the child raised; the child lives on."""
-
-    def __init__(self, message: str, traceback: str) -> None:
-        super().__init__(message)
-        self.traceback = traceback
 
 
 @dataclass(frozen=True)
@@ -92,9 +86,9 @@ class Completed:
     output: str  #: the end of its standard output and error, in the order they came
 
 
-def signal_name(returncode: int | None) -> str | None:
+def signal_name(returncode: int) -> str | None:
     """The name of the signal in a negative return code, else None."""
-    if returncode is None or returncode >= 0:
+    if returncode >= 0:
         return None
     try:
         return signal.Signals(-returncode).name
@@ -328,7 +322,7 @@ class Child:
             exceeded = limit.exceeded(now) if limit else f"{timeout_s:g} s" if left <= 0 else ""
             if exceeded:
                 self.close()
-                raise ChildTimeout(exceeded, self._output.text())
+                raise ChildTimeout(f"no answer within {exceeded}", self._output.text())
             if cancelled():
                 self.close()
                 raise ChildCancelled
@@ -346,7 +340,7 @@ class Child:
             except BrokenPipeError:
                 chunk = b""
             if chunk == b"" or (chunk is None and ended(self._process)):
-                self._crashed("the child ended")
+                self._crashed()
             if not chunk:
                 continue
             searched = len(received)
@@ -371,9 +365,9 @@ class Child:
 
     def _garbled(self, reason: str) -> ChildGarbled:
         self.close()
-        return ChildGarbled(reason, returncode=None, tail=self._output.text())
+        return ChildGarbled(reason, self._output.text())
 
-    def _crashed(self, reason: str) -> NoReturn:
+    def _crashed(self) -> NoReturn:
         process = self._process
         assert process is not None
         # let it exit, so that its own exit status is reported and not the SIGKILL
@@ -382,11 +376,11 @@ class Child:
             self._output.read()
             time.sleep(0.01)
         self.close()
-        returncode = process.returncode if gone else None
-        name = signal_name(returncode)
-        if returncode is not None:
-            reason += f" with {name}" if name else f" with exit code {returncode}"
-        raise ChildCrashed(reason, returncode=returncode, tail=self._output.text())
+        status = ""
+        if gone:
+            code = process.returncode
+            status = f" with {signal_name(code) or f'exit code {code}'}"
+        raise ChildCrashed(f"the child ended{status}", self._output.text())
 
 
 def _start(

@@ -15,7 +15,7 @@ from tuna.libraries.cached_probe import cached_probe
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sandbox.processes import Child, ChildFault, child_env
 
 #: The wheel that holds the library. Intel's own of later years need 600 MB of runtimes.
 WHEEL = "onednn-cpu-gomp"
@@ -68,7 +68,7 @@ def ask(
     """Return a child's answer; raises LibraryMissing where oneDNN cannot be used."""
     try:
         return asked.call({"op": op, **arguments}, timeout_s)
-    except (ChildCrashed, ChildFailed, ChildTimeout) as error:
+    except ChildFault as error:
         raise LibraryMissing(f"oneDNN cannot be used here: {error}.", hint=_HINT) from error
 
 

@@ -20,10 +20,10 @@ from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment, Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest, DeviceGone, DeviceHeld
+from tuna.libraries.measurement import Call, Contest, DeviceGone, DeviceHeld
 from tuna.libraries.tvm import boards, targets
 from tuna.libraries.tvm.library import TvmLibrary
-from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed
+from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed, ChildFault
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
@@ -79,7 +79,7 @@ class BoardTvmLibrary(TvmLibrary):
                 child.call({"op": "ping"}, boards.HANDSHAKE_S)
             else:
                 self._compare(boards.ask(self._boards))
-        except (*CHILD_FAULTS, LibraryMissing, DeviceGone) as error:
+        except (ChildFault, LibraryMissing, DeviceGone) as error:
             return boards.words(error)
         return ""
 
@@ -130,7 +130,7 @@ class BoardTvmLibrary(TvmLibrary):
             if context.cancelled():
                 raise
             raise DeviceGone("this worker is ending") from None
-        except CHILD_FAULTS as error:
+        except ChildFault as error:
             raise DeviceGone(boards.words(error)) from error
         self._compare(facts)
         self._board = str(facts["board"])
@@ -155,7 +155,7 @@ class BoardTvmLibrary(TvmLibrary):
         """Give the board to others; the child stays."""
         child, self._board = self._evaluator, ""
         if child is not None and child.alive:
-            with contextlib.suppress(*CHILD_FAULTS):
+            with contextlib.suppress(ChildFault):
                 child.call({"op": "close"}, boards.HANDSHAKE_S)
 
     def _after(self, fault: Exception, context: RunContext) -> None:
@@ -219,7 +219,7 @@ class BoardTvmLibrary(TvmLibrary):
                 raise self._without_board(op)
             try:
                 return plain(op, timeout_s, **arguments)
-            except CHILD_FAULTS as fault:
+            except ChildFault as fault:
                 self._after(fault, context)
                 raise
 

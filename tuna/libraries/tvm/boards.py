@@ -12,12 +12,12 @@ from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries.base import Environment
-from tuna.libraries.measurement import CHILD_FAULTS, DeviceGone
+from tuna.libraries.measurement import DeviceGone
 from tuna.libraries.tvm import targets
 from tuna.libraries.tvm.environment import toolchain, tvm_version
 from tuna.libraries.tvm.rpc import BoardAddress, Tracker
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, ChildCancelled, child_env
+from tuna.sandbox.processes import Child, ChildCancelled, ChildFault, child_env
 
 #: Module of the child that speaks with a board.
 CHILD = "tuna.libraries.tvm.board_child"
@@ -154,7 +154,7 @@ def ask(boards: BoardPool, ending: Callable[[], bool] = lambda: False) -> dict[s
         child.call({"op": "close"}, START_S, ending)
         request = open_request(boards.free(_FIRST_WAIT_S, ending), _FIRST_WAIT_S)
         return child.call(request, HANDSHAKE_S, ending)
-    except (*CHILD_FAULTS, ChildCancelled, DeviceGone) as error:
+    except (ChildFault, ChildCancelled, DeviceGone) as error:
         text = f"No board with the key {boards.key} can be used: {words(error)}"
         hint = (
             "see what the tracker has: python -m tvm.exec.query_rpc_tracker --host"

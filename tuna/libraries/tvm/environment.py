@@ -16,7 +16,7 @@ from tuna.libraries.tvm import kernels
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
+from tuna.sandbox.processes import Child, ChildFault
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
 #: the likely cause).
@@ -93,7 +93,7 @@ def _host(tvm: str) -> Mapping[str, str]:
     child = Child(__name__)
     try:
         return {"mcpu": str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])}
-    except (ChildCrashed, ChildTimeout, ChildFailed) as error:
+    except ChildFault as error:
         raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
     finally:
         child.close()
