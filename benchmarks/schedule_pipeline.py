@@ -21,6 +21,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
+from tests.private_servers import wait_until
 from tuna import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
@@ -34,7 +35,6 @@ from tuna.queue.announcements import NAMESPACES_KEY
 from tuna.queue.connection import connect, ensure_services, make_celery, release_services
 from tuna.search import rounds
 from tuna.settings import Settings, get_settings
-from tuna.testing.servers import wait_until
 from tuna.vocabulary import IN_FLIGHT
 from tuna.workers.launch import WorkerSpec, local_workers
 

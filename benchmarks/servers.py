@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
+from tests.private_servers import mariadb_server, redis_server
 from tuna.errors import ServiceError
-from tuna.testing.servers import mariadb_server, redis_server
 
 _DOCKER = Path(__file__).parent.parent / "docker"
 _SAMPLE_S = 0.2

@@ -30,6 +30,7 @@ from fin_double.rocm import install
 from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
 from markers import ServiceGuard, add_markers, parameters
+from private_servers import mariadb_server, wait_until
 from shared_data import DRILLS, needed_program
 
 from tuna.cli.main import guarded
@@ -39,7 +40,6 @@ from tuna.libraries.miopen.environment import visible_gpu
 from tuna.queue.connection import release_services
 from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import Settings, get_settings
-from tuna.testing.servers import mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
 # threads of oneDNN that wait for each other leave the cores to other tests

@@ -25,11 +25,11 @@ SERVICES = {
     "tuna.sandbox.processes.Child",
     "tuna.sandbox.processes.run",
     "tuna.services.embedded_redis.EmbeddedRedis",
-    "tuna.testing.servers.install_mariadb",
-    "tuna.testing.servers.mariadb_server",
-    "tuna.testing.servers.rabbitmq_server",
-    "tuna.testing.servers.redis_server",
-    "tuna.testing.servers.running",
+    "private_servers.install_mariadb",
+    "private_servers.mariadb_server",
+    "private_servers.rabbitmq_server",
+    "private_servers.redis_server",
+    "private_servers.running",
 }
 #: TVM in this process, or in those of these fixtures.
 TVM = {"tvm", "tvm_ffi", "conftest.quick_timing", "conftest.tvm_forks", "conftest.tvm_here"}

@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from tuna.testing.servers import find
+from private_servers import find
 
 #: How long the drills are: 1 keeps the suite short, 3 runs three seeds of faults, thousands of
 #: jobs, and every variant of what takes seconds (`pytest.mark.drill(only=True)`).

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import markers
 import pytest
-
-from tuna.testing.servers import redis_server
+from private_servers import redis_server
 
 pytest_plugins = ["pytester"]
 
@@ -29,7 +28,7 @@ def _imports_tvm() -> None:
 
 def test_code_that_is_reached_through_helpers_counts() -> None:
     reached = markers._reached(lambda: _Farm().start())
-    assert "tuna.testing.servers.redis_server" in reached & markers.SERVICES
+    assert "private_servers.redis_server" in reached & markers.SERVICES
     assert "subprocess" in markers._reached(lambda: [_run() for _ in range(2)]) & markers.SERVICES
     assert "tvm" in markers._reached(_imports_tvm) & markers.TVM
     assert not markers._reached(lambda: Path("x").name) & (markers.SERVICES | markers.TVM)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from private_servers import listens
 
 from tuna import api
 from tuna.db import sessions
@@ -21,7 +22,6 @@ from tuna.gateway.tokens import JoinToken
 from tuna.queue.connection import connect, release_services
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.settings import get_settings
-from tuna.testing.servers import listens
 
 
 @pytest.fixture()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from private_servers import redis_server, with_password
 from shared_data import needed_program
 
 from tuna import doctor
@@ -22,7 +23,6 @@ from tuna.db.engine import make_engine
 from tuna.doctor import servers
 from tuna.doctor.findings import Finding, judge_clock, judge_version
 from tuna.settings import Settings
-from tuna.testing.servers import redis_server, with_password
 
 Type = Callable[..., Any]
 PASSWORD = "it's-a-secret"  # noqa: S105

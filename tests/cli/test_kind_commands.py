@@ -14,7 +14,7 @@ from command_lines import Ended
 from tuna.configs import from_json_text
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
-from tuna.testing.kinds import registered
+from tuna.testing.kind_contract import registered
 
 Type = Callable[..., Ended]
 LINES = (

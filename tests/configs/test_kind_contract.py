@@ -9,7 +9,7 @@ import softmax_kind
 from softmax_kind import Softmax
 
 from tuna.configs import KINDS, BatchNormConfig, ConvConfig, DataType, Direction, GemmConfig
-from tuna.testing.kinds import KindContract, registered
+from tuna.testing.kind_contract import KindContract, registered
 
 
 class TestConvolution(KindContract):

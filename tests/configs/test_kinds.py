@@ -33,7 +33,7 @@ from tuna.configs.lines import read_one
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import reference
 from tuna.plugins import Plugins
-from tuna.testing.kinds import registered
+from tuna.testing.kind_contract import registered
 
 LINE = '{"kind": "softmax", "rows": 128, "cols": 1000}'
 

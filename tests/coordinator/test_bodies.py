@@ -32,7 +32,7 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem, result_of
 from tuna.libraries.registry import get_library
 from tuna.settings import get_settings
-from tuna.testing.kinds import registered
+from tuna.testing.kind_contract import registered
 from tuna.vocabulary import Cause
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner

@@ -21,12 +21,12 @@ import redis
 from celery import Celery
 from deploy_files import COMPOSE, DOCKER, objects
 from kombu import Connection
+from private_servers import free_port, running, wait_until
 from shared_data import needed_program
 
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
 from tuna.settings import Settings
-from tuna.testing.servers import free_port, running, wait_until
 
 
 @pytest.fixture

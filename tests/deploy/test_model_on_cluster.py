@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from command_lines import Ended
 from deploy_files import PAGE, ROOT
+from private_servers import redis_server
 
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server
 
 SECTION = PAGE.read_text().split("\n## A model on a cluster of CPUs\n")[1].split("\n## ")[0]
 LINES = re.findall(r"^    (\S.*)$", SECTION, re.MULTILINE)

@@ -22,7 +22,7 @@ from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
 from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
-from tuna.testing.contracts.exporter import ExporterContract, SampleResult, sample_record
+from tuna.testing.exporter_contract import ExporterContract, SampleResult, sample_record
 
 LAYERS = [parse_line(driver)[0] for driver in DRIVERS[:3]]
 TIMES = {"ConvAsm3x3U": 0.5, "ConvWinograd<3-2>": 0.25, "=GemmFwdRest": 2.0}

@@ -24,6 +24,7 @@ import psutil
 import redis
 import stepped_clock
 from fault_library import BROKEN, DEAD, FAILS, LOG, SLOW
+from private_servers import install_mariadb, killed_with_parent, listens, wait_until
 from search_library import HOLD
 from shared_data import needed_program
 
@@ -32,7 +33,6 @@ from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError
 from tuna.gateway import joined, tokens
 from tuna.services.embedded_redis import program
-from tuna.testing.servers import install_mariadb, killed_with_parent, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from cluster import LEASE_S, OTHER_EVAL, Cluster
+from private_servers import wait_until
 from search_library import ROUNDS, SearchLibrary, expected, hold_name
 
 from tuna.configs import GemmConfig, parse_line
@@ -23,7 +24,6 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
-from tuna.testing.servers import wait_until
 from tuna.vocabulary import State
 
 LIBRARY = SearchLibrary()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 from fork_server import ForkServer, forking
+from private_servers import listens, wait_until
 
 from tuna.queue.connection import release_services
 from tuna.services.embedded_redis import socket_path
 from tuna.settings import get_settings
-from tuna.testing.servers import listens, wait_until
 
 
 class Processes:

@@ -17,9 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from private_servers import free_port, listens, wait_until
 from shared_data import need, needed_program
-
-from tuna.testing.servers import free_port, listens, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "boards.md"

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from jobs_builder import accepted
+from private_servers import free_port, wait_until
 from shared_data import need
 from test_boards import Shell, end
 from test_seed_master import printed_commands, printed_file, seed
 
 from tuna.db.engine import make_engine
-from tuna.testing.servers import free_port, wait_until
 
 pytestmark = [pytest.mark.drill(only=True), pytest.mark.timeout(900)]
 LAYERS = 6

@@ -10,6 +10,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
+from private_servers import rabbitmq_server, redis_server
 from processes import Processes, below
 from shared_data import needed_program
 
@@ -17,7 +18,6 @@ from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.services import embedded_redis
 from tuna.settings import get_settings
-from tuna.testing.servers import rabbitmq_server, redis_server
 
 Eventually = Callable[[Callable[[], object], float], None]
 

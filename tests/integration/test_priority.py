@@ -7,13 +7,13 @@ import time
 import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from private_servers import wait_until
 from processes import Processes
 
 from tuna.db import schema, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.libraries.registry import get_library
-from tuna.testing.servers import wait_until
 
 
 @pytest.mark.drill(only=True)

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from private_servers import free_port, wait_until
 from shared_data import need
 from test_boards import Shell, end
-
-from tuna.testing.servers import free_port, wait_until
 
 pytestmark = [pytest.mark.drill(only=True), pytest.mark.timeout(600)]
 MASTER = """

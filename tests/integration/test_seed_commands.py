@@ -22,12 +22,12 @@ import pytest
 from command_lines import PROGRAMS, Ended
 from fin_double.rocm import install
 from fork_server import ForkServer, forking
+from private_servers import rabbitmq_server, redis_server
 from processes import stop_redis
 from shared_data import DRILLS, needed_program, shared_data
 
 from tuna.libraries.miopen.environment import visible_gpu
 from tuna.settings import get_settings
-from tuna.testing.servers import rabbitmq_server, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Hosts of this process alone, since the document has a fixed port.

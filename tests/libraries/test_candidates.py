@@ -23,7 +23,7 @@ from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.measurement import RIVAL_PROCESSES
 from tuna.sandbox import core_lending
 from tuna.sandbox.core_lending import BuildCores
-from tuna.testing.contracts.rehearsal import follow, run_context
+from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
 pytestmark = pytest.mark.service

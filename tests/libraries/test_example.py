@@ -12,7 +12,7 @@ from tuna.libraries.base import Again
 from tuna.libraries.example import ExampleLibrary
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.settings import get_settings
-from tuna.testing.contracts.rehearsal import run_context
+from tuna.testing.rehearsal import run_context
 from tuna.vocabulary import Cause
 
 

@@ -14,7 +14,7 @@ from tuna.configs import GemmConfig
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.one_step import OneStepLibrary
-from tuna.testing.contracts.rehearsal import run_context
+from tuna.testing.rehearsal import run_context
 from tuna.vocabulary import Cause
 
 pytestmark = pytest.mark.service

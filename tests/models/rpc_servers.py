@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import psutil
+from private_servers import wait_until
 from shared_data import need
 from tvm import rpc
 
 from tuna.libraries.tvm.rpc import Tracker
-from tuna.testing.servers import wait_until
 
 #: Ports of this process and its neighbours; a server takes the next free one.
 _PORTS = 20000 + os.getpid() % 400 * 50

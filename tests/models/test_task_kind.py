@@ -12,7 +12,7 @@ import pytest
 from tuna.configs import KINDS, ConvConfig, GemmConfig, TaskConfig, from_json
 from tuna.errors import BadInput
 from tuna.libraries import reference
-from tuna.testing.kinds import KindContract
+from tuna.testing.kind_contract import KindContract
 
 CONV = ConvConfig(1, 4, 6, 5, 8, 3, 3, 1, 1)
 

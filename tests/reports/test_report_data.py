@@ -18,7 +18,7 @@ from tuna.db import models
 from tuna.errors import NotFound
 from tuna.reports.layers import MeasuredTrial, best_so_far
 from tuna.reports.queries import read_figures
-from tuna.testing.kinds import registered
+from tuna.testing.kind_contract import registered
 
 CONV, GEMM = DRIVERS[1], DRIVERS[5]
 

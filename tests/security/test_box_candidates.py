@@ -16,7 +16,7 @@ from tuna.configs import Config, GemmConfig
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.items import Trial, WorkItem
-from tuna.testing.contracts.rehearsal import follow, run_context
+from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
 pytestmark = pytest.mark.usefixtures("needs_a_box")

@@ -19,7 +19,7 @@ from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.testing.contracts.rehearsal import follow, run_context
+from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
 

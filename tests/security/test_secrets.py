@@ -18,6 +18,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, states
+from private_servers import redis_server, with_password
 
 from tuna import logs
 from tuna.db import schema
@@ -27,7 +28,6 @@ from tuna.errors import TunaError
 from tuna.queue.connection import connect
 from tuna.sandbox.processes import Child, child_env, run
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server, with_password
 
 SQL, REDIS = "hunter2sql", "hunter2redis"
 SECRET_URL = "redis://:hunter2@somewhere"  # noqa: S105 (nobody's)

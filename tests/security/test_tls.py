@@ -18,13 +18,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from private_servers import free_port, running
 from shared_data import needed_program
 
 from tuna.errors import BadInput, TunaError
 from tuna.queue.connection import connect, connect_broker, make_celery
 from tuna.services.redis_client import single_attempt_client
 from tuna.settings import Settings, get_settings
-from tuna.testing.servers import free_port, running
 
 NOW = dt.datetime.now(dt.timezone.utc)
 DAY = dt.timedelta(days=1)

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from private_servers import wait_until
 
 from tuna.errors import ServiceError
 from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis, embedded_redis_guard
 from tuna.services.embedded_redis import EmbeddedRedis, program
-from tuna.testing.servers import wait_until
 
 #: For how long the server may outlive its last user, and whoever uses it goes without one that was
 #: killed, on a machine that does ten other things.

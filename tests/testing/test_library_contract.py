@@ -13,8 +13,8 @@ from misbehaving import BAD, Good
 from tuna.configs import GemmConfig
 from tuna.errors import TunaError
 from tuna.libraries.base import Library
-from tuna.testing.contracts.library import LibraryContract
-from tuna.testing.contracts.rehearsal import rehearse, run_context
+from tuna.testing.library_contract import LibraryContract
+from tuna.testing.rehearsal import rehearse, run_context
 from tuna.vocabulary import Cause
 
 pytest_plugins = "pytester"
@@ -70,7 +70,7 @@ SUITE = """
     import pytest
     from misbehaving import BAD, Good
     from tuna.configs import GemmConfig
-    from tuna.testing.contracts.library import LibraryContract
+    from tuna.testing.library_contract import LibraryContract
 
     class Both(LibraryContract):
         installed = False

@@ -21,7 +21,7 @@ from tuna.libraries.miopen.environment import visible_gpu
 from tuna.libraries.onednn import OneDnnLibrary
 from tuna.libraries.tvm import TvmLibrary
 from tuna.settings import get_settings
-from tuna.testing.contracts.library import LibraryContract
+from tuna.testing.library_contract import LibraryContract
 from tuna.testing.noop import NoopLibrary
 
 pytestmark = pytest.mark.usefixtures("forked_children", "forked", "quick_timing")

@@ -17,7 +17,7 @@ from tuna.artifacts.files import Files, RedisFiles, UrlFiles
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.errors import StorageFull
-from tuna.testing.contracts.store import StoreContract
+from tuna.testing.store_contract import StoreContract
 
 Overwrite = Callable[[str, bytes | None], None]
 KEY = Keys.of_secret("6b" * 32)

@@ -1,7 +1,7 @@
 """The input of an exporter: the results of one session or golden version, streamed, with their code
 and trials.
 
-`tuna.exports` implements `ResultSource` over SQL, `tuna.testing.contracts.exporter` in memory.
+`tuna.exports` implements `ResultSource` over SQL, `tuna.testing.exporter_contract` in memory.
 """
 
 from __future__ import annotations

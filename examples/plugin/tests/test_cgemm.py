@@ -10,7 +10,7 @@ from tuna_cgemm.library import CGemmLibrary
 
 from tuna.configs import Config, GemmConfig
 from tuna.libraries.base import Library
-from tuna.testing.contracts.library import LibraryContract
+from tuna.testing.library_contract import LibraryContract
 
 
 class TestCGemm(LibraryContract):

@@ -19,7 +19,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -102,12 +102,9 @@ class SampleSource:
         environment = samples[0].record.environment if samples else _ENVIRONMENT
         self.title, self.library, self.mixed = "Sample", library, False
         self.tag: str | None = None
-        self.arch, self.num_cu, self.target = (
-            environment.arch,
-            environment.num_cu,
-            environment.target,
-        )
-        self.environment_key, self.toolchain = environment.key, environment.toolchain
+        self.arch, self.num_cu = environment.arch, environment.num_cu
+        self.target, self.toolchain = environment.target, environment.toolchain
+        self.environment_key = environment.key
         facts = {
             SolverFacts(sample.record.solver, sample.record.family, sample.tunable): None
             for sample in sorted(samples, key=lambda sample: sample.record.solver)
@@ -115,14 +112,9 @@ class SampleSource:
         self.solvers: Mapping[int, SolverFacts] = dict(enumerate(facts, 1))
         self._ids = {solver.name: number for number, solver in self.solvers.items()}
         self._samples, self._breaks = list(samples), breaks
-        self._blobs = {
-            _digest(kernel[0]): kernel[0] for sample in samples for kernel in sample.kernels
-        }
-        self._blobs |= {
-            _digest(sample.workload): sample.workload
-            for sample in samples
-            if sample.workload is not None
-        }
+        workloads = (sample.workload for sample in samples if sample.workload is not None)
+        codes = (kernel[0] for sample in samples for kernel in sample.kernels)
+        self._blobs = {_digest(data): data for data in (*workloads, *codes)}
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """The fields that `row` names, in the order of the samples unless ordered."""
@@ -132,7 +124,7 @@ class SampleSource:
         if ordered:
             found.sort(key=lambda fields: str(fields[needs]).encode())
         names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]  # of a NamedTuple
-        return self._broken(row(*(fields[name] for name in names)) for fields in found)
+        return self._stream([row(*(fields[name] for name in names)) for fields in found])
 
     def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
         """Yield the samples in the total order; their own trials are no whole records."""
@@ -146,7 +138,7 @@ class SampleSource:
                 record.solver,
             )
 
-        return self._broken(iter(sorted((sample.record for sample in self._samples), key=order)))
+        return self._stream(sorted((sample.record for sample in self._samples), key=order))
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Count the samples without a key."""
@@ -157,14 +149,8 @@ class SampleSource:
         """Yield the kernels of the samples."""
         for result_id in result_ids:
             sample = self._samples[result_id - 1]
-            record = sample.record
-            which = (
-                result_id,
-                record.solver,
-                record.config_key,
-                record.config,
-                record.environment.key,
-            )
+            record, key = sample.record, sample.record.environment.key
+            which = (result_id, record.solver, record.config_key, record.config, key)
             for code, name, args in sample.kernels:
                 yield KernelOf(*which, _digest(code), name, args)
             if not sample.kernels:
@@ -189,36 +175,25 @@ class SampleSource:
 
     def _fields(self, number: int, sample: SampleResult) -> dict[str, Any]:
         record = sample.record
-        return {
+        same = ("config_key", "time_ms", "workspace_bytes", "params", "job_id", "trial_number")
+        return {name: getattr(record, name) for name in (*same, "noisy")} | {
             "result_id": number,
-            "config_key": record.config_key,
             "driver": record.config,
             "problem_key": sample.problem_key,
             "problem": sample.problem_key or record.config,
             "solver_id": self._ids[record.solver],
-            "time_ms": record.time_ms,
-            "workspace_bytes": record.workspace_bytes,
-            "params": record.params,
             "algorithm": "" if record.algorithm == record.family else record.algorithm,
-            "job_id": record.job_id,
-            "trial_number": record.trial_number,
             "workload": None if sample.workload is None else _digest(sample.workload),
-            "noisy": record.noisy,
             "num_cu": record.environment.num_cu,
             "measured_at": None,
         }
 
-    def _broken(self, rows: Iterator[Row]) -> Iterator[Row]:
-        if not self._breaks:
-            return rows
-        return self._half(rows)
-
-    def _half(self, rows: Iterator[Row]) -> Iterator[Row]:
-        for number, row in enumerate(rows):
-            if number * 2 >= len(self._samples):
-                break
-            yield row
-        raise Interrupted
+    def _stream(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """Yield the rows; where the source breaks, half of them before an error."""
+        if self._breaks:
+            yield from rows[: len(rows) // 2]
+            raise Interrupted
+        yield from rows
 
 
 def _digest(data: bytes) -> str:
@@ -291,7 +266,10 @@ class ExporterContract(ABC):
 
     @pytest.mark.parametrize("time_ms", [0.0, -1.0, float("inf")])
     def test_what_is_no_time_is_left_out_and_counted(self, tmp_path: Path, time_ms: float) -> None:
-        bad = [_with_time(sample, time_ms) for sample in self.samples()]
+        bad = [
+            replace(sample, record=sample.record._replace(time_ms=time_ms))
+            for sample in self.samples()
+        ]
         with pytest.raises(NotFound, match=r"\d left out: "):
             self.export(tmp_path / "new", bad)
         assert not (tmp_path / "new").exists()
@@ -380,15 +358,3 @@ class ExporterContract(ABC):
         assert found == sorted(
             (one.config, one.solver, one.time_ms, one.simulated) for one in records
         )
-
-
-def _with_time(sample: SampleResult, time_ms: float) -> SampleResult:
-    record = sample.record._replace(time_ms=time_ms)
-    return SampleResult(
-        record,
-        sample.problem_key,
-        sample.tunable,
-        sample.workload,
-        sample.kernels,
-        trials=sample.trials,
-    )

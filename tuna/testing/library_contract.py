@@ -37,7 +37,7 @@ from tuna.libraries.base import FINALS, Again, Library, Retry
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.results import is_time
-from tuna.testing.contracts.rehearsal import MAX_STEPS, Turn, rehearse, run_context
+from tuna.testing.rehearsal import MAX_STEPS, Turn, rehearse, run_context
 from tuna.vocabulary import SEARCH, Cause, Resource, canonical_name
 
 #: Clocks of two processes, and rounding.

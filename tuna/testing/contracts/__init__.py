@@ -1,1 +1,0 @@
-"""Contracts as pytest classes: a third party subclasses one to prove what it plugs in."""
