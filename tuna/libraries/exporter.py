@@ -3,9 +3,9 @@ such files.
 
 A library lists its exporters (`Library.exporters`), and all commands on database files offer them.
 Tuna queries the results, names the file, and replaces it atomically; the exporter knows the format
-and what belongs in it. It has no access to SQL. `ExporterContract` (`tuna.testing.exporter_contract`)
-proves one. Here too is what formats share: names of files, findings of a check, a sort of more rows than
-fit into memory.
+and what belongs in it. It has no access to SQL. `tuna.testing.exporter_contract` proves one. Here
+too is what formats share: names of files, findings of a check, a sort of more rows than fit into
+memory.
 """
 
 from __future__ import annotations

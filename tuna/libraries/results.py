@@ -33,31 +33,6 @@ def is_close(time_ms: float, best_ms: float) -> bool:
     return time_ms <= CLOSE * best_ms
 
 
-#: Fields of `ResultSource.results`.
-FIELDS: Mapping[str, str] = {
-    "result_id": "number of the result, for `kernels`",
-    "config_key": "SHA-256 of the config",
-    "driver": "the config's canonical text",
-    "problem_key": (
-        "MIOpen's name of the config, by the library itself or by Tuna; None where it has none"
-    ),
-    "problem": "`problem_key`, else `driver`",
-    "solver_id": "key of `solvers`",
-    "time_ms": (
-        "median of the best checked candidate; None where an imported file knows only params"
-    ),
-    "workspace_bytes": "scratch memory on the device",
-    "params": "text form of the best candidate; empty for none",
-    "algorithm": "as the library named it; empty: the solver's family",
-    "job_id": "of a session's measured result, for `good_trials`; else None",
-    "trial_number": "of the best candidate; else None",
-    "workload": "SHA-256 of the problem's text, for `blob`; else None",
-    "noisy": "whether the device was not quiet while it was measured",
-    "num_cu": "compute units of the device",
-    "measured_at": "when, where results of several devices compete (`mixed`); else None",
-}
-
-
 class SolverFacts(NamedTuple):
     """A solver as exporters see it."""
 
@@ -152,11 +127,28 @@ class ResultSource(Protocol):
     solvers: Mapping[int, SolverFacts]
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
-        """The results as `row`, a NamedTuple class whose fields are of FIELDS: only what is asked
-        for is read.
+        """Return the results as `row`, a NamedTuple class; only the fields that it names are read.
 
         `needs` names a field that must not be None, by which the results are `ordered` (by bytes)
-        if that is asked for; else their order is any.
+        if that is asked for; else their order is any. The fields are:
+
+        - result_id: number of the result, for `kernels`
+        - config_key: SHA-256 of the config
+        - driver: the config's canonical text
+        - problem_key: MIOpen's name of the config, by the library itself or by Tuna, or None
+        - problem: `problem_key`, else `driver`
+        - solver_id: key of `solvers`
+        - time_ms: median of the best checked candidate; None where an imported file knows only
+          params
+        - workspace_bytes: scratch memory on the device
+        - params: text form of the best candidate; empty for none
+        - algorithm: as the library named it; empty: the solver's family
+        - job_id: of a session's measured result, for `good_trials`; else None
+        - trial_number: of the best candidate; else None
+        - workload: SHA-256 of the problem's text, for `blob`; else None
+        - noisy: whether the device was not quiet while it was measured
+        - num_cu: compute units of the device
+        - measured_at: when, where results of several devices compete (`mixed`); else None
         """
 
     def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
