@@ -7,6 +7,7 @@ import bz2
 import contextlib
 import errno
 import io
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -76,17 +77,20 @@ class _Unpacker(io.RawIOBase):
         super().close()
 
 
-def open_text(path: Path, limit_bytes: int = LIMIT_BYTES) -> TextIO:
+def _opened(path: Path, limit_bytes: int) -> io.BufferedReader:
+    return io.BufferedReader(_Unpacker(path, limit_bytes), _CHUNK_BYTES)
+
+
+def open_text(path: Path) -> TextIO:
     """The text of a file, packed or not, with its line ends as they are; close it, or use it in a
     `with`.
 
     Opening raises OSError. Reading raises BadInput if the packed data is damaged or has more than
-    `limit_bytes`.
+    LIMIT_BYTES.
     """
     if not is_packed(path):
         return open(path, encoding="utf-8", newline="\n")
-    plain = io.BufferedReader(_Unpacker(path, limit_bytes), _CHUNK_BYTES)
-    return io.TextIOWrapper(plain, encoding="utf-8", newline="\n")
+    return io.TextIOWrapper(_opened(path, LIMIT_BYTES), encoding="utf-8", newline="\n")
 
 
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
@@ -118,9 +122,8 @@ def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tuna-") as directory:
         plain = Path(directory) / plain_name(path)
         try:
-            with _Unpacker(path, limit_bytes) as source, open(plain, "wb") as out:
-                while chunk := source.read(_CHUNK_BYTES):
-                    out.write(chunk)
+            with _opened(path, limit_bytes) as source, open(plain, "wb") as out:
+                shutil.copyfileobj(source, out, _CHUNK_BYTES)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(
@@ -132,11 +135,8 @@ def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
 
 def pack(path_in: Path, path_out: Path) -> None:
     """Pack a file with bzip2 at level 9; equal input gives equal bytes. Raises OSError."""
-    packer = bz2.BZ2Compressor(9)
-    with open(path_in, "rb") as source, open(path_out, "wb") as out:
-        while chunk := source.read(_CHUNK_BYTES):
-            out.write(packer.compress(chunk))
-        out.write(packer.flush())
+    with open(path_in, "rb") as source, bz2.open(path_out, "wb", 9) as out:
+        shutil.copyfileobj(source, out, _CHUNK_BYTES)
 
 
 @contextlib.contextmanager

@@ -28,8 +28,10 @@ _PR_SET_PDEATHSIG = 1
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 #: struct seccomp_data, little-endian: number, architecture, instruction pointer, six 64-bit values.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_Instruction = tuple[int, int, int, int]  #: struct sock_filter: code, jt, jf, k
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+_ALL_BITS = 0xFFFFFFFF
 #: AUDIT_ARCH_*, and the place of the architecture's number in `CALLS`.
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _X32 = 0x40000000
@@ -108,7 +110,7 @@ _NAMESPACES = (
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
 #: AF_INET and AF_INET6 are 2 and 10: the same but for this bit.
-_AF_INET, _ANY_INET = 2, 0xFFFFFFFF ^ 8
+_AF_INET, _ANY_INET = 2, _ALL_BITS ^ 8
 #: System calls that connect to another machine.
 _CONNECTING = ("socket", "connect")
 
@@ -121,7 +123,8 @@ class Filter:
     def __init__(self, machine: str) -> None:
         architecture, self._column = _MACHINES[machine]
         self._code = [
-            *self._unless(_EQUAL, architecture, _ARCHITECTURE),  # a 32-bit call has other numbers
+            # a 32-bit call has other numbers
+            *self._check(_ARCHITECTURE, _EQUAL, architecture, holds=False),
             (_LOAD, 0, 0, _NUMBER),
             *([(_AT_LEAST, 0, 1, _X32), self._answer(errno.EPERM)] if machine == "x86_64" else []),
         ]
@@ -131,38 +134,25 @@ class Filter:
         for name in names:
             self._when(name, [self._answer(number)])
 
-    def refuse_if(self, name: str, *checks: Sequence[tuple[int, int, int, int]]) -> None:
+    def refuse_if(self, name: str, *checks: Sequence[_Instruction]) -> None:
         """Refuse a call if any of the checks (see `has`, `differs`) holds."""
         self._when(name, [one for check in checks for one in check] + [(_RETURN, 0, 0, _ALLOW)])
 
-    def has(self, argument: int, bits: int) -> list[tuple[int, int, int, int]]:
+    def has(self, argument: int, bits: int) -> list[_Instruction]:
         """A check: the argument's lower half has any of these bits."""
-        return [
-            (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
-            (_ANY_BIT, 0, 1, bits),
-            self._answer(errno.EPERM),
-        ]
+        return self._check(_ARGUMENTS + 8 * argument, _ANY_BIT, bits)
 
-    def lacks(self, argument: int, bits: int) -> list[tuple[int, int, int, int]]:
+    def lacks(self, argument: int, bits: int) -> list[_Instruction]:
         """A check: it has none of these bits."""
-        return [
-            (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
-            (_ANY_BIT, 1, 0, bits),
-            self._answer(errno.EPERM),
-        ]
+        return self._check(_ARGUMENTS + 8 * argument, _ANY_BIT, bits, holds=False)
 
-    def differs(
-        self, argument: int, value: int, mask: int = 0xFFFFFFFF
-    ) -> list[tuple[int, int, int, int]]:
-        """A check: the argument's lower half, after `mask`, is another value."""
-        return self._unless(_EQUAL, value, _ARGUMENTS + 8 * argument, mask)
+    def equals(self, argument: int, value: int, mask: int = _ALL_BITS) -> list[_Instruction]:
+        """A check: the argument's lower half, after `mask`, is this value."""
+        return self._check(_ARGUMENTS + 8 * argument, _EQUAL, value, mask)
 
-    def equals(
-        self, argument: int, value: int, mask: int = 0xFFFFFFFF
-    ) -> list[tuple[int, int, int, int]]:
-        """A check: it is this value."""
-        load = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_AND, 0, 0, mask)]
-        return [*load, (_EQUAL, 0, 1, value), self._answer(errno.EPERM)]
+    def differs(self, argument: int, value: int, mask: int = _ALL_BITS) -> list[_Instruction]:
+        """A check: it is another value."""
+        return self._check(_ARGUMENTS + 8 * argument, _EQUAL, value, mask, holds=False)
 
     def install(self) -> None:
         """Install it for this process, its later threads and its descendants; raises OSError."""
@@ -179,24 +169,26 @@ class Filter:
         if failed:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "seccomp")
 
-    def _when(self, name: str, body: Sequence[tuple[int, int, int, int]]) -> None:
+    def _when(self, name: str, body: Sequence[_Instruction]) -> None:
         """Apply the body to this system call; others pass with their number still loaded."""
         number = CALLS[name][self._column]
         if number is not None:
             self._code += [(_EQUAL, 0, len(body), number), *body]
 
-    def _unless(
-        self, how: int, value: int, place: int, mask: int = 0xFFFFFFFF
-    ) -> list[tuple[int, int, int, int]]:
+    def _check(
+        self, place: int, how: int, value: int, mask: int = _ALL_BITS, *, holds: bool = True
+    ) -> list[_Instruction]:
+        """Refuse the call if the comparison `holds`, or if it does not; else go on behind this."""
+        skip = (0, 1) if holds else (1, 0)
         return [
             (_LOAD, 0, 0, place),
             (_AND, 0, 0, mask),
-            (how, 1, 0, value),
+            (how, *skip, value),
             self._answer(errno.EPERM),
         ]
 
     @staticmethod
-    def _answer(number: int) -> tuple[int, int, int, int]:
+    def _answer(number: int) -> _Instruction:
         return _RETURN, 0, 0, _ERRNO | number
 
 

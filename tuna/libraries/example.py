@@ -74,43 +74,38 @@ class ExampleLibrary(Library):
         )
 
     def _execute(self, item: WorkItem, context: RunContext) -> StepResult:
-        program = self._program()
         started_at = time.time()
-        cause: Cause | None
-        if program is None:
-            # Not a fault of the machine, where another attempt might help.
-            cause, output, seconds = Cause.NOT_APPLICABLE, _MISSING, 0.0
-        else:
-            done = run(
-                [program],
-                timeout_s=_LIMIT_S,
-                env=child_env(context.device.variables if context.device else None),
-                cpus=context.cpus,
-                cwd=context.scratch,
-                cancelled=context.cancelled,
-                box=Box(writable=(context.scratch,), gpus=True),
-            )
-            seconds = time.time() - started_at
-            cause = (
-                Cause.RUN_TIMEOUT
-                if done.timed_out
-                else Cause.RUN_ERROR
-                if done.returncode
-                else None
-            )
-            output = done.output
-        time_ms = None if cause else seconds * 1e3
-        trial = Trial(
-            index=0, params="", cause=cause, time_ms=time_ms, times_ms=(time_ms,) if time_ms else ()
-        )
+        cause, output = self._run_program(context)
+        ended_at = time.time()
+        time_ms = None if cause else (ended_at - started_at) * 1e3
+        times_ms = () if time_ms is None else (time_ms,)
+        trial = Trial(index=0, params="", cause=cause, time_ms=time_ms, times_ms=times_ms)
         return result_of(
             item,
-            ok=cause is None,
             cause=cause,
             output_tail=tail(output),
             trials=(trial,),
             device=DeviceReport(name=platform.node()),
             started_at=started_at,
-            ended_at=time.time(),
-            busy_s=seconds,
+            ended_at=ended_at,
+            busy_s=ended_at - started_at,
         )
+
+    def _run_program(self, context: RunContext) -> tuple[Cause | None, str]:
+        """Return why the program failed, None if it did not, and its output."""
+        program = self._program()
+        if program is None:
+            # Not a fault of the machine, where another attempt might help.
+            return Cause.NOT_APPLICABLE, _MISSING
+        done = run(
+            [program],
+            timeout_s=_LIMIT_S,
+            env=child_env(context.device.variables if context.device else None),
+            cpus=context.cpus,
+            cwd=context.scratch,
+            cancelled=context.cancelled,
+            box=Box(writable=(context.scratch,), gpus=True),
+        )
+        if done.timed_out:
+            return Cause.RUN_TIMEOUT, done.output
+        return Cause.RUN_ERROR if done.returncode else None, done.output
