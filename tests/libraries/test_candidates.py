@@ -20,7 +20,7 @@ from tuna.libraries.base import FINALS, Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Rival, StepResult, WorkItem
-from tuna.libraries.measurement import RIVAL_PROCESSES
+from tuna.libraries.measurement import Budgets
 from tuna.sandbox import core_lending
 from tuna.sandbox.core_lending import BuildCores
 from tuna.testing.rehearsal import follow, run_context
@@ -145,7 +145,7 @@ def test_finals_measure_what_other_jobs_built(toys: Toys) -> None:
     assert [(trial.index, trial.params, trial.cause) for trial in result.trials] == [
         (70, "good", None), (71, "dies", Cause.RUN_ERROR), (72, "good", None),
     ]  # fmt: skip
-    assert [len(trial.times_ms) >= RIVAL_PROCESSES for trial in result.trials] == [
+    assert [len(trial.times_ms) >= Budgets.rival_processes for trial in result.trials] == [
         True,
         False,
         True,

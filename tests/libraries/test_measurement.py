@@ -13,7 +13,7 @@ import pytest
 from tuna.libraries.items import Trial
 from tuna.libraries.measurement import (
     FINALISTS,
-    RIVAL_PROCESSES,
+    Budgets,
     Calls,
     Contest,
     Limits,
@@ -213,9 +213,9 @@ def test_a_result_is_noisy_when_half_of_its_processes_were(
 def test_rivals_are_measured_in_fresh_processes_alone() -> None:
     machine = Machine([10.0, 10.5, 40.0], rivals=True, placement={0: 1.3})
     found = machine.measured()
-    assert (machine.processes, machine.calls.count("measure")) == (RIVAL_PROCESSES, 0)
+    assert (machine.processes, machine.calls.count("measure")) == (Budgets.rival_processes, 0)
     assert [round(trial.time_ms, 1) for trial in found.trials] == [13.0, 10.5, 40.0]
-    assert [len(trial.times_ms) for trial in found.trials] == [3 * RIVAL_PROCESSES] * 3
+    assert [len(trial.times_ms) for trial in found.trials] == [3 * Budgets.rival_processes] * 3
     assert not found.noisy
     crashed = Machine([10.0, 10.5], rivals=True, dies=1).measured()
     assert [trial.cause and trial.cause.value for trial in crashed.trials] == [None, "run_error"]

@@ -25,7 +25,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
-from tuna.libraries.measurement import PROCESSES
+from tuna.libraries.measurement import Budgets
 from tuna.libraries.tvm import BoardTvmLibrary, board_library, boards, tvm_library
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
@@ -137,7 +137,7 @@ def test_the_best_are_measured_again_in_sessions_of_their_own_on_the_same_board(
     """Where another board is free, a new session would be on that one."""
     bench, tracker = bench_at(board.port)
     artifacts = compiled(bench, 1)
-    for tracker.free, sessions in ((0, 1 + PROCESSES), (1, 1)):
+    for tracker.free, sessions in ((0, 1 + Budgets.finalist_processes), (1, 1)):
         before = tracker.given
         result = evaluated(bench, artifacts)
         assert result.ok, result.output_tail

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 from tuna.libraries.base import Library
 from tuna.libraries.child_answers import answer_to
 from tuna.libraries.context import RunContext
-from tuna.libraries.measurement import Call, Calls
+from tuna.libraries.kernels import DeviceLost
+from tuna.libraries.measurement import Call, Calls, DeviceGone
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, ChildFault, child_env
+from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 
 #: Folders that the children may write to, emptied after each item.
 BUILD, MEASURE = "build", "measure"
-_FRESH = "tuna.libraries.measuring"
 
 
 class CandidateChildren(Library):
@@ -36,6 +36,9 @@ class CandidateChildren(Library):
     #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if
     #: the import or `peak_gflops` opens a device.
     forkable: ClassVar[bool] = False
+    #: Whether candidates are code of the device alone, which cannot change the process that
+    #: measures them: then one process measures those of all items, and answers probes.
+    device_code_only: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._compiler: Child | None = None
@@ -99,6 +102,8 @@ class CandidateChildren(Library):
 
     def _loader_child(self, context: RunContext) -> Child:
         """The candidates of one item run in it, where the clean child is not forkable."""
+        if self.device_code_only:
+            return self._clean_child(context)
         threads = len(context.cpus) or 1
         self._evaluator = self._evaluator or self._child(
             self.measuring, MEASURE, context, threads, self.loader
@@ -123,7 +128,7 @@ class CandidateChildren(Library):
     def _end_tainted(self, context: RunContext) -> None:
         """End the process in which the item's candidates ran: it could report wrong times for those
         of the next item."""
-        if not self._tainted:
+        if not self._tainted or self.device_code_only:
             return
         self._tainted = False
         if not self.forkable and self._evaluator is not None:
@@ -147,7 +152,7 @@ class CandidateChildren(Library):
             return call(op, timeout_s, fork=self._fork, **arguments)
 
         def start(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child = self._child(_FRESH, MEASURE, context, threads, self.loader)
+            child = self._child(self.measuring, MEASURE, context, threads, self.loader)
             call = self._caller(child, context, loader=self.loader)
             try:
                 call("prepare", self.start_timeout_s)
@@ -180,9 +185,14 @@ class CandidateChildren(Library):
         ) -> dict[str, Any]:
             request = {"op": op, **common, **arguments}
             check = answer_to(request)
-            return child.call(
-                request, timeout_s, context.cancelled, cpu_limit=cpu_limit, check=check
-            )
+            try:
+                return child.call(
+                    request, timeout_s, context.cancelled, cpu_limit=cpu_limit, check=check
+                )
+            except ChildFailed as error:
+                if error.ends == DeviceLost.ends and child.box is not None and child.box.gpus:
+                    raise DeviceGone(str(error)) from error
+                raise
 
         return call
 

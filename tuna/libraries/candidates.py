@@ -33,8 +33,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.measurement import (
     FINALISTS,
-    PROCESSES,
-    RIVAL_PROCESSES,
+    Budgets,
     Call,
     Contest,
     DeviceGone,
@@ -55,8 +54,6 @@ PROBE_S = 50.0
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.
 _ROUNDS = 2
-#: Processes of one round of finals: one for all, and after a fault one for each.
-_FINALS = PROCESSES * (FINALISTS + 1)
 
 
 class CandidateOptions(JobOptions):
@@ -97,6 +94,7 @@ class CandidateLibrary(CandidateChildren):
     options: type[CandidateOptions] = CandidateOptions
     conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
+    budgets: ClassVar[Budgets] = Budgets()
     borrows_cores = True
 
     def __init__(self) -> None:
@@ -159,7 +157,7 @@ class CandidateLibrary(CandidateChildren):
         its child with it."""
         asked = self._options(item)
         if step.name == FINALS:
-            calls = _ROUNDS * RIVAL_PROCESSES * 2 * len(item.rivals)
+            calls = _ROUNDS * self.budgets.rival_processes * 2 * len(item.rivals)
             each_s = max(
                 (
                     self._options(self.of_rival(item, rival)).measure_timeout_s
@@ -170,7 +168,9 @@ class CandidateLibrary(CandidateChildren):
         elif step.resource is Resource.CPU:
             calls, each_s = asked.candidates, asked.build_timeout_s
         else:
-            calls, each_s = _ROUNDS * (asked.candidates + _FINALS), asked.measure_timeout_s
+            # of finalists: one process for all, and after a fault one for each
+            finals = self.budgets.finalist_processes * (FINALISTS + 1)
+            calls, each_s = _ROUNDS * (asked.candidates + finals), asked.measure_timeout_s
         return max(
             step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s)
         )
@@ -231,10 +231,20 @@ class CandidateLibrary(CandidateChildren):
             (candidate.index for candidate in item.candidates), self._job(item, asked, context)
         )
         limits = Limits(asked.measure_timeout_s, self.start_timeout_s)
-        contest = Contest(jobs, limits, finalists=asked.finalists, best_ms=item.best_ms)
-        return self._measured(
-            contest, {one.index: one.artifact or "" for one in item.candidates}, context
+        artifacts = {one.index: one.artifact or "" for one in item.candidates}
+        contest = Contest(
+            jobs, limits, finalists=asked.finalists, best_ms=item.best_ms, budgets=self.budgets
         )
+        # equal code is measured once, as that of its first candidate
+        first = {artifacts[index]: index for index in reversed(artifacts)}
+        once = {index: digest for digest, index in first.items()}
+        found = self._measured(contest, dict(sorted(once.items())), context)
+        trials = {trial.index: trial for trial in found["trials"]}
+        same = [
+            trials[first[digest]].model_copy(update={"index": index})
+            for index, digest in artifacts.items()
+        ]
+        return {**found, "trials": tuple(same)}
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """Measure the winners of the config's solvers again, interleaved."""
@@ -243,7 +253,8 @@ class CandidateLibrary(CandidateChildren):
         longest_s = max((one.measure_timeout_s for one in asked.values()), default=0.0)
         jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
         known_ms = {rival.index: rival.time_ms for rival in item.rivals}
-        contest = Contest(jobs, Limits(longest_s, self.start_timeout_s), known_ms)
+        limits = Limits(longest_s, self.start_timeout_s)
+        contest = Contest(jobs, limits, known_ms, budgets=self.budgets)
         artifacts = {rival.index: rival.artifact or "" for rival in item.rivals}
         found = self._measured(contest, artifacts, context)
         params = {rival.index: rival.params for rival in item.rivals}

@@ -36,7 +36,7 @@ class _Probe(_Answer):
     """JSON form of `probe.Probe`."""
 
     gflops: _Gflops
-    source: Literal["fma", "gemm", "own"]
+    source: Literal["fma", "gemm", "own", "device"]
     copy_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)]
 
 
@@ -79,10 +79,7 @@ class _Measured(_Answer):
 
 
 class _Inputs(_Answer):
-    arrays: Annotated[
-        list[Annotated[list[list[_Extent] | _Name], Field(min_length=2, max_length=2)]],
-        Field(min_length=1),
-    ]
+    arrays: list[Annotated[list[list[_Extent] | _Name], Field(min_length=2, max_length=2)]]
 
 
 class _Timings(_Answer):

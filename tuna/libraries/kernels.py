@@ -105,6 +105,19 @@ class Builder(ABC):
         return b""
 
 
+class DeviceUnusable(Exception):
+    """Raised by a `Loader` or `Kernel` whose process can no longer use the device, such as after an
+    illegal access: the candidate fails, and the next one gets a new process."""
+
+    ends = "process"
+
+
+class DeviceLost(DeviceUnusable):
+    """The device itself no longer answers: no candidate is at fault."""
+
+    ends = "device"
+
+
 class Kernel:
     """A built candidate with its arguments in place: what is checked and timed.
 

@@ -19,20 +19,14 @@ from tuna.vocabulary import Cause
 
 #: Finalists at most, of those close to the best.
 FINALISTS = 4
-#: Number of fresh processes that measure finalists again, besides the first one, and seconds for
-#: each finalist in one.
-PROCESSES = 2
-_FINAL_S = 0.5
-#: The same of rivals in finals: more processes, because the difference between two is mostly where
-#: their buffers lie.
-RIVAL_PROCESSES = 5
-_RIVAL_S = 0.15
 #: Above this drift what could be the best is measured again, once; a result that drifts still is
 #: noisy.
 _DRIFT = 0.05
 #: So is one that was measured below this part of the highest peak that this worker has seen: the
 #: device was throttled.
 _THROTTLED = 0.9
+#: Source of a probe that asked the device; others say nothing of one with a clock of its own.
+_OF_DEVICE = "device"
 
 Call = Callable[..., dict[str, Any]]
 
@@ -55,6 +49,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Budgets:
+    """Most seconds for the repeats of one candidate in a process, and numbers of processes."""
+
+    candidate_s: float = 1.0
+    finalist_s: float = 0.5
+    finalist_processes: int = 2  #: fresh ones, besides the first
+    rival_s: float = 0.15
+    #: more, because the difference between two rivals is mostly where their buffers lie
+    rival_processes: int = 5
+    #: for the first good candidate once more after the last one, whose change is a drift; 0: the
+    #: probes tell the drift
+    first_again_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Contest:
     """Candidates that are measured, by their index."""
 
@@ -66,6 +75,7 @@ class Contest:
     finalists: int = FINALISTS
     #: of what was measured before; candidates far from it are no finalists
     best_ms: float | None = None
+    budgets: Budgets = Budgets()
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,7 @@ class Measurement:
         self._arrays: Any = None  #: of the file `inputs`, once it is written
         self._limits, self._known_ms = contest.limits, contest.known_ms
         self.finalists, self.best_ms = contest.finalists, contest.best_ms
+        self.budgets = contest.budgets
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> MeasuredItem:
@@ -146,10 +157,10 @@ class Measurement:
             return MeasuredItem(trials, noisy)
         top = max(before, after, key=lambda probe: float(probe["gflops"]))
         peak = float(top["gflops"])
-        # the probe runs on this machine's cores, not on the device
-        if best is None or best.clock == "own":
+        if best is None or (best.clock == "own" and top["source"] != _OF_DEVICE):
             return MeasuredItem(trials, noisy, None, peak, top["source"])
-        drift = max(_change(before[name], after[name]) for name in ("gflops", "copy_s"))
+        changes = [_change(before[name], after[name]) for name in ("gflops", "copy_s")]
+        drift = max(*changes, round_.drift)
         noisy = noisy or drift > _DRIFT or peak < _THROTTLED * highest_gflops
         return MeasuredItem(trials, noisy, drift, peak, top["source"])
 
@@ -160,9 +171,15 @@ class Measurement:
             return None
 
     def first(
-        self, index: int, best_ms: float | None, *, again: bool = False
+        self,
+        index: int,
+        best_ms: float | None,
+        budget_s: float | None = None,
+        *,
+        again: bool = False,
     ) -> tuple[Trial, Mapping[str, Any] | None]:
-        """The trial of a candidate that is checked and measured, and its timing if it is right."""
+        """The trial of a candidate that is checked and measured for up to `budget_s`, and its
+        timing if it is right."""
         try:
             job = self._jobs[index]
             self._calls.here("prepare", self._limits.start_s, job=job)  # not this candidate's time
@@ -170,12 +187,17 @@ class Measurement:
                 self._saved()  # before a candidate runs there
             path = str(self._paths[index])
             found = self._calls.here(
-                "measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms
+                "measure",
+                self._limits.candidate_s,
+                job=job,
+                path=path,
+                best_ms=best_ms,
+                budget_s=budget_s or self.budgets.candidate_s,
             )
         except ChildFault as error:
             # it may be the word of a candidate before this one
             if isinstance(error, ChildGarbled) and not again:
-                return self.first(index, best_ms, again=True)
+                return self.first(index, best_ms, budget_s, again=True)
             return _failed(index, error), None
         if found["timing"] is None:
             text = _why_wrong(found["error"], found["tolerance"])
@@ -236,6 +258,7 @@ class _Round:
         self._measurement, self._indices = measurement, indices
         self._trials: dict[int, Trial] = {}
         self._timings: dict[int, list[Mapping[str, Any]]] = {}
+        self.drift = 0.0  #: change of the first good candidate's time, where it was measured again
 
     @property
     def noisy(self) -> set[int]:
@@ -262,7 +285,9 @@ class _Round:
         finalists = [index for time_ms, index in timed if is_close(time_ms, best_ms or 0.0)][
             : self._measurement.finalists
         ]
-        self._again(finalists, PROCESSES, _FINAL_S)
+        self.drift = self._drift()
+        budgets = self._measurement.budgets
+        self._again(finalists, budgets.finalist_processes, budgets.finalist_s)
         return tuple(self._trials.values())
 
     def rivals(self, known_ms: Mapping[int, float]) -> tuple[Trial, ...]:
@@ -272,8 +297,18 @@ class _Round:
             index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices
         }
         self._timings = {index: [] for index in self._indices}
-        self._again(list(self._indices), RIVAL_PROCESSES, _RIVAL_S)
+        budgets = self._measurement.budgets
+        self._again(list(self._indices), budgets.rival_processes, budgets.rival_s)
         return tuple(self._trials.values())
+
+    def _drift(self) -> float:
+        again_s = self._measurement.budgets.first_again_s
+        index = next(iter(self._timings), None)
+        if not again_s or index is None or len(self._indices) == 1:
+            return 0.0
+        _, timing = self._measurement.first(index, None, again_s)
+        before = self._timings[index][0]["time_ms"]
+        return 0.0 if timing is None else _change(before, timing["time_ms"])
 
     def _again(self, finalists: list[int], processes: int, budget_s: float) -> None:
         """Measure the finalists in fresh processes too, interleaved."""

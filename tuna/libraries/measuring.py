@@ -26,7 +26,6 @@ from tuna.libraries import probe as probes
 from tuna.libraries import reference
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.repeats import (
-    BUDGET_S,
     FEWEST,
     HOPELESS,
     NARROW,
@@ -61,10 +60,10 @@ def prepare(loader: str, job: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def measure(
-    loader: str, job: dict[str, Any], path: str, best_ms: float | None = None
+    loader: str, job: dict[str, Any], path: str, budget_s: float, best_ms: float | None = None
 ) -> dict[str, Any]:
-    """Check the answer of the candidate at `path`, then time it; `timing` is None when the answer
-    is wrong.
+    """Check the answer of the candidate at `path`, then time it for up to `budget_s`; `timing` is
+    None when the answer is wrong.
 
     A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer
     measured: `ended_early`.
@@ -85,7 +84,7 @@ def measure(
     ended_early = best_ms is not None and found.time_ms > HOPELESS * best_ms
     if not ended_early:
         beyond_ms = None if best_ms is None else CLOSE * best_ms
-        (found,) = _timed([_Contestant(kernel, given, found.time_ms)], BUDGET_S, beyond_ms)
+        (found,) = _timed([_Contestant(kernel, given, found.time_ms)], budget_s, beyond_ms)
     return {
         "error": error,
         "tolerance": tolerance,

@@ -24,10 +24,9 @@ FEWEST = 6
 #: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
 #: between two preemptions.
 REPEAT_S = 0.005
-#: Repeats go on until the 95 % interval of their median is within this part of it, or this much
-#: time is spent.
+#: Repeats go on until the 95 % interval of their median is within this part of it, or their budget
+#: is spent.
 NARROW = 0.02
-BUDGET_S = 1.0
 #: A wider interval than this marks the measurement as noisy.
 WIDE = 0.05
 #: A candidate that is this many times slower than the best is measured once.
@@ -97,7 +96,7 @@ class Sampler:
     """Collects repeats of one candidate until they are enough."""
 
     def __init__(
-        self, once: Callable[[], Repeat], budget_s: float = BUDGET_S, beyond_ms: float | None = None
+        self, once: Callable[[], Repeat], budget_s: float, beyond_ms: float | None = None
     ) -> None:
         """`beyond_ms`: a candidate that is certainly slower than this need not be known more
         exactly."""

@@ -82,7 +82,10 @@ def _drop_capabilities() -> None:
 
 
 def serve(module: str, read_fd: int, write_fd: int, imports: Sequence[str]) -> None:
-    """Answer requests until the parent closes its end; an exception's answer is its traceback."""
+    """Answer requests until the parent closes its end; an exception's answer is its traceback.
+
+    The exception's attribute `ends` travels with it: see `ChildFailed.ends`.
+    """
     for fd in (read_fd, write_fd):  # or a grandchild would keep the pipe open after our exit
         os.set_inheritable(fd, False)
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
@@ -118,6 +121,7 @@ def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> N
     except Exception as error:  # the boundary of the process: the parent decides what it means
         text = "".join(traceback.format_exception(error))
         answer = {"number": number, "error": f"{type(error).__name__}: {error}", "traceback": text}
+        answer["ends"] = str(getattr(error, "ends", ""))
     answers.write(json.dumps(answer).encode() + b"\n")
     answers.flush()
 

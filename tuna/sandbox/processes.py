@@ -73,7 +73,13 @@ class ChildGarbled(ChildCrashed):
 
 
 class ChildFailed(ChildFault):
-    """The function in the child raised; the child lives on."""
+    """The function in the child raised; the child lives on unless `ends` says otherwise."""
+
+    def __init__(self, message: str, tail: str, ends: str = "") -> None:
+        """`ends`: "process" if no later call can succeed in the child, which was killed for it;
+        "device" if none can anywhere, because its device is lost."""
+        super().__init__(message, tail)
+        self.ends = ends
 
 
 @dataclass(frozen=True)
@@ -270,7 +276,10 @@ class Child:
         line = json.dumps({**request, "number": self._number}).encode() + b"\n"
         answer = self._exchange(line, timeout_s, cancelled, cpu_limit)
         if "error" in answer:
-            raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")))
+            ends = str(answer.get("ends", ""))
+            if ends:
+                self.close()
+            raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")), ends)
         try:
             return check(answer["result"])
         except ValueError:
