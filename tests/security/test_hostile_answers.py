@@ -16,8 +16,8 @@ from pydantic import Field
 
 from tuna.configs import Config, GemmConfig
 from tuna.libraries.base import Environment, Solver
+from tuna.libraries.candidate_children import answer_to
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
-from tuna.libraries.child_answers import answer_to
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause

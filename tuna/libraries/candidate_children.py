@@ -3,25 +3,31 @@
 Candidates are foreign code: a process in which one has run cannot be trusted any more. So the
 candidates of an item run in a process that ends with the item, and facts that a worker keeps beyond
 it, such as the device's peak, come from another process.
+
+What a child says may be a candidate's word, so answers are checked where they arrive; a wrong one
+is a crash of that child (`sandbox.processes.Child.call`), never an exception in the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tuna.libraries.base import Library
-from tuna.libraries.child_answers import answer_to
-from tuna.libraries.context import RunContext
+from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.kernels import DeviceLost
-from tuna.libraries.measurement import Call, Calls, DeviceGone
+from tuna.libraries.measurement import Call, Calls, DeviceGone, build_fault
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 
 #: Folders that the children may write to, emptied after each item.
 BUILD, MEASURE = "build", "measure"
+#: Time that a device has to answer a child that is started for it.
+_PROBE_S = 50.0
 
 
 class CandidateChildren(Library):
@@ -72,6 +78,22 @@ class CandidateChildren(Library):
                 child.close()
         self._compiler = self._evaluator = self._clean = None
 
+    def probe(self, device: DeviceHandle) -> str:
+        """Whether a fresh child can load the library and ask the device for its peak; cores are not
+        asked."""
+        if device.cores_only:
+            return ""
+        env = child_env({**self.child_variables(1), **device.variables})
+        child = Child(self.measuring, env=env, box=Box(gpus=True))
+        try:
+            request = {"op": "probe", "loader": self.loader}
+            child.call(request, _PROBE_S, check=answer_to(request))
+        except ChildFault as error:
+            return str(build_fault(error)["output_tail"]).splitlines()[-1]
+        finally:
+            child.close()
+        return ""
+
     def _builder_child(self, context: RunContext) -> Child:
         self._compiler = self._compiler or self._child(
             "tuna.libraries.building", BUILD, context, 1, self.builder
@@ -94,21 +116,18 @@ class CandidateChildren(Library):
     def _clean_child(self, context: RunContext) -> Child:
         """Has imported the loader, and no candidate runs in it: it answers probes and, if it is
         forkable, forks."""
-        threads = len(context.cpus) or 1
-        self._clean = self._clean or self._child(
-            self.measuring, MEASURE, context, threads, self.loader
-        )
+        self._clean = self._clean or self._measuring_child(context)
         return self._clean
 
     def _loader_child(self, context: RunContext) -> Child:
         """The candidates of one item run in it, where the clean child is not forkable."""
         if self.device_code_only:
             return self._clean_child(context)
-        threads = len(context.cpus) or 1
-        self._evaluator = self._evaluator or self._child(
-            self.measuring, MEASURE, context, threads, self.loader
-        )
+        self._evaluator = self._evaluator or self._measuring_child(context)
         return self._evaluator
+
+    def _measuring_child(self, context: RunContext) -> Child:
+        return self._child(self.measuring, MEASURE, context, len(context.cpus) or 1, self.loader)
 
     def _calls(self, context: RunContext) -> Calls:
         clean = self._caller(self._clean_child(context), context, loader=self.loader)
@@ -119,9 +138,8 @@ class CandidateChildren(Library):
 
         def started(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
             self._tainted = True
-            return self._caller(self._loader_child(context), context, loader=self.loader)(
-                op, timeout_s, **arguments
-            )
+            call = self._caller(self._loader_child(context), context, loader=self.loader)
+            return call(op, timeout_s, **arguments)
 
         return Calls(clean, forked if self.forkable else started, self._fresh(context))
 
@@ -143,7 +161,6 @@ class CandidateChildren(Library):
     def _fresh(self, context: RunContext) -> Call:
         """Calls of the eval child's functions, each in a process in which nothing was measured
         before."""
-        threads = len(context.cpus)
 
         def fork(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
             self._fork += 1
@@ -152,7 +169,7 @@ class CandidateChildren(Library):
             return call(op, timeout_s, fork=self._fork, **arguments)
 
         def start(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child = self._child(self.measuring, MEASURE, context, threads, self.loader)
+            child = self._measuring_child(context)
             call = self._caller(child, context, loader=self.loader)
             try:
                 call("prepare", self.start_timeout_s)
@@ -227,3 +244,108 @@ def child_folder(context: RunContext, name: str) -> Path:
 
 def _lasting_folder(context: RunContext) -> Path:
     return context.lasting or context.scratch
+
+
+#: Milliseconds that a clock can tell: at least a nanosecond, at most the largest
+#: `measure_timeout_s`.
+_Ms = Annotated[float, Field(ge=1e-6, le=86_400e3, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(ge=0, le=86_400 * 30, allow_inf_nan=False)]
+#: More than any device has: 1e9 is an exaflop per second.
+_Gflops = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+_Extent = Annotated[int, Field(ge=0, lt=2**40)]
+_Name = Annotated[str, Field(max_length=32)]
+_Params = Annotated[str, Field(max_length=1 << 20)]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Nothing(_Answer):
+    pass
+
+
+class _Probe(_Answer):
+    """JSON form of `probe.Probe`."""
+
+    gflops: _Gflops
+    source: Literal["fma", "gemm", "own", "device"]
+    copy_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)]
+
+
+class _Timing(_Answer):
+    """JSON form of `repeats.Timing`."""
+
+    times_ms: Annotated[list[_Ms], Field(min_length=1, max_length=1_000_000)]
+    time_ms: _Ms
+    low_ms: _Ms
+    high_ms: _Ms
+    clock: Literal["wall", "cpu", "own"]
+    noisy: bool
+
+    @model_validator(mode="after")
+    def _in_order(self) -> _Timing:
+        least, most = min(self.times_ms), max(self.times_ms)
+        if not least <= self.low_ms <= self.time_ms <= self.high_ms <= most:
+            raise ValueError("median, interval and times are not in order")
+        return self
+
+
+class _Measured(_Answer):
+    error: _Share | None
+    tolerance: _Share
+    timing: _Timing | None
+    ended_early: bool = False
+
+    @model_validator(mode="after")
+    def _is_right(self) -> _Measured:
+        if self.timing is not None and (self.error is None or self.error > self.tolerance):
+            raise ValueError("a wrong answer was timed")
+        return self
+
+
+class _Inputs(_Answer):
+    arrays: list[Annotated[list[list[_Extent] | _Name], Field(min_length=2, max_length=2)]]
+
+
+class _Timings(_Answer):
+    timings: list[_Timing]
+
+
+class _Proposed(_Answer):
+    params: Annotated[list[_Params], Field(max_length=100_000)]
+
+
+class _Described(_Answer):
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class _Built(_Answer):
+    seconds: _Seconds
+
+
+_ANSWERS: Mapping[str, TypeAdapter[Any]] = {
+    "prepare": TypeAdapter(_Nothing),
+    "probe": TypeAdapter(_Probe | _Nothing),
+    "measure": TypeAdapter(_Measured),
+    "save_inputs": TypeAdapter(_Inputs),
+    "again": TypeAdapter(_Timings),
+    "propose": TypeAdapter(_Proposed),
+    "search": TypeAdapter(_Proposed),
+    "workload": TypeAdapter(_Described),
+    "build": TypeAdapter(_Built),
+}
+
+
+def answer_to(request: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    """The check of an answer to a request: it returns the answer, or raises ValueError."""
+    kind = _ANSWERS[request["op"]]
+
+    def check(answer: Any) -> dict[str, Any]:
+        found: _Answer = kind.validate_python(answer)
+        if isinstance(found, _Timings) and len(found.timings) != len(request["jobs"]):
+            raise ValueError("not one timing for each candidate")
+        return found.model_dump()
+
+    return check

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from tuna.artifacts.files import folder_url
+from tuna.artifacts.store import Artifacts
 from tuna.files import NotPlain, empty, read_plain
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.candidate_children import (
@@ -28,9 +32,17 @@ from tuna.libraries.candidate_children import (
     body,
     child_folder,
 )
-from tuna.libraries.child_answers import answer_to
-from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import (
+    Candidate,
+    DeviceReport,
+    Rival,
+    StepResult,
+    Trial,
+    WorkItem,
+    result_of,
+    tail,
+)
 from tuna.libraries.measurement import (
     FINALISTS,
     Budgets,
@@ -42,15 +54,12 @@ from tuna.libraries.measurement import (
     build_fault,
 )
 from tuna.libraries.options import CACHES, Condition, JobOptions, read
-from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, ChildFault, child_env
+from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 #: A child failed, or wrote no usable file.
 BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
-#: Time that a device has to answer a child that is started for it.
-PROBE_S = 50.0
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.
 _ROUNDS = 2
@@ -135,22 +144,6 @@ class CandidateLibrary(CandidateChildren):
         """False where the job's candidates are compared in another way, and so have no
         finalists."""
         return options.get("finalists") != 0
-
-    def probe(self, device: DeviceHandle) -> str:
-        """Whether a fresh child can load the library and ask the device for its peak; cores are not
-        asked."""
-        if device.cores_only:
-            return ""
-        env = child_env({**self.child_variables(1), **device.variables})
-        child = Child(self.measuring, env=env, box=Box(gpus=True))
-        try:
-            request = {"op": "probe", "loader": self.loader}
-            child.call(request, PROBE_S, check=answer_to(request))
-        except ChildFault as error:
-            return str(build_fault(error)["output_tail"]).splitlines()[-1]
-        finally:
-            child.close()
-        return ""
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """The step's own limit, or more where candidates may take more: as if each hung and took
@@ -333,3 +326,84 @@ def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:
     if not trials:
         return {"cause": Cause.NOT_APPLICABLE, "output_tail": none}
     return {"cause": trials[-1].cause, "output_tail": tail(trials[-1].output_tail)}
+
+
+class OneStepLibrary(CandidateLibrary):
+    """One step, `eval` on the device: proposes, builds and measures; what was built stays on this
+    machine."""
+
+    steps: tuple[Step, ...] = (Step("eval", Resource.DEVICE, time_limit_s=1800.0),)
+
+    def time_limit_s(self, step: Step, item: WorkItem) -> float:
+        """The time of both parts."""
+        asked = self._options(item)
+        building = self.start_timeout_s + asked.candidates * (
+            self.start_timeout_s + asked.build_timeout_s
+        )
+        return building + super().time_limit_s(step, item)
+
+    def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        with _here(context, item.body) as with_store:
+            return self._built_and_measured(item, with_store)
+
+    def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        with _here(context, item.body) as with_store:
+            built = {rival.index: self._built(item, rival, with_store) for rival in item.rivals}
+            rivals = [
+                rival.model_copy(update={"artifact": built[rival.index].artifact})
+                for rival in item.rivals
+                if built[rival.index].cause is None
+            ]
+            found = super()._finals(item.model_copy(update={"rivals": tuple(rivals)}), with_store)
+        failed = [trial for trial in built.values() if trial.cause is not None]
+        return {**found, "trials": (*found["trials"], *failed)}
+
+    def _built(self, item: WorkItem, rival: Rival, context: RunContext) -> Trial:
+        """A trial of the rival, with an artifact or a cause."""
+        own = self.of_rival(item, rival)
+        asked = self._options(own)
+        job = self._job(own, asked, context)
+        call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        propose = functools.partial(call, "propose", self.start_timeout_s)
+        try:
+            propose()
+        except ChildFault as error:
+            return Trial(index=rival.index, params=rival.params, **build_fault(error))
+        return self._build(call, propose, rival.index, rival.params, context, asked)
+
+    def _built_and_measured(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        clock = time.monotonic()
+        built = self._compile(item, context)
+        built_s = time.monotonic() - clock
+        trials: dict[int, Trial] = {trial.index: trial for trial in built.get("trials", ())}
+        if "cause" in built:
+            return {**built, "trials": _without_artifacts(trials.values())}
+        good = [
+            Candidate(index=t.index, artifact=t.artifact)
+            for t in trials.values()
+            if t.cause is None
+        ]
+        found = super()._eval(item.model_copy(update={"candidates": tuple(good)}), context)
+        for trial in found["trials"]:
+            origin = trials[trial.index]
+            trials[trial.index] = trial.model_copy(
+                update={"params": origin.params, "build_s": origin.build_s}
+            )
+        busy_s = built_s + found["busy_s"]
+        return {**found, "trials": _without_artifacts(trials.values()), "busy_s": busy_s}
+
+
+@contextlib.contextmanager
+def _here(context: RunContext, body: str | None) -> Iterator[RunContext]:
+    """Lend a context with a store of artifacts that is removed afterwards, and has the config's
+    body."""
+    with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
+        store = Artifacts(folder_url(Path(folder, "built")), Path(folder, "cache"))
+        if body:
+            store.put(artifact(body, context))
+        yield replace(context, artifacts=store)
+
+
+def _without_artifacts(trials: Iterable[Trial]) -> tuple[Trial, ...]:
+    """Nothing is left of what they name."""
+    return tuple(trial.model_copy(update={"artifact": None}) for trial in trials)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.one_step import OneStepLibrary
+from tuna.libraries.candidates import OneStepLibrary
 from tuna.libraries.onednn import environment
 from tuna.libraries.onednn.solvers import SOLVERS
 from tuna.libraries.options import LAYOUTS, Condition, complete
