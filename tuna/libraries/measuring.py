@@ -28,12 +28,11 @@ from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.repeats import (
     FEWEST,
     HOPELESS,
-    NARROW,
     REPEAT_S,
     Repeat,
     Sampler,
     Timing,
-    half_width,
+    is_narrow,
     repeat,
     sample_until_done,
     timing,
@@ -190,13 +189,9 @@ def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
         return None
     if contestant.cold and not contestant.kernel.empties_caches:
         raise ValueError("a kernel with its own clock cannot be measured with cold caches")
-    while time.perf_counter() - started < budget_s and not _narrow(times_ms):
+    while time.perf_counter() - started < budget_s and not is_narrow(times_ms):
         times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, FEWEST) or ())]
     return timing(times_ms, "own")
-
-
-def _narrow(times_ms: Sequence[float]) -> bool:
-    return len(times_ms) >= FEWEST and half_width(times_ms, float(np.median(times_ms))) <= NARROW
 
 
 def _once(kernel: Kernel) -> Timing:

@@ -142,11 +142,7 @@ class Sampler:
         return found if len(found) == len(self._all) else []
 
     def _is_enough(self, times_ms: Sequence[float]) -> bool:
-        if len(times_ms) < FEWEST:
-            return False
-        return (
-            self._is_beyond(times_ms) or half_width(times_ms, statistics.median(times_ms)) <= NARROW
-        )
+        return self._is_beyond(times_ms) or is_narrow(times_ms)
 
     def _is_beyond(self, times_ms: Sequence[float]) -> bool:
         if self._beyond_ms is None or len(times_ms) < FEWEST:
@@ -171,6 +167,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     ordered = sorted(values)
     below = _outside(len(ordered))
     return ordered[below], ordered[-1 - below]
+
+
+def is_narrow(times_ms: Sequence[float]) -> bool:
+    """Whether these are enough to know their median."""
+    return len(times_ms) >= FEWEST and half_width(times_ms, statistics.median(times_ms)) <= NARROW
 
 
 def half_width(values: Sequence[float], median: float) -> float:
