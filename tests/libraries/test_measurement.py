@@ -16,7 +16,6 @@ from tuna.libraries.measurement import (
     Budgets,
     Calls,
     Contest,
-    Limits,
     Measurement,
 )
 from tuna.sandbox.processes import ChildCrashed
@@ -92,7 +91,7 @@ class Machine:
         known_ms = dict(enumerate(self.times_ms)) if self.ways.get("rivals") else None
         finalists = self.ways.get("finalists", FINALISTS)
         jobs = {index: {"config": {}} for index in paths}
-        contest = Contest(jobs, Limits(1, 1), known_ms, finalists, self.ways.get("best_ms"))
+        contest = Contest(jobs, 1, 1, known_ms, finalists, self.ways.get("best_ms"))
         return Measurement(
             Calls(self.here, self.here, self.fresh), contest, paths, Path("/inputs")
         ).run(highest)

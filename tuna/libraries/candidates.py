@@ -49,7 +49,6 @@ from tuna.libraries.measurement import (
     Call,
     Contest,
     DeviceGone,
-    Limits,
     Measurement,
     build_fault,
 )
@@ -223,10 +222,14 @@ class CandidateLibrary(CandidateChildren):
         jobs = dict.fromkeys(
             (candidate.index for candidate in item.candidates), self._job(item, asked, context)
         )
-        limits = Limits(asked.measure_timeout_s, self.start_timeout_s)
         artifacts = {one.index: one.artifact or "" for one in item.candidates}
         contest = Contest(
-            jobs, limits, finalists=asked.finalists, best_ms=item.best_ms, budgets=self.budgets
+            jobs,
+            asked.measure_timeout_s,
+            self.start_timeout_s,
+            finalists=asked.finalists,
+            best_ms=item.best_ms,
+            budgets=self.budgets,
         )
         # equal code is measured once, as that of its first candidate
         first = {artifacts[index]: index for index in reversed(artifacts)}
@@ -246,8 +249,7 @@ class CandidateLibrary(CandidateChildren):
         longest_s = max((one.measure_timeout_s for one in asked.values()), default=0.0)
         jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
         known_ms = {rival.index: rival.time_ms for rival in item.rivals}
-        limits = Limits(longest_s, self.start_timeout_s)
-        contest = Contest(jobs, limits, known_ms, budgets=self.budgets)
+        contest = Contest(jobs, longest_s, self.start_timeout_s, known_ms, budgets=self.budgets)
         artifacts = {rival.index: rival.artifact or "" for rival in item.rivals}
         found = self._measured(contest, artifacts, context)
         params = {rival.index: rival.params for rival in item.rivals}

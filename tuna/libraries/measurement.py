@@ -41,14 +41,6 @@ class DeviceHeld(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Seconds for one candidate, and for what comes before the first."""
-
-    candidate_s: float
-    start_s: float
-
-
-@dataclass(frozen=True)
 class Budgets:
     """Most seconds for the repeats of one candidate in a process, and numbers of processes."""
 
@@ -68,7 +60,8 @@ class Contest:
     """Candidates that are measured, by their index."""
 
     jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
-    limits: Limits
+    limit_s: float  #: time limit of one
+    start_s: float  #: time limit of what comes before the first
     #: of rivals, whose answers are known to be right, what they took
     known_ms: Mapping[int, float] | None = None
     #: 0: a quick look, for something else decides; then nothing is measured again after drift
@@ -106,18 +99,15 @@ class Measurement:
     ) -> None:
         """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the
         caller removes."""
-        self._calls, self._jobs = calls, contest.jobs
+        self._calls, self.contest = calls, contest
         self._arrays: Any = None  #: of the file `inputs`, once it is written
-        self._limits, self._known_ms = contest.limits, contest.known_ms
-        self.finalists, self.best_ms = contest.finalists, contest.best_ms
-        self.budgets = contest.budgets
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> MeasuredItem:
         """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on
         this device."""
         found = self._between_probes(list(self._paths), highest_gflops)
-        if not self.finalists or found.drift is None or found.drift <= _DRIFT:
+        if not self.contest.finalists or found.drift is None or found.drift <= _DRIFT:
             return found
         close = self._close(found, found.drift)
         if not close:
@@ -135,10 +125,10 @@ class Measurement:
     def _close(self, found: MeasuredItem, drift: float) -> list[int]:
         """Which of the candidates could be the best, at whatever speed of the device each of them
         was measured."""
-        if self._known_ms is not None:  # each of the rivals is the winner of its solver
+        if self.contest.known_ms is not None:  # each of the rivals is the winner of its solver
             return [trial.index for trial in found.trials if trial.cause is None]
         best = _best(found.trials)
-        known = [ms for ms in (self.best_ms, best.time_ms if best else None) if ms is not None]
+        known = [ms for ms in (self.contest.best_ms, best and best.time_ms) if ms is not None]
         limit_ms = max(CLOSE, (1 + drift) ** 2) * min(known, default=0.0)
         return [
             trial.index
@@ -149,7 +139,8 @@ class Measurement:
     def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> MeasuredItem:
         before = self._probe()
         round_ = _Round(self, indices)
-        trials = round_.all() if self._known_ms is None else round_.rivals(self._known_ms)
+        known_ms = self.contest.known_ms
+        trials = round_.all() if known_ms is None else round_.rivals(known_ms)
         after = self._probe()
         best = _best(trials)
         noisy = best is not None and best.index in round_.noisy
@@ -166,7 +157,7 @@ class Measurement:
 
     def _probe(self) -> dict[str, Any] | None:
         try:
-            return self._calls.clean("probe", self._limits.start_s) or None
+            return self._calls.clean("probe", self.contest.start_s) or None
         except ChildFault:
             return None
 
@@ -181,18 +172,18 @@ class Measurement:
         """The trial of a candidate that is checked and measured for up to `budget_s`, and its
         timing if it is right."""
         try:
-            job = self._jobs[index]
-            self._calls.here("prepare", self._limits.start_s, job=job)  # not this candidate's time
-            if self.finalists:
+            job = self.contest.jobs[index]
+            self._calls.here("prepare", self.contest.start_s, job=job)  # not this candidate's time
+            if self.contest.finalists:
                 self._saved()  # before a candidate runs there
             path = str(self._paths[index])
             found = self._calls.here(
                 "measure",
-                self._limits.candidate_s,
+                self.contest.limit_s,
                 job=job,
                 path=path,
                 best_ms=best_ms,
-                budget_s=budget_s or self.budgets.candidate_s,
+                budget_s=budget_s or self.contest.budgets.candidate_s,
             )
         except ChildFault as error:
             # it may be the word of a candidate before this one
@@ -232,8 +223,8 @@ class Measurement:
         times_ms = [trial.time_ms for trial in trials]
         found = self._calls.fresh(
             "again",
-            self._limits.candidate_s * len(trials),
-            jobs=[self._jobs[trial.index] for trial in trials],
+            self.contest.limit_s * len(trials),
+            jobs=[self.contest.jobs[trial.index] for trial in trials],
             paths=paths,
             times_ms=times_ms,
             budget_s=budget_s,
@@ -243,9 +234,9 @@ class Measurement:
 
     def _saved(self) -> Any:
         if self._arrays is None:
-            job = next(iter(self._jobs.values()))
+            job = next(iter(self.contest.jobs.values()))
             answer = self._calls.here(
-                "save_inputs", self._limits.start_s, job=job, path=str(self._inputs)
+                "save_inputs", self.contest.start_s, job=job, path=str(self._inputs)
             )
             self._arrays = answer["arrays"]
         return self._arrays
@@ -274,7 +265,7 @@ class _Round:
 
     def all(self) -> tuple[Trial, ...]:
         """The trials, in the order of the candidates."""
-        best_ms = self._measurement.best_ms
+        best_ms = self._measurement.contest.best_ms
         for index in self._indices:
             trial, timing = self._measurement.first(index, best_ms)
             self._trials[index] = trial
@@ -283,10 +274,10 @@ class _Round:
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
         finalists = [index for time_ms, index in timed if is_close(time_ms, best_ms or 0.0)][
-            : self._measurement.finalists
+            : self._measurement.contest.finalists
         ]
         self.drift = self._drift()
-        budgets = self._measurement.budgets
+        budgets = self._measurement.contest.budgets
         self._again(finalists, budgets.finalist_processes, budgets.finalist_s)
         return tuple(self._trials.values())
 
@@ -297,12 +288,12 @@ class _Round:
             index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices
         }
         self._timings = {index: [] for index in self._indices}
-        budgets = self._measurement.budgets
+        budgets = self._measurement.contest.budgets
         self._again(list(self._indices), budgets.rival_processes, budgets.rival_s)
         return tuple(self._trials.values())
 
     def _drift(self) -> float:
-        again_s = self._measurement.budgets.first_again_s
+        again_s = self._measurement.contest.budgets.first_again_s
         index = next(iter(self._timings), None)
         if not again_s or index is None or len(self._indices) == 1:
             return 0.0

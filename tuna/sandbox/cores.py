@@ -138,14 +138,10 @@ def deal(
                 if not near or len(share) > turn:
                     continue
                 others = {cpu for other in shares if other is not share for cpu in other}
-                best = max(near, key=lambda cpu: (_is_apart(places[cpu], others), cpu))
+                best = max(near, key=lambda cpu: (others.isdisjoint(places[cpu].siblings), cpu))
                 share.append(best)
                 free.remove(best)
     return [tuple(sorted(share)) for share in shares]
-
-
-def _is_apart(place: CpuTopology, others: set[int]) -> bool:
-    return others.isdisjoint(place.siblings)
 
 
 def _cpus(path: Path) -> tuple[int, ...]:

@@ -88,7 +88,7 @@ class _Stream:
     """A stream of the program, passed on to our `descriptor`."""
 
     def __init__(self, descriptor: int, log: LogFilter) -> None:
-        self._descriptor, self._log = descriptor, log
+        self._descriptor, self.log = descriptor, log
         self.ours, self.child_end = _terminal(descriptor) if os.isatty(descriptor) else os.pipe()
         self.is_open = True
 
@@ -100,19 +100,12 @@ class _Stream:
             if error.errno != errno.EIO:  # a terminal whose other end is closed
                 raise
             data = b""
-        self._write(self._log.feed(data) if data else self._log.close())
+        self.write(self.log.feed(data) if data else self.log.close())
         self.is_open = self.is_open and bool(data)
         return self.is_open
 
-    def pause(self) -> None:
-        """Nothing has come for a while."""
-        self._write(self._log.pause())
-
-    def finish(self) -> None:
-        """Pass on what is held back, though the stream has not ended."""
-        self._write(self._log.close())
-
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Pass on all of the bytes."""
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -230,7 +223,7 @@ def _pump(
                 continue
             for stream in streams:
                 if stream.is_open:
-                    stream.pause()
+                    stream.write(stream.log.pause())
             if child.poll() is not None and not told:
                 quiet_s += _PAUSE_S
                 if quiet_s >= _PATIENCE_S:
@@ -240,7 +233,7 @@ def _pump(
             pass
         for stream in streams:
             if stream.is_open:
-                stream.finish()
+                stream.write(stream.log.close())
 
 
 def _terminal(like: int) -> tuple[int, int]:
