@@ -128,7 +128,8 @@ class Measurement:
         if self.contest.known_ms is not None:  # each of the rivals is the winner of its solver
             return [trial.index for trial in found.trials if trial.cause is None]
         best = _best(found.trials)
-        known = [ms for ms in (self.contest.best_ms, best and best.time_ms) if ms is not None]
+        both = (self.contest.best_ms, best.time_ms if best else None)
+        known = [ms for ms in both if ms is not None]
         limit_ms = max(CLOSE, (1 + drift) ** 2) * min(known, default=0.0)
         return [
             trial.index

@@ -208,8 +208,8 @@ def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
     per_in = config.in_channels // config.group_count
     dw = np.zeros((config.out_channels, per_in, *_along(config, "fil")))
     for tap, read, ins, outs in _taps(config):
-        products = _flat(dy[:, outs]) @ _flat(x[read][:, ins]).swapaxes(1, 2)
-        dw[(outs, slice(None), *tap)] = products.sum(axis=0)
+        place: tuple[Any, ...] = (outs, slice(None), *tap)
+        dw[place] = (_flat(dy[:, outs]) @ _flat(x[read][:, ins]).swapaxes(1, 2)).sum(axis=0)
     return _in_layout(dw, config.fil_layout)
 
 

@@ -92,9 +92,9 @@ class Completed:
     output: str  #: the end of its standard output and error, in the order they came
 
 
-def signal_name(returncode: int) -> str | None:
+def signal_name(returncode: int | None) -> str | None:
     """The name of the signal in a negative return code, else None."""
-    if returncode >= 0:
+    if returncode is None or returncode >= 0:
         return None
     try:
         return signal.Signals(-returncode).name
