@@ -49,14 +49,6 @@ class DeviceHandle:
         return tuple(f"cpu{cpu}" for cpu in self.cpus)
 
 
-def _never() -> bool:
-    return False
-
-
-def _ignore(_device: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class RunContext:
     """The resources that a worker provides to a library during a step."""
@@ -68,11 +60,11 @@ class RunContext:
     #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to
     #: every call of the sandbox, which kills the child and raises ChildCancelled; do not catch
     #: that.
-    cancelled: Callable[[], bool] = _never
+    cancelled: Callable[[], bool] = lambda: False
     #: True once the worker is to end: a step may finish, and what only waits for a device gives up.
-    ending: Callable[[], bool] = _never
+    ending: Callable[[], bool] = lambda: False
     #: a library that chooses among several devices says which it measures on now
-    uses: Callable[[str], None] = _ignore
+    uses: Callable[[str], None] = lambda _device: None
     #: working folder of children that outlive the chunk; None: `scratch`
     lasting: Path | None = None
     #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile

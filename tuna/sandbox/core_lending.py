@@ -31,7 +31,7 @@ from pathlib import Path
 
 from tuna.files import own_folder
 from tuna.sandbox.cores import available_cpus
-from tuna.sandbox.device_lock import folders
+from tuna.sandbox.device_lock import folders, opened
 from tuna.sandbox.process_tree import descendants
 
 _POLL_S = 0.005
@@ -45,10 +45,6 @@ FAIR_S = 10.0
 QUIET_WAIT_S = 600.0
 #: `struct flock` of 64-bit Linux: type, whence, start, length (0: to the end), process, padding.
 _FLOCK = "hhqqi4x"
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class BuildCores:
 
     @contextlib.contextmanager
     def build(
-        self, limit_s: float, pid: int | None = None, cancelled: Callable[[], bool] = _never
+        self, limit_s: float, pid: int | None = None, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[int | None]:
         """Announce a build of at most `limit_s`; gives the measuring core that it borrows, if any.
 
@@ -140,7 +136,7 @@ def offer(stack: contextlib.ExitStack, cpus: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def measuring(
-    cpus: Iterable[int], *, quiet: bool = False, cancelled: Callable[[], bool] = _never
+    cpus: Iterable[int], *, quiet: bool = False, cancelled: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
     """Reserve these cores for a measurement; with `quiet` this machine builds nothing meanwhile.
 
@@ -252,7 +248,7 @@ def _locked(path: Path, *, shared: bool = False) -> Iterator[int | None]:
     It is an open file description lock (fcntl(2), Linux 3.15 and later), which F_OFD_GETLK shows
     without taking it, unlike one of flock(2).
     """
-    with _opened(path) as descriptor:
+    with opened(path) as descriptor:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(shared=shared))
         except (BlockingIOError, PermissionError):  # EAGAIN or EACCES
@@ -264,7 +260,7 @@ def _locked(path: Path, *, shared: bool = False) -> Iterator[int | None]:
 def _is_locked(path: Path) -> bool:
     """Whether anybody holds the lock, shared or not, another part of this process included."""
     try:
-        with _opened(path, create=False) as descriptor:
+        with opened(path, create=False) as descriptor:
             answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(shared=False))
     except FileNotFoundError:
         return False
@@ -273,16 +269,6 @@ def _is_locked(path: Path) -> bool:
 
 def _request(*, shared: bool) -> bytes:
     return struct.pack(_FLOCK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, *, create: bool = True) -> Iterator[int]:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _folder() -> Path:

@@ -46,7 +46,9 @@ def device_lock(
         # Always in the same order, so that two processes which need several cannot deadlock.
         for folder in folders():
             for name in sorted(set(names)):
-                _acquire(stack.enter_context(_opened(folder, name)), name, deadline, cancelled)
+                file = f"device-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:200]}.lock"
+                descriptor = stack.enter_context(opened(folder / file))
+                _acquire(descriptor, name, deadline, cancelled)
         yield
 
 
@@ -64,11 +66,10 @@ def _acquire(descriptor: int, name: str, deadline: float, cancelled: Callable[[]
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, name: str) -> Iterator[int]:
-    file = f"device-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:200]}.lock"
-    descriptor = os.open(
-        folder / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-    )
+def opened(path: Path, *, create: bool = True) -> Iterator[int]:
+    """Lend the descriptor of a lock's file, never of what a link names."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags, 0o600)
     try:
         yield descriptor
     finally:

@@ -102,10 +102,6 @@ def signal_name(returncode: int | None) -> str | None:
         return f"signal {-returncode}"
 
 
-def _never() -> bool:
-    return False
-
-
 def _object(answer: Any) -> dict[str, Any]:
     """The answer, a JSON object; raises ValueError."""
     if not isinstance(answer, dict):
@@ -129,7 +125,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cpus: Sequence[int] | None = None,
     cwd: Path | str | None = None,
-    cancelled: Callable[[], bool] = _never,
+    cancelled: Callable[[], bool] = lambda: False,
     box: Box | None = _CLOSED,
 ) -> Completed:
     """Run a program to its end or limit; return code 1 if it cannot be started.
@@ -236,7 +232,9 @@ class Child:
         """The process that answers now."""
         return self._process.pid if self._process is not None else None
 
-    def start(self, timeout_s: float = _START_S, cancelled: Callable[[], bool] = _never) -> None:
+    def start(
+        self, timeout_s: float = _START_S, cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
         """Start the process if there is none; raises as `call` does.
 
         It imports what it needs while the caller goes on.
@@ -250,7 +248,7 @@ class Child:
         self,
         request: Mapping[str, Any],
         timeout_s: float,
-        cancelled: Callable[[], bool] = _never,
+        cancelled: Callable[[], bool] = lambda: False,
         *,
         cpu_limit: bool = False,
         check: Callable[[Any], dict[str, Any]] = _object,
