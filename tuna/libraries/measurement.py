@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class Measurement:
         best = _best(trials)
         if best is None or best.index not in new:
             return found  # one that was not measured again must not win for that
-        return MeasuredItem(**{**vars(again), "trials": trials})
+        return replace(again, trials=trials)
 
     def _close(self, found: MeasuredItem, drift: float) -> list[int]:
         """Which of the candidates could be the best, at whatever speed of the device each of them
@@ -247,7 +247,7 @@ class _Round:
     """All candidates measured once, and the finalists in every process."""
 
     def __init__(self, measurement: Measurement, indices: Sequence[int]) -> None:
-        self._measurement, self._indices = measurement, indices
+        self._measurement, self._contest, self._indices = measurement, measurement.contest, indices
         self._trials: dict[int, Trial] = {}
         self._timings: dict[int, list[Mapping[str, Any]]] = {}
         self.drift = 0.0  #: change of the first good candidate's time, where it was measured again
@@ -266,7 +266,7 @@ class _Round:
 
     def all(self) -> tuple[Trial, ...]:
         """The trials, in the order of the candidates."""
-        best_ms = self._measurement.contest.best_ms
+        best_ms = self._contest.best_ms
         for index in self._indices:
             trial, timing = self._measurement.first(index, best_ms)
             self._trials[index] = trial
@@ -275,10 +275,10 @@ class _Round:
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
         finalists = [index for time_ms, index in timed if is_close(time_ms, best_ms or 0.0)][
-            : self._measurement.contest.finalists
+            : self._contest.finalists
         ]
         self.drift = self._drift()
-        budgets = self._measurement.contest.budgets
+        budgets = self._contest.budgets
         self._again(finalists, budgets.finalist_processes, budgets.finalist_s)
         return tuple(self._trials.values())
 
@@ -289,12 +289,12 @@ class _Round:
             index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices
         }
         self._timings = {index: [] for index in self._indices}
-        budgets = self._measurement.contest.budgets
+        budgets = self._contest.budgets
         self._again(list(self._indices), budgets.rival_processes, budgets.rival_s)
         return tuple(self._trials.values())
 
     def _drift(self) -> float:
-        again_s = self._measurement.contest.budgets.first_again_s
+        again_s = self._contest.budgets.first_again_s
         index = next(iter(self._timings), None)
         if not again_s or index is None or len(self._indices) == 1:
             return 0.0
