@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.errors import BadInput
-from tuna.libraries.miopen.formats import sqlite_file
+from tuna.libraries.miopen.formats import database_file
 from tuna.libraries.miopen.kernel_objects import MAX_BYTES
 from tuna.libraries.results import KernelOf
 
@@ -86,7 +86,7 @@ def write(path: Path, records: Iterable[KernelRecord]) -> int:
     A blob that bzip2 (level 9) does not shrink is stored as it is, with an uncompressed size of 0.
     """
     count = 0
-    with sqlite_file.create(path) as db:
+    with database_file.create(path) as db:
         db.execute(TABLE)
         for count, record in enumerate(records, 1):
             # MIOpen's own check of what it unpacks, not a protection.
@@ -129,8 +129,8 @@ def lookup(path: Path) -> Iterator[Callable[[str, str], KernelRecord]]:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[sqlite3.Connection]:
-    with sqlite_file.open_read_only(path) as db:
-        missing = set(_COLUMNS) - sqlite_file.columns(db, "kern_db")
+    with database_file.open_read_only(path) as db:
+        missing = set(_COLUMNS) - database_file.columns(db, "kern_db")
         if missing:
             raise BadInput(f"{path} is no kernel db: it has no {', '.join(sorted(missing))}.")
         yield db
