@@ -100,7 +100,7 @@ def test_the_kernels_that_were_checked_are_what_fin_gets(
         return data
 
     monkeypatch.setattr(store._files, "read", read_and_change)
-    assert [kernel_objects.decode(found).code for found in kernel_objects.fetch(made, store)] == [
+    assert [kernel_objects.decode(found) for found in kernel_objects.fetch(made, store)] == [
         b"one",
         b"two",
     ]

@@ -387,7 +387,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_in_little_memory(
             stream.write(repeated)
         stream.write(b"\n")
     code = """
-from tuna.archives.file import verify
+from tuna.archives.archive import verify
 try:
     verify(Path(sys.argv[1]))
 except BadInput as refused:

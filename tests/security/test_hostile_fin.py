@@ -154,7 +154,7 @@ def test_a_solver_with_an_impossible_id_is_refused(number: Any) -> None:
 
 def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    good = kernel_objects.encode(kernel_objects.KernelObject("k.cpp", "-O3", b"code" * 100))
+    good = kernel_objects.encode("k.cpp", "-O3", b"code" * 100)
     hostile = [
         {"uncompressed_size": 10**400}, {"uncompressed_size": -1}, {"uncompressed_size": True},
         {"uncompressed_size": 7},
@@ -170,14 +170,12 @@ def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
         with pytest.raises(protocol.BadAnswer) as caught:
             protocol.compiled(answer, COMPILE, "S", None, store)
         assert caught.value.cause is Cause.BUILD_ERROR
-    assert kernel_objects.decode(good).code == b"code" * 100
+    assert kernel_objects.decode(good) == b"code" * 100
 
 
 def test_a_kernel_whose_name_is_a_path_stays_a_name(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    (code,) = kernel_objects.store(
-        [kernel_objects.encode(kernel_objects.KernelObject("../../../evil", "", b"code"))], store
-    )
+    (code,) = kernel_objects.store([kernel_objects.encode("../../../evil", "", b"code")], store)
     assert code.name == "../../../evil"
     assert [path.parts[-3:] for path in tmp_path.rglob("*") if path.is_file()] == [
         ("a", code.artifact[:2], code.artifact)

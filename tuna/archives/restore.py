@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
-from tuna.archives.file import BATCH, ArchiveHeader, ArchiveLine, rows, verify
+from tuna.archives.archive import BATCH, ArchiveHeader, ArchiveLine, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability

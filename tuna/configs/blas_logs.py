@@ -110,27 +110,12 @@ _IGNORED = frozenset(
     )
 )
 _BENCH_NUMBERS = (
-    "-m",
-    "-n",
-    "-k",
-    "--batch_count",
-    "--lda",
-    "--ldb",
-    "--ldd",
-    "--stride_a",
-    "--stride_b",
-    "--stride_d",
+    *("-m", "-n", "-k", "--batch_count"),
+    *("--lda", "--ldb", "--ldd", "--stride_a", "--stride_b", "--stride_d"),
 )
 _WORDS = (
-    "--transA",
-    "--transB",
-    "--a_type",
-    "--b_type",
-    "--d_type",
-    "--compute_type",
-    "--scaleA",
-    "--scaleB",
-    "--scaleD",
+    *("--transA", "--transB", "--a_type", "--b_type", "--d_type"),
+    *("--compute_type", "--scaleA", "--scaleB", "--scaleD"),
 )
 #: Flags of every logged line; a line without one is cut short.
 _NEEDED = ("-m", "-n", "-k", "--transA", "--transB", "--a_type", "--b_type", "--compute_type")

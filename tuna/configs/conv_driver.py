@@ -69,34 +69,14 @@ _FLAGS = Flags(
         "R": ("wei_cast_type", "-1"),
     },
 )
-#: MIOpenDriver's defaults; the depth fields count in three dimensions only.
+#: MIOpenDriver's defaults, equal for all axes; the depth fields count in three dimensions only.
 _DEFAULTS: dict[str, Any] = {
-    "forw": 0,
-    "spatial_dim": 2,
-    "batchsize": 100,
-    "in_channels": 3,
-    "in_d": 32,
-    "in_h": 32,
-    "in_w": 32,
-    "out_channels": 32,
-    "fil_d": 3,
-    "fil_h": 3,
-    "fil_w": 3,
-    "pad_d": 0,
-    "pad_h": 0,
-    "pad_w": 0,
-    "conv_stride_d": 1,
-    "conv_stride_h": 1,
-    "conv_stride_w": 1,
-    "dilation_d": 1,
-    "dilation_h": 1,
-    "dilation_w": 1,
-    "group_count": 1,
-    "mode": "conv",
-    "pad_mode": "default",
-    "trans_output_pad_d": 0,
-    "trans_output_pad_h": 0,
-    "trans_output_pad_w": 0,
+    **{"forw": 0, "spatial_dim": 2, "batchsize": 100, "in_channels": 3, "out_channels": 32},
+    **{"group_count": 1, "mode": "conv", "pad_mode": "default"},
+    **{f"in_{axis}": 32 for axis in "dhw"},
+    **{f"fil_{axis}": 3 for axis in "dhw"},
+    **{f"{name}_{axis}": 0 for name in ("pad", "trans_output_pad") for axis in "dhw"},
+    **{f"{name}_{axis}": 1 for name in ("conv_stride", "dilation") for axis in "dhw"},
 }
 #: Directions by the value of `-F`, a bit mask; 0 means all.
 _DIRECTIONS: dict[int, tuple[Direction, ...]] = {

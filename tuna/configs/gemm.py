@@ -28,8 +28,6 @@ LATER = (
     *("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"),
     *("b_type", "c_type", "compute_type", "scale_a", "scale_b", "scale_c"),
 )
-#: Every field, in the order of `to_json`.
-FIELDS = (*_FIRST, *LATER)
 _SIZES = ("m", "n", "k", "batch_count")
 _INPUTS = {name: found for name, found in DATA_TYPES.items() if found is not DataType.INT32}
 _WHOLE = (DataType.INT8, DataType.UINT8)
@@ -72,7 +70,6 @@ class GemmConfig(Config):
     """
 
     kind: ClassVar[str] = "gemm"
-    json_fields: ClassVar[tuple[str, ...]] = FIELDS
     later_fields: ClassVar[tuple[str, ...]] = LATER
 
     m: int

@@ -347,10 +347,10 @@ def _perf_db(
 ) -> dict[str, str] | None:
     """The session's params by solver as MIOpen's perf db, for the solvers that have some."""
     entries = [f"{solver}:{params}" for solver, params in known.items() if params]
-    key = problem_key.perf_key_of(layer)
+    key = problem_key.key_of(layer)
     if not entries or key is None:
         return None
-    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
+    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.perf().text()}={';'.join(entries)}\n"}
 
 
 @dataclass(frozen=True)

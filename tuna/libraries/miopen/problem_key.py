@@ -303,10 +303,10 @@ def _conv(key: PerfKey, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> 
     return ConvConfig(**fields)
 
 
-def perf_key_of(config: object) -> PerfKey | None:
-    """The perf-db fields of a layer; None if it has no key that is known for certain."""
+def key_of(config: object) -> ProblemKey | None:
+    """The problem that MIOpen makes of a layer; None if it has no key that is known for certain."""
     try:
-        return from_conv(config).perf() if isinstance(config, ConvConfig) else None
+        return from_conv(config) if isinstance(config, ConvConfig) else None
     except NoKey:
         return None
 

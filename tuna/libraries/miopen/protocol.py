@@ -1,4 +1,4 @@
-"""What fin is asked and what it answers: the jobs of its input file, with fin's names of fields,
+"""Questions to fin and its answers: the jobs of its input file, with fin's names of fields,
 and its output, of which every invalid part becomes a failure with a cause."""
 
 from __future__ import annotations
@@ -22,21 +22,15 @@ Job = dict[str, Any]
 #: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs
 #: (`wei_layout`).
 _CONV = (
-    *(
-        "spatial_dim",
-        "batchsize",
-        "in_channels",
-        "in_h",
-        "in_w",
-        "in_d",
-        "out_channels",
-        "fil_h",
-        "fil_w",
-        "fil_d",
-    ),
+    *("spatial_dim", "batchsize", "in_channels", "in_h", "in_w", "in_d"),
+    *("out_channels", "fil_h", "fil_w", "fil_d"),
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "group_count", "mode", "pad_mode"),
     *("trans_output_pad_h", "trans_output_pad_w", "trans_output_pad_d"),
+)
+_BATCH_NORM = (
+    *("batchsize", "in_channels", "in_d", "in_h", "in_w"),
+    *("mode", "run", "save", "alpha", "beta"),
 )
 EVAL_PREPARATION = ("alloc_buf", "fill_buf")
 #: fin's problem type -> Tuna's config kind.
@@ -69,11 +63,7 @@ def config_fields(config: ConvConfig | BatchNormConfig) -> dict[str, Any]:
     bits = FORW[config.direction]
     return {
         "cmd": batch_norm.COMMANDS[config.data_type],
-        **{
-            name: getattr(config, name)
-            for name in ("batchsize", "in_channels", "in_d", "in_h", "in_w")
-        },
-        **{name: getattr(config, name) for name in ("mode", "run", "save", "alpha", "beta")},
+        **{name: getattr(config, name) for name in _BATCH_NORM},
         "forw": bits & 3,
         "back": bits >> 2,
         "direction": config.direction.value,

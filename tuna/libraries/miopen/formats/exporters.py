@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import groupby
@@ -68,24 +68,6 @@ class _MiopenExporter(Exporter[Options]):
     def checker(self) -> Check:
         """MIOpen's own, over all three formats."""
         return check.check
-
-
-class _FindRow(NamedTuple):
-    problem_key: str
-    solver_id: int
-    time_ms: float | None
-    workspace_bytes: int
-    algorithm: str
-
-
-class _AgedFindRow(NamedTuple):
-    problem_key: str
-    solver_id: int
-    time_ms: float | None
-    workspace_bytes: int
-    algorithm: str
-    measured_at: datetime | None
-    num_cu: int
 
 
 class FindExporter(_MiopenExporter[FindOptions]):
@@ -151,9 +133,8 @@ def _merged_problems(pairs: Iterable[Pair]) -> Iterator[FindRecord]:
 def _problems(source: ResultSource, top: int, tally: ExportTally) -> Iterator[FindRecord]:
     mixed, skipped, solvers = source.mixed, tally.skipped, source.solvers
     skipped.update(dict(_without_key(source)))
-    rows: Iterator[Any] = source.results(
-        _AgedFindRow if mixed else _FindRow, needs="problem_key", ordered=True
-    )
+    fields = ("problem_key", "solver_id", "time_ms", "workspace_bytes", "algorithm")
+    rows: Iterator[Any] = source.results(_row(source, *fields), needs="problem_key", ordered=True)
     for key, group in groupby(rows, key=itemgetter(0)):
         direction = key.rpartition("-")[2][:1]
         entries = []
@@ -185,24 +166,6 @@ def _problems(source: ResultSource, top: int, tally: ExportTally) -> Iterator[Fi
                 key,
                 tuple(FindItem(name, time, size, how) for time, name, size, how, _ in kept[:top]),
             )
-
-
-class _PerfRow(NamedTuple):
-    problem_key: str
-    solver_id: int
-    time_ms: float | None
-    params: str
-    job_id: int | None
-
-
-class _AgedPerfRow(NamedTuple):
-    problem_key: str
-    solver_id: int
-    time_ms: float | None
-    params: str
-    job_id: int | None
-    measured_at: datetime | None
-    num_cu: int
 
 
 class PerfExporter(_MiopenExporter[PerfOptions]):
@@ -285,9 +248,10 @@ def _params_in_order(
 ) -> Iterator[tuple[Any, ...]]:
     """(perf key in order, time, solver, params, find-db key, age); an imported row without a time
     comes last."""
-    mixed, skipped, before, order = source.mixed, tally.skipped, "", ""
+    skipped, before, order = tally.skipped, "", ""
     skipped.update(dict(_without_key(source)))
-    rows: Iterator[Any] = source.results(_AgedPerfRow if mixed else _PerfRow, needs="problem_key")
+    row = _row(source, "problem_key", "solver_id", "time_ms", "params", "job_id")
+    rows: Iterator[Any] = source.results(row, needs="problem_key")
     for key, solver_id, time_ms, params, job_id, *age in rows:
         solver = source.solvers[solver_id]
         # A row without a job was imported; a perf db knows no times.
@@ -391,6 +355,11 @@ def _timed(source: ResultSource, tally: ExportTally) -> Iterator[tuple[Any, ...]
             yield row.problem, num_cu, row.time_ms, solver, row.config_key, row.result_id
         else:
             tally.skipped[NO_TIME] += 1
+
+
+def _row(source: ResultSource, *fields: str) -> Any:
+    """The class of a row with these fields, and with what tells the age where it counts."""
+    return namedtuple("_row", (*fields, *(("measured_at", "num_cu") if source.mixed else ())))
 
 
 def _age_of(measured_at: datetime | None = None, num_cu: int = 0) -> tuple[float, int]:

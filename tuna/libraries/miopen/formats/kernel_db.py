@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tuna.errors import BadInput
 from tuna.libraries.miopen.formats import database_file
-from tuna.libraries.miopen.kernel_objects import MAX_BYTES
+from tuna.libraries.miopen.kernel_objects import MAX_BYTES, BadKernel, unpack
 from tuna.libraries.results import KernelOf
 
 TABLE = (
@@ -139,17 +139,7 @@ def _open(path: Path) -> Iterator[sqlite3.Connection]:
 def _unpack(problem: str, blob: object, digest: str, size: object) -> bytes:
     if not isinstance(blob, bytes) or not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
         raise BadInput(f"{problem}: its columns do not have the right types or sizes.")
-    if size == 0:
-        code = blob
-    else:
-        # Stops at the announced size, so that a hostile file cannot fill the memory.
-        unpacker = bz2.BZ2Decompressor()
-        try:
-            code = unpacker.decompress(blob, size + 1)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{problem}: {error}.") from error
-        if len(code) != size:
-            raise BadInput(f"{problem}: it does not have the {size} bytes that it should.")
-    if hashlib.md5(code, usedforsecurity=False).hexdigest() != digest:
-        raise BadInput(f"{problem}: its MD5 differs.")
-    return code
+    try:
+        return unpack(blob, size, digest)
+    except BadKernel as error:
+        raise BadInput(f"{problem}: {error}.") from None
