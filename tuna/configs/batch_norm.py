@@ -9,7 +9,7 @@ from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.config import Config
-from tuna.configs.conv import FORW, LAYOUTS
+from tuna.configs.conv import FORW, LAYOUTS, check_layout
 from tuna.configs.flags import Flags
 from tuna.configs.kind import ConfigKind
 from tuna.configs.values import (
@@ -41,37 +41,20 @@ _DIRECTIONS = {bits: direction for direction, bits in FORW.items()}
 #: MIOpenDriver's flags and defaults, as bn_driver.hpp has them; `-!` is MITuna's.
 _FLAGS = Flags(
     numbers={
-        "F": "forw",
-        "b": "back",
-        "n": "batchsize",
-        "c": "in_channels",
-        "D": "in_d",
-        "!": "in_d",
-        "H": "in_h",
-        "W": "in_w",
-        "m": "mode",
-        "r": "run",
-        "s": "save",
+        **{"F": "forw", "b": "back", "n": "batchsize", "c": "in_channels"},
+        **{"D": "in_d", "!": "in_d", "H": "in_h", "W": "in_w"},
+        **{"m": "mode", "r": "run", "s": "save"},
     },
     decimals={"A": "alpha", "B": "beta"},
     words={"L": "layout"},
-    # flags of the run itself, and parameters of the activation, which is off
     ignored={
-        "i": "iter",
-        "V": "verify",
-        "t": "time",
-        "w": "wall",
-        "P": "printconv",
-        "S": "solution",
-        "~": "gpubuffer_check",
-        "&": "tuning_policy",
-        "J": "use_hip_graph",
-        "x": "activ_alpha",
-        "y": "activ_beta",
+        # flags of the run itself
+        **{"i": "iter", "V": "verify", "t": "time", "w": "wall", "P": "printconv"},
+        **{"S": "solution", "~": "gpubuffer_check", "&": "tuning_policy", "J": "use_hip_graph"},
+        **{"x": "activ_alpha", "y": "activ_beta"},  # of the activation, which is off
     },
     fixed={
-        "f": ("activ_mode", "0"),
-        "I": ("inverse_variance", "0"),
+        **{"f": ("activ_mode", "0"), "I": ("inverse_variance", "0")},
         "Q": ("ping_pong_buffers", "0"),
     },
 )
@@ -135,14 +118,7 @@ class BatchNormConfig(Config):
 
     def _check_shape(self) -> None:
         check_sizes(_SIZES, (self.batchsize, self.in_channels, self.in_d, self.in_h, self.in_w), 1)
-        if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:
-            raise BadInput(f"spatial_dim must be 2 or 3, got {shown(self.spatial_dim)}")
-        layouts = LAYOUTS[self.spatial_dim]
-        if self.layout not in layouts:
-            raise BadInput(
-                f"layout {shown(self.layout)} does not fit spatial_dim {self.spatial_dim}: use"
-                f" {' or '.join(layouts)}"
-            )
+        check_layout(self.spatial_dim, self.layout)
         if self.spatial_dim == 2 and self.in_d != 1:
             raise BadInput(f"a two-dimensional batch normalisation has in_d 1, got {self.in_d}")
         if self.flops > MAX_COUNT:

@@ -36,14 +36,8 @@ _OF_COMMAND = {command: data_type for data_type, command in COMMANDS.items()}
 #: MIOpenDriver's flags and defaults, as gemm_driver.hpp has them, and MITuna's `--batchsize`.
 _FLAGS = Flags(
     numbers={
-        "b": "batch_count",
-        "-batchsize": "batch_count",
-        "m": "a_h",
-        "k": "a_w",
-        "n": "b_w",
-        "u": "transA",
-        "v": "transB",
-        "C": "isColMajor",
+        **{"b": "batch_count", "-batchsize": "batch_count", "m": "a_h", "k": "a_w", "n": "b_w"},
+        **{"u": "transA", "v": "transB", "C": "isColMajor"},
     },
     ignored={"F": "forw", "i": "iter", "V": "verify", "t": "time", "A": "alpha"},
     fixed={"B": ("beta", "0")},

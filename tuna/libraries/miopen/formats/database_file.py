@@ -104,7 +104,7 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
             connection.close()
 
 
-def columns(connection: sqlite3.Connection, table: str) -> set[str]:
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
     """The names of a table's columns; none if there is no such table. A view, which may be endless,
     is none."""
     query = (
@@ -113,6 +113,14 @@ def columns(connection: sqlite3.Connection, table: str) -> set[str]:
         " 'CREATE VIRTUAL%'"
     )
     return {row[0] for row in connection.execute(query, (table,))}
+
+
+def check_columns(
+    path: Path, connection: sqlite3.Connection, table: str, needed: set[str], noun: str
+) -> None:
+    """Raise BadInput if the table lacks a needed column; `noun` names the database."""
+    if missing := needed - _columns(connection, table):
+        raise BadInput(f"{path} is no {noun}: it has no {', '.join(sorted(missing))}.")
 
 
 def is_wal(path: Path) -> bool:
@@ -137,4 +145,4 @@ def has_table(path: Path, head: bytes, table: str) -> bool:
     if not is_sqlite(head):
         return False
     with open_read_only(path) as db:
-        return bool(columns(db, table))
+        return bool(_columns(db, table))

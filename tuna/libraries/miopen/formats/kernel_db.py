@@ -130,9 +130,7 @@ def lookup(path: Path) -> Iterator[Callable[[str, str], KernelRecord]]:
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[sqlite3.Connection]:
     with database_file.open_read_only(path) as db:
-        missing = set(_COLUMNS) - database_file.columns(db, "kern_db")
-        if missing:
-            raise BadInput(f"{path} is no kernel db: it has no {', '.join(sorted(missing))}.")
+        database_file.check_columns(path, db, "kern_db", set(_COLUMNS), "kernel db")
         yield db
 
 

@@ -99,17 +99,13 @@ def read(path: Path) -> Iterator[PerfRecord]:
         yield from _read_text(path)
         return
     with database_file.open_read_only(path) as db:
-        _check(path, database_file.columns(db, "config"), {"id", *PERF_FIELDS})
-        _check(path, database_file.columns(db, "perf_db"), {"id", "solver", "config", "params"})
+        database_file.check_columns(path, db, "config", {"id", *PERF_FIELDS}, "perf db")
+        needed = {"id", "solver", "config", "params"}
+        database_file.check_columns(path, db, "perf_db", needed, "perf db")
         for *fields, solver, params in db.execute(_SELECT):
             if [type(value) for value in (*fields, solver, params)] != _TYPES:
                 raise BadInput(f"{path} is no perf db: the types of a row's columns are wrong.")
             yield PerfRecord(PerfKey(*fields), solver, params)
-
-
-def _check(path: Path, found: set[str], needed: set[str]) -> None:
-    if not needed <= found:
-        raise BadInput(f"{path} is no perf db: it has no {', '.join(sorted(needed - found))}.")
 
 
 def is_word(text: str) -> bool:
