@@ -39,13 +39,13 @@ from tuna.libraries.items import (
 from tuna.libraries.miopen import (
     environment,
     fin,
+    fin_protocol,
     kernel_objects,
     problem_key,
-    protocol,
 )
 from tuna.libraries.miopen.fin import FinCall, FinFailed
+from tuna.libraries.miopen.fin_protocol import BadAnswer, SolverMeasurement
 from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
-from tuna.libraries.miopen.protocol import BadAnswer, SolverMeasurement
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
 from tuna.sandbox.discovery import DeviceKind
@@ -111,7 +111,7 @@ class MiopenLibrary(Library):
                 (answer,) = fin.call(
                     [{"steps": ["get_solvers"]}], FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
                 )
-                return protocol.solvers(answer)
+                return fin_protocol.solvers(answer)
             except FinFailed as error:
                 raise ServiceError(
                     f"fin could not list its solvers: {error}.", hint=error.tail.strip()[-500:]
@@ -182,8 +182,8 @@ def _applicable(
     block: list[Layer], where: Environment, place: FinCall
 ) -> list[tuple[Config, Sequence[str] | None]]:
     try:
-        found = protocol.applicable(
-            fin.call(protocol.applicability(block, where.arch, where.num_cu), place), len(block)
+        found = fin_protocol.applicable(
+            fin.call(fin_protocol.applicability(block, where.arch, where.num_cu), place), len(block)
         )
     except FinFailed as error:
         if len(block) > 1:
@@ -239,7 +239,7 @@ class _Attempt:
         """fin's answer, with the params that are `known` by solver; raises FinFailed."""
         arch, num_cu = environment.target_of(self.items[0].target)
         solvers = [item.solver for item in self.items]
-        job = protocol.job(self.step.name, self.layer, arch, num_cu, solvers, compiled)
+        job = fin_protocol.job(self.step.name, self.layer, arch, num_cu, solvers, compiled)
         context = self.context
         variables = context.device.variables if context.device else {}
         place = FinCall(context.scratch, context.cpus, self.timeout_s, variables, context.cancelled)
@@ -287,7 +287,9 @@ class _Attempt:
     def repeated(self, error: FinFailed) -> Iterator[StepResult]:
         """Repeat each item alone after a call that died; the failure, if it was a single item's."""
         if len(self.items) == 1:
-            yield self.failed(self.items[0], protocol.cause_of(error, self.step.name), error.text)
+            yield self.failed(
+                self.items[0], fin_protocol.cause_of(error, self.step.name), error.text
+            )
             return
         log.warning(
             "fin died: solvers repeated one by one",
@@ -330,8 +332,8 @@ def _compile(attempt: _Attempt) -> Iterator[StepResult]:
         return
     for item in attempt.items:
         try:
-            protocol.check_problem(answer, attempt.layer)
-            made = protocol.compiled(
+            fin_protocol.check_problem(answer, attempt.layer)
+            made = fin_protocol.compiled(
                 answer, item.step, item.solver, known.get(item.solver), context.artifacts
             )
         except BadAnswer as failure:
@@ -388,8 +390,8 @@ def _evaluate(attempt: _Attempt, ready: Sequence[_Ready]) -> Iterator[StepResult
         return
     for work in ready:
         try:
-            protocol.check_problem(answer, attempt.layer)
-            found = protocol.measured(answer, work.item.step, work.item.solver)
+            fin_protocol.check_problem(answer, attempt.layer)
+            found = fin_protocol.measured(answer, work.item.step, work.item.solver)
         except BadAnswer as failure:
             yield attempt.failed(work.item, failure.cause, str(failure))
             continue
