@@ -17,9 +17,8 @@ from builders import DatabaseBuilder
 from jobs_builder import make_jobs
 
 from tuna.archives import removal, sizes, tables
-from tuna.archives.file import verify
+from tuna.archives.archive import archive, verify
 from tuna.archives.restore import restore
-from tuna.archives.write import archive
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import (

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.archives import removal
+from tuna.archives.archive import archive
 from tuna.archives.restore import restore
-from tuna.archives.write import archive
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing

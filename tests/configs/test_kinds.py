@@ -74,10 +74,7 @@ def test_every_kind_is_read_from_a_json_line() -> None:
         ("{}", "needs a 'kind'"),
         (
             '{"kind": "relu"}',
-            (
-                "unknown kind of config 'relu'; Tuna has batch_norm, convolution, gemm,"
-                " miopen_problem, softmax"
-            ),
+            "unknown kind of config 'relu'; Tuna has batch_norm, convolution, .*softmax",
         ),
         ('{"kind": "softmax", "rows": 1}', "a softmax config needs cols"),
         (
@@ -189,7 +186,7 @@ def test_a_plug_in_that_cannot_be_loaded_leaves_the_others_alone() -> None:
     points["broken"] = EntryPoint("broken", "no_such_package:KIND", "tuna.kinds")
     points["other"] = EntryPoint("other", "json:loads", "tuna.kinds")
     vars(plugins)["_points"] = points
-    assert sorted(plugins.all()) == ["batch_norm", "convolution", "gemm", "miopen_problem", "task"]
+    assert sorted(plugins.all()) == KINDS.names()
     assert plugins.get("gemm") is KINDS.get("gemm")
     for name, reason in (
         ("broken", "ModuleNotFoundError: No module named 'no_such_package'"),

@@ -17,9 +17,7 @@ from tuna.exports.diff import diff
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries.exporter import Entry
 from tuna.libraries.miopen import problem, problem_key
-from tuna.libraries.miopen.formats.find_exporter import FindExporter
-from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
-from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
+from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.testing.exporter_contract import ExporterContract, SampleResult, sample_record

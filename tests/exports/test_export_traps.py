@@ -19,8 +19,8 @@ from tuna.db.engine import reading, writing
 from tuna.errors import NotFound
 from tuna.exports import export
 from tuna.exports.importer import import_db
-from tuna.libraries.miopen import names, problem_key
-from tuna.libraries.miopen.formats import find_db, perf_db
+from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.formats import database_file, find_db, perf_db
 from tuna.libraries.results import NO_TIME
 
 #: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three
@@ -355,7 +355,7 @@ def test_the_perf_fields_of_a_backward_key_do_not_swap_its_sides() -> None:
 def test_the_device_is_read_off_the_name_of_a_database(
     name: str, arch: str, num_cu: int | None
 ) -> None:
-    assert names.parse_name(name) == (arch, num_cu)
+    assert database_file.parse_name(name) == (arch, num_cu)
 
 
 @pytest.mark.parametrize(
@@ -371,4 +371,4 @@ def test_the_device_is_read_off_the_names_that_rocm_libraries_ships(
 ) -> None:
     """projects/miopen/src/kernels has these: few compute units, and yet hexadecimal without an
     underscore."""
-    assert names.parse_name(name) == (arch, num_cu)
+    assert database_file.parse_name(name) == (arch, num_cu)

@@ -241,11 +241,11 @@ def test_a_damaged_kernel_is_refused(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("reader", [perf_db.read, kernel_db.read])
 def test_a_file_of_another_format_is_refused(tmp_path: Path, reader: object) -> None:
+    sqlite3.connect(tmp_path / "other").execute("CREATE TABLE other (id)").connection.close()
     (tmp_path / "text").write_text(
         "this is no database, but it is long enough to be looked at " * 20
     )
-    sqlite3.connect(tmp_path / "empty").close()
-    for name in ("text", "empty", "missing"):
+    for name in ("text", "other", "missing"):
         with pytest.raises(BadInput):
             list(reader(tmp_path / name))  # type: ignore[operator]
 

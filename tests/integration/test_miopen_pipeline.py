@@ -19,7 +19,7 @@ from tuna.configs import ConvConfig, parse_line
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, FindDb, FindDbKernel, Job, SolverRow, StepResultRow, TrialRow
-from tuna.libraries.miopen import request
+from tuna.libraries.miopen import fin_protocol
 from tuna.libraries.registry import get_library
 from tuna.services import embedded_redis
 from tuna.settings import get_settings
@@ -61,7 +61,7 @@ def time_of(driver: str, solver: str, params: str) -> float:
     """What the double of fin measures."""
     config = parse_line(driver)[0]
     assert isinstance(config, ConvConfig)
-    problem = fin_problem.Problem(request.config_fields(config))
+    problem = fin_problem.Problem(fin_protocol.config_fields(config))
     return fin_kernels.time_ms(fin_solvers.BY_NAME[solver], problem, params)
 
 

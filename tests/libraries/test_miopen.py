@@ -15,7 +15,8 @@ from tuna.configs import ConvConfig, parse_line
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
-from tuna.libraries.miopen import MiopenLibrary, environment, kernel_objects
+from tuna.libraries.miopen import environment, kernel_objects
+from tuna.libraries.miopen.library import MiopenLibrary
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 

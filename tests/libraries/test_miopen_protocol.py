@@ -16,8 +16,8 @@ from shared_data import shared_data
 from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line
 from tuna.configs.conv import COMMANDS
-from tuna.libraries.miopen import answers, kernel_objects, names, problem, request
-from tuna.libraries.miopen.answers import BadAnswer
+from tuna.libraries.miopen import fin_protocol, kernel_objects, problem
+from tuna.libraries.miopen.fin_protocol import BadAnswer
 from tuna.libraries.miopen.formats import perf_db
 from tuna.libraries.miopen.kernel_objects import BadKernel
 from tuna.vocabulary import Cause, canonical_name
@@ -60,14 +60,14 @@ def exchanges() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 def test_a_config_is_put_as_in_the_recorded_requests() -> None:
     count = 0
     for job, _ in exchanges():
-        assert request.config_fields(config_of(job["config"])) == job["config"]
+        assert fin_protocol.config_fields(config_of(job["config"])) == job["config"]
         count += 1
     assert count >= 6
 
 
 def test_a_whole_request_is_what_mituna_sends() -> None:
     (job,) = json.loads(shared_data("fin", "fin_input_find_compile-1.json").read_text())
-    ours = request.job(
+    ours = fin_protocol.job(
         "miopen_find_compile", config_of(job["config"]), "gfx908", 120, job["solvers"]
     )
     for part in ("steps", "arch", "num_cu", "direction", "dynamic_only", "solvers"):
@@ -77,7 +77,7 @@ def test_a_whole_request_is_what_mituna_sends() -> None:
 
 def test_an_eval_request_brings_what_was_compiled() -> None:
     (job,) = json.loads(shared_data("fin", "fin_input_find_eval.json").read_text())
-    ours = request.job(
+    ours = fin_protocol.job(
         "miopen_find_eval", config_of(job["config"]), "gfx906", 60, job["solvers"], ["made"]
     )
     assert ours["steps"] == ["alloc_buf", "fill_buf", "miopen_find_eval"]
@@ -97,19 +97,19 @@ def test_an_eval_request_brings_what_was_compiled() -> None:
     ],
 )
 def test_target_ids(arch: str, target: str) -> None:
-    assert request.target_id(arch) == target
+    assert fin_protocol.target_id(arch) == target
 
 
 def test_our_key_of_a_problem_is_fins() -> None:
     for job, answer in exchanges():
-        answers.check_problem(answer, config_of(job["config"]))
+        fin_protocol.check_problem(answer, config_of(job["config"]))
         assert answer["db_key"] == problem.text_of(config_of(job["config"]))
 
 
 def test_an_answer_about_another_problem_is_refused() -> None:
     job, answer = next(exchanges())
     with pytest.raises(BadAnswer) as failure:
-        answers.check_problem(
+        fin_protocol.check_problem(
             {**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"])
         )
     assert failure.value.cause is Cause.INFRA
@@ -117,7 +117,7 @@ def test_an_answer_about_another_problem_is_refused() -> None:
 
 def test_the_solvers_of_a_real_fin() -> None:
     answer = json.loads(shared_data("fin", "real_get_solvers.out.json").read_text())[1]
-    found = answers.solvers(answer)
+    found = fin_protocol.solvers(answer)
     assert len(found) == 114
     assert [solver.kinds for solver in found].count(("convolution",)) == 104
     assert sum(solver.tunable for solver in found) == 54
@@ -130,7 +130,7 @@ def test_the_algorithm_of_every_solver_is_told_from_its_name() -> None:
         for entry in answer["miopen_find_compile_result"]:
             seen[entry["solver_name"]] = entry["algorithm"].partition("Algo")[2]
     assert len(seen) == 104
-    assert {name: names.algorithm_family(name) for name in seen} == seen
+    assert {name: fin_protocol.algorithm_family(name) for name in seen} == seen
 
 
 def test_names_with_commas_are_those_with_hyphens() -> None:
@@ -155,9 +155,10 @@ def test_real_blobs_are_unpacked_and_their_checks_hold() -> None:
         for found in every_kernel_object(json.loads(path.read_text())):
             if len(found["blob"]) < 1000 or "trimmed" in path.name:
                 continue
-            kernel = kernel_objects.decode(found)
-            assert len(kernel.code) == found["uncompressed_size"]
-            assert kernel_objects.decode(kernel_objects.encode(kernel)) == kernel
+            code = kernel_objects.decode(found)
+            assert len(code) == found["uncompressed_size"]
+            again = kernel_objects.encode(found["kernel_file"], found["comp_options"], code)
+            assert kernel_objects.decode(again) == code
             count += 1
     assert count
 
@@ -231,7 +232,7 @@ def eval_answer(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_good_measurement() -> None:
-    found = answers.measured(eval_answer(GOOD), STEP, "A")
+    found = fin_protocol.measured(eval_answer(GOOD), STEP, "A")
     assert (found.time_ms, found.params, found.workspace) == (0.5, "1,2", 8)
 
 
@@ -256,7 +257,7 @@ def test_a_good_measurement() -> None:
 )
 def test_what_is_no_measurement_has_a_cause(change: dict[str, Any], cause: Cause) -> None:
     with pytest.raises(BadAnswer) as failure:
-        answers.measured(eval_answer({**GOOD, **change}), STEP, "A")
+        fin_protocol.measured(eval_answer({**GOOD, **change}), STEP, "A")
     assert failure.value.cause is cause
     assert str(failure.value)
 
@@ -271,7 +272,7 @@ def test_a_missing_reason_or_result_is_a_failure() -> None:
         {"miopen_find_eval_result": ["A"]},
     ):
         with pytest.raises(BadAnswer):
-            answers.measured(answer, STEP, "A")
+            fin_protocol.measured(answer, STEP, "A")
 
 
 def test_the_old_and_the_new_real_eval_answers_are_read() -> None:
@@ -280,7 +281,7 @@ def test_the_old_and_the_new_real_eval_answers_are_read() -> None:
         ("fin_output_perf_eval.trimmed.json", "miopen_perf_eval", "ConvHipImplicitGemmV4R1Fwd"),
     ):
         answer = json.loads(shared_data("fin", name).read_text())[1]
-        found = answers.measured(answer, step, solver)
+        found = fin_protocol.measured(answer, step, solver)
         assert found.time_ms > 1
         assert "," in found.params
 
@@ -289,7 +290,7 @@ def test_a_layer_that_mituna_writes_has_its_documented_request() -> None:
     (config,) = parse_line(
         "MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 1"
     )
-    fields = request.config_fields(config)  # type: ignore[arg-type]
+    fields = fin_protocol.config_fields(config)  # type: ignore[arg-type]
     assert fields["conv_stride_d"] == 0
     assert fields["dilation_d"] == 0
     assert fields["in_d"] == 1
@@ -300,7 +301,7 @@ def test_batch_norm_is_put_with_the_names_that_fin_reads() -> None:
     (config,) = parse_line(
         "MIOpenDriver bnormfp16 -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1"
     )
-    fields = request.config_fields(config)  # type: ignore[arg-type]
+    fields = fin_protocol.config_fields(config)  # type: ignore[arg-type]
     expected = {
         "cmd": "bnormfp16",
         "batchsize": 32,
@@ -320,7 +321,7 @@ def test_batch_norm_is_put_with_the_names_that_fin_reads() -> None:
         "out_layout": "NCHW",
     }
     assert {name: fields[name] for name in expected} == expected
-    (job,) = request.applicability([config], "gfx908", 120)  # type: ignore[list-item]
+    (job,) = fin_protocol.applicability([config], "gfx908", 120)  # type: ignore[list-item]
     assert job["direction"] == 1
 
 
@@ -329,7 +330,7 @@ def test_batch_norm_is_put_with_the_names_that_fin_reads() -> None:
 )
 def test_the_directions_of_batch_norm(flags: str, direction: int) -> None:
     (config,) = parse_line(f"MIOpenDriver bnorm {flags}")
-    assert request.applicability([config], "gfx908", 120)[0]["direction"] == direction  # type: ignore[list-item]
+    assert fin_protocol.applicability([config], "gfx908", 120)[0]["direction"] == direction  # type: ignore[list-item]
 
 
 def test_the_doubles_params_have_the_forms_of_those_that_miopen_ships() -> None:
@@ -343,7 +344,7 @@ def test_the_doubles_params_have_the_forms_of_those_that_miopen_ships() -> None:
         (asked_for,) = parse_line(
             f"MIOpenDriver conv -n 16 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -F {flag}"
         )
-        asked = fin_problem.Problem(request.config_fields(asked_for))
+        asked = fin_problem.Problem(fin_protocol.config_fields(asked_for))
         for solver in fin_solvers.CONVOLUTION:
             if asked.direction not in solver.directions:
                 continue

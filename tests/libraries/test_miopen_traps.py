@@ -12,7 +12,8 @@ from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, CodeObject, WorkItem
-from tuna.libraries.miopen import MiopenLibrary, fin, kernel_objects, request
+from tuna.libraries.miopen import fin, fin_protocol, kernel_objects
+from tuna.libraries.miopen.library import MiopenLibrary
 from tuna.vocabulary import queue_name
 
 LINES = (
@@ -26,7 +27,7 @@ LINES = (
 
 
 def test_a_request_for_applicability_has_an_id_and_a_direction_for_each() -> None:
-    jobs = request.applicability([parse_line(line)[0] for line in LINES], "gfx908", 120)  # type: ignore[misc]
+    jobs = fin_protocol.applicability([parse_line(line)[0] for line in LINES], "gfx908", 120)  # type: ignore[misc]
     assert [job["config_tuna_id"] for job in jobs] == [0, 1, 2, 3, 4, 5]
     assert [job["direction"] for job in jobs] == [1, 2, 4, 1, 2, 4]
     assert {(job["arch"], job["num_cu"], *job["steps"]) for job in jobs} == {
@@ -36,7 +37,7 @@ def test_a_request_for_applicability_has_an_id_and_a_direction_for_each() -> Non
 
 @pytest.mark.parametrize(("line", "layout"), [(LINES[0], "NCHW"), (LINES[1], "NHWC")])
 def test_the_tensors_of_a_layer_are_named_alike_in_every_layout(line: str, layout: str) -> None:
-    fields = request.config_fields(parse_line(line)[0])  # type: ignore[arg-type]
+    fields = fin_protocol.config_fields(parse_line(line)[0])  # type: ignore[arg-type]
     expected = {
         "in_channels": 64,
         "in_d": 1,
@@ -99,7 +100,7 @@ def test_the_kernels_that_were_checked_are_what_fin_gets(
         return data
 
     monkeypatch.setattr(store._files, "read", read_and_change)
-    assert [kernel_objects.decode(found).code for found in kernel_objects.fetch(made, store)] == [
+    assert [kernel_objects.decode(found) for found in kernel_objects.fetch(made, store)] == [
         b"one",
         b"two",
     ]
@@ -119,7 +120,7 @@ def test_the_line_of_mitunas_celery_test_has_its_request() -> None:
         "MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 2"
     )
     assert isinstance(config, ConvConfig)
-    job = request.job("miopen_find_compile", config, "gfx90a", 104, ["ConvAsm3x3U"])
+    job = fin_protocol.job("miopen_find_compile", config, "gfx90a", 104, ["ConvAsm3x3U"])
     assert (job["arch"], job["direction"], job["dynamic_only"]) == (
         "gfx90a:sram-ecc+:xnack-",
         2,

@@ -12,8 +12,7 @@ from tuna.errors import BadInput
 from tuna.libraries import options
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.items import WorkItem
-from tuna.libraries.miopen import MiopenLibrary
-from tuna.libraries.miopen.library import MiopenOptions
+from tuna.libraries.miopen.library import MiopenLibrary, MiopenOptions
 from tuna.libraries.options import JobOptions
 from tuna.libraries.registry import get_library, names
 from tuna.libraries.tvm.library import TvmLibrary

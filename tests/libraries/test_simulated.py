@@ -16,7 +16,7 @@ from command_lines import Ended
 from tuna.db.engine import make_engine
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries import registry
-from tuna.libraries.miopen import MiopenLibrary
+from tuna.libraries.miopen.library import MiopenLibrary
 from tuna.settings import get_settings
 
 

@@ -14,8 +14,8 @@ from jobs_builder import make_jobs
 from test_rounds import BATCH, Scene, SearchLibrary, finish, open_scene, rounds_going_on
 
 from tuna.archives import removal, sizes
+from tuna.archives.archive import archive
 from tuna.archives.restore import restore
-from tuna.archives.write import archive
 from tuna.coordinator import actions as job_actions
 from tuna.coordinator import session_run
 from tuna.db import overview

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from builders import DatabaseBuilder
 
 from tuna.archives import removal
+from tuna.archives.archive import archive
 from tuna.archives.restore import restore
-from tuna.archives.write import archive
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
 from tuna.coordinator import stage_artifacts

@@ -19,7 +19,7 @@ from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
 from tuna.files import gunzip
 from tuna.libraries import compressed
-from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db, sqlite_file
+from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
 from tuna.settings import get_settings, parse_cpus
 
@@ -49,9 +49,8 @@ from tuna.cli.mituna.yaml_steps import _load
 from tuna.configs import parse_file
 from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
-from tuna.libraries.miopen.formats.database_file import kind_of
-readers = [parse_file, _load, tvm_db._lines, kind_of]
-lazy = [find_db.read, perf_db.read, perf_db.read_text, kernel_db.read]
+readers = [parse_file, _load, tvm_db._lines]
+lazy = [find_db.read, perf_db.read, kernel_db.read]
 readers += [lambda path, read=read: list(read(path)) for read in lazy]
 for read in readers:
     try:
@@ -65,7 +64,7 @@ def test_a_file_of_a_gigabyte_is_refused_in_little_memory(
     tmp_path: Path, in_little_memory: Little
 ) -> None:
     _sparse(tmp_path / "big")
-    assert len(in_little_memory(_READERS).splitlines()) == 8
+    assert len(in_little_memory(_READERS).splitlines()) == 6
 
 
 def test_settings_of_a_gigabyte_are_refused_in_little_memory(
@@ -358,7 +357,7 @@ def test_hostile_params_and_workloads_are_no_tvm_records(text: str) -> None:
 def test_a_folder_or_a_pipe_is_no_database(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(BadInput), sqlite_file.open_read_only(path):
+        with pytest.raises(BadInput), database_file.open_read_only(path):
             pass
 
 
@@ -388,7 +387,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_in_little_memory(
             stream.write(repeated)
         stream.write(b"\n")
     code = """
-from tuna.archives.file import verify
+from tuna.archives.archive import verify
 try:
     verify(Path(sys.argv[1]))
 except BadInput as refused:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tuna.artifacts.store import Artifacts
-from tuna.libraries.miopen import answers, fin, kernel_objects
+from tuna.libraries.miopen import fin, fin_protocol, kernel_objects
 from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.vocabulary import Cause
 
@@ -62,7 +62,7 @@ def test_an_answer_that_is_none_is_a_torn_one(answering: Callable[[str], Any], t
     with pytest.raises(FinFailed) as caught:
         answering(text)
     assert caught.value.garbled
-    assert answers.cause_of(caught.value, STEP) is Cause.INFRA
+    assert fin_protocol.cause_of(caught.value, STEP) is Cause.INFRA
     assert len(str(caught.value)) < 500
 
 
@@ -117,8 +117,8 @@ def test_a_time_that_cannot_be_is_no_measurement(
     answering: Callable[[str], Any], time: str
 ) -> None:
     (answer,) = answering(json.dumps([_entry(time="TIME")]).replace('"TIME"', time))
-    with pytest.raises(answers.BadAnswer, match="impossible time") as caught:
-        answers.measured(answer, STEP, "S")
+    with pytest.raises(fin_protocol.BadAnswer, match="impossible time") as caught:
+        fin_protocol.measured(answer, STEP, "S")
     assert caught.value.cause is Cause.RUN_ERROR
 
 
@@ -126,7 +126,7 @@ def test_a_time_that_cannot_be_is_no_measurement(
     "workspace", [10**400, -1, 1.5, float("nan"), "8", None, True, [8]], ids=range(8)
 )
 def test_a_workspace_that_cannot_be_is_none(workspace: Any) -> None:
-    assert answers.measured(_entry(workspace=workspace), STEP, "S").workspace == 0
+    assert fin_protocol.measured(_entry(workspace=workspace), STEP, "S").workspace == 0
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_workspace_that_cannot_be_is_none(workspace: Any) -> None:
     ],
 )
 def test_an_entry_that_does_not_fit_is_a_failure(facts: dict[str, Any]) -> None:
-    with pytest.raises(answers.BadAnswer) as caught:
-        answers.measured(_entry(**facts), STEP, "S")
+    with pytest.raises(fin_protocol.BadAnswer) as caught:
+        fin_protocol.measured(_entry(**facts), STEP, "S")
     assert len(str(caught.value)) < 500
 
 
@@ -149,12 +149,12 @@ def test_an_entry_that_does_not_fit_is_a_failure(facts: dict[str, Any]) -> None:
 def test_a_solver_with_an_impossible_id_is_refused(number: Any) -> None:
     row = {"name": "S", "type": "convolution", "tunable": "1", "dynamic": "1", "id": number}
     with pytest.raises(FinFailed):
-        answers.solvers({"all_solvers": [row]})
+        fin_protocol.solvers({"all_solvers": [row]})
 
 
 def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    good = kernel_objects.encode(kernel_objects.KernelObject("k.cpp", "-O3", b"code" * 100))
+    good = kernel_objects.encode("k.cpp", "-O3", b"code" * 100)
     hostile = [
         {"uncompressed_size": 10**400}, {"uncompressed_size": -1}, {"uncompressed_size": True},
         {"uncompressed_size": 7},
@@ -167,17 +167,15 @@ def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
         answer = {f"{COMPILE}_result": [{"solver_name": "S", "find_compiled": True,
          "reason": "Success",
                                           "kernel_objects": [good | facts]}]}  # fmt: skip
-        with pytest.raises(answers.BadAnswer) as caught:
-            answers.compiled(answer, COMPILE, "S", None, store)
+        with pytest.raises(fin_protocol.BadAnswer) as caught:
+            fin_protocol.compiled(answer, COMPILE, "S", None, store)
         assert caught.value.cause is Cause.BUILD_ERROR
-    assert kernel_objects.decode(good).code == b"code" * 100
+    assert kernel_objects.decode(good) == b"code" * 100
 
 
 def test_a_kernel_whose_name_is_a_path_stays_a_name(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
-    (code,) = kernel_objects.store(
-        [kernel_objects.encode(kernel_objects.KernelObject("../../../evil", "", b"code"))], store
-    )
+    (code,) = kernel_objects.store([kernel_objects.encode("../../../evil", "", b"code")], store)
     assert code.name == "../../../evil"
     assert [path.parts[-3:] for path in tmp_path.rglob("*") if path.is_file()] == [
         ("a", code.artifact[:2], code.artifact)

@@ -16,8 +16,8 @@ from tuna.configs import Config, GemmConfig, parse_line
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Library
 from tuna.libraries.example import ExampleLibrary
-from tuna.libraries.miopen import MiopenLibrary
 from tuna.libraries.miopen.environment import visible_gpu
+from tuna.libraries.miopen.library import MiopenLibrary
 from tuna.libraries.onednn import OneDnnLibrary
 from tuna.libraries.tvm import TvmLibrary
 from tuna.settings import get_settings

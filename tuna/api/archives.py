@@ -8,10 +8,9 @@ from pathlib import Path
 from tuna.api.jobs import drop_leases
 from tuna.api.services import artifact_store
 from tuna.archives import removal
-from tuna.archives.file import ArchiveHeader
+from tuna.archives.archive import ArchiveHeader, archive
 from tuna.archives.removal import Deleted
 from tuna.archives.restore import Restored, restore
-from tuna.archives.write import archive
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError

@@ -22,7 +22,7 @@ from tuna.exports.merge import MergeReport, merge
 from tuna.exports.registry import exporter_of
 from tuna.exports.source import kernels_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
-from tuna.libraries.miopen import names
+from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library
 
 
@@ -102,7 +102,7 @@ def import_database(
             hint="give it with --session-id",
         )
     if session_id is None:
-        arch, num_cu = names.parse_name(path.name)
+        arch, num_cu = parse_name(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
         for name, flag in (
             ("rocm_v", "--rocm-version"),

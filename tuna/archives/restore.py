@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
-from tuna.archives.file import BATCH, ArchiveHeader, ArchiveLine, rows, verify
+from tuna.archives.archive import BATCH, ArchiveHeader, ArchiveLine, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
@@ -369,33 +368,29 @@ def _taken(connection: sa.Connection, path: Path, header: ArchiveHeader) -> set[
 
     The file is read only for tables whose ranges of ids overlap.
     """
+
+    def has(name: str, where: sa.ColumnElement[bool]) -> bool:
+        query = sa.select(tables.table(name).c.id).where(where).limit(1)
+        return connection.execute(query).scalar() is not None
+
+    columns = {name: tables.table(name).c.id for name in tables.WITH_IDS if header.ids.get(name)}
+    unsure: dict[str, list[int]] = {}
+    for name, column in columns.items():
+        least, largest = header.ids[name]
+        if has(name, column.between(least, largest)):
+            unsure[name] = []
+    if not unsure:
+        return set()
+    places = {name: header.columns[name].index("id") for name in unsure}
     found: set[str] = set()
-    ids: dict[str, list[int]] = {}
-    for name in tables.WITH_IDS:
-        least, largest = header.ids.get(name) or (1, 0)
-        column = tables.table(name).c.id
-        between = sa.select(column).where(column.between(least, largest)).limit(1)
-        if connection.execute(between).scalar() is not None:
-            ids[name] = []
-    if not ids:
-        return found
-    places = {name: header.columns[name].index("id") for name in ids}
-    for name, value, _ in itertools.chain(
-        rows(path), (ArchiveLine(name, None, 0) for name in tuple(ids))
-    ):
-        if name not in ids or name in found:
-            continue
-        if value is not None:
-            ids[name].append(value[places[name]])
-        if value is None or len(ids[name]) == IN_LIST:
-            column = tables.table(name).c.id
-            if (
-                connection.execute(sa.select(column).where(column.in_(ids[name])).limit(1)).scalar()
-                is not None
-            ):
-                found.add(name)
-            ids[name] = []
-    return found
+    for name, value, _ in rows(path):
+        if name in unsure and name not in found:
+            unsure[name].append(value[places[name]])
+            if len(unsure[name]) == IN_LIST:
+                if has(name, columns[name].in_(unsure[name])):
+                    found.add(name)
+                unsure[name] = []
+    return found | {name for name, ids in unsure.items() if has(name, columns[name].in_(ids))}
 
 
 def _is_empty(connection: sa.Connection, session_id: int) -> bool:

@@ -345,14 +345,8 @@ def _owner(job_id: Any) -> Sequence[Any]:
 
 def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None:
     """Solver, steps, round and part of a job."""
-    columns = (getattr(Job, name) for name in OF_JOB)
-    query = (
-        sa.select(SolverRow.name, *columns)
-        .join(Job, Job.solver_id == SolverRow.id)
-        .where(Job.id == job_id)
-    )
-    row = None if job_id is None else connection.execute(query).one_or_none()
-    return None if row is None else list(row)
+    solver, *of_job = connection.execute(sa.select(*_owner(job_id))).one()
+    return None if solver is None else [solver, *of_job]
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""Batch normalisations in one direction: fields, checks, canonical text and key."""
+"""Batch normalisations in one direction: fields, checks, texts, driver commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.config import Config
-from tuna.configs.conv import FORW, LAYOUTS
+from tuna.configs.conv import FORW, LAYOUTS, check_layout
+from tuna.configs.flags import Flags
+from tuna.configs.kind import ConfigKind
 from tuna.configs.values import (
     DATA_TYPES,
     DIRECTIONS,
@@ -34,6 +36,32 @@ FIELDS = (
 _SIZES = ("batchsize", "in_channels", "in_d", "in_h", "in_w")
 _SWITCHES = ("mode", "run", "save")
 _FACTORS = ("alpha", "beta")
+_OF_COMMAND = {command: data_type for data_type, command in COMMANDS.items()}
+_DIRECTIONS = {bits: direction for direction, bits in FORW.items()}
+#: MIOpenDriver's flags and defaults, as bn_driver.hpp has them; `-!` is MITuna's.
+_FLAGS = Flags(
+    numbers={
+        **{"F": "forw", "b": "back", "n": "batchsize", "c": "in_channels"},
+        **{"D": "in_d", "!": "in_d", "H": "in_h", "W": "in_w"},
+        **{"m": "mode", "r": "run", "s": "save"},
+    },
+    decimals={"A": "alpha", "B": "beta"},
+    words={"L": "layout"},
+    ignored={
+        # flags of the run itself
+        **{"i": "iter", "V": "verify", "t": "time", "w": "wall", "P": "printconv"},
+        **{"S": "solution", "~": "gpubuffer_check", "&": "tuning_policy", "J": "use_hip_graph"},
+        **{"x": "activ_alpha", "y": "activ_beta"},  # of the activation, which is off
+    },
+    fixed={
+        **{"f": ("activ_mode", "0"), "I": ("inverse_variance", "0")},
+        "Q": ("ping_pong_buffers", "0"),
+    },
+)
+_DEFAULTS = {
+    **{"forw": 0, "back": 0},
+    **{"batchsize": 32, "in_channels": 3, "in_d": 0, "in_h": 32, "in_w": 32},
+}
 _CANONICAL_TEXT = "kind=batch_norm;" + ";".join(f"{name}=%({name})s" for name in FIELDS)
 
 
@@ -86,18 +114,11 @@ class BatchNormConfig(Config):
     @classmethod
     def checked(cls, values: dict[str, Any]) -> BatchNormConfig:
         """The batch normalisation with these values and what follows from them; raises BadInput."""
-        return cls(**normalise(values))
+        return cls(**_normalise(values))
 
     def _check_shape(self) -> None:
         check_sizes(_SIZES, (self.batchsize, self.in_channels, self.in_d, self.in_h, self.in_w), 1)
-        if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:
-            raise BadInput(f"spatial_dim must be 2 or 3, got {shown(self.spatial_dim)}")
-        layouts = LAYOUTS[self.spatial_dim]
-        if self.layout not in layouts:
-            raise BadInput(
-                f"layout {shown(self.layout)} does not fit spatial_dim {self.spatial_dim}: use"
-                f" {' or '.join(layouts)}"
-            )
+        check_layout(self.spatial_dim, self.layout)
         if self.spatial_dim == 2 and self.in_d != 1:
             raise BadInput(f"a two-dimensional batch normalisation has in_d 1, got {self.in_d}")
         if self.flops > MAX_COUNT:
@@ -168,7 +189,7 @@ def _finite(name: str, value: object) -> float:
     return number + 0.0
 
 
-def normalise(values: dict[str, Any]) -> dict[str, Any]:
+def _normalise(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in the dimensions from depth and layout, and the layout from the dimensions.
 
     An in_d of 0 means no depth, as it does for MIOpenDriver.
@@ -181,3 +202,26 @@ def normalise(values: dict[str, Any]) -> dict[str, Any]:
     if type(dims) is int and dims in LAYOUTS:
         values.setdefault("layout", LAYOUTS[dims][0])
     return values
+
+
+def _read(words: list[str]) -> list[BatchNormConfig]:
+    """The layer that a bnorm command names; raises BadInput.
+
+    It is three-dimensional if its depth is more than 1 or its layout has a depth.
+    """
+    values = _FLAGS.read(words, _DEFAULTS)
+    forw, back = values.pop("forw"), values.pop("back")
+    if forw not in (0, 1, 2):
+        raise BadInput(f"--forw must be 0 (off), 1 (training) or 2 (inference), got {forw}")
+    if back not in (0, 1):
+        raise BadInput(f"--back must be 0 or 1, got {back}")
+    direction = _DIRECTIONS.get(forw + 4 * back)
+    if direction is None:
+        raise BadInput(
+            f"one and only one of forw or back must be set, got --forw {forw} --back {back}"
+        )
+    values |= {"direction": direction, "data_type": _OF_COMMAND[words[0]]}
+    return [BatchNormConfig.checked(values)]
+
+
+KIND = ConfigKind(BatchNormConfig, commands=dict.fromkeys(_OF_COMMAND, _read))

@@ -137,14 +137,7 @@ class ConvConfig(Config):
         return cls(**normalise(values))
 
     def _check_words(self) -> None:
-        if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:
-            raise BadInput(f"spatial_dim must be 2 or 3, got {shown(self.spatial_dim)}")
-        layouts = LAYOUTS[self.spatial_dim]
-        if self.in_layout not in layouts:
-            raise BadInput(
-                f"layout {shown(self.in_layout)} does not fit spatial_dim {self.spatial_dim}: use"
-                f" {' or '.join(layouts)}"
-            )
+        check_layout(self.spatial_dim, self.in_layout)
         if not self.in_layout == self.fil_layout == self.out_layout:
             raise BadInput(
                 "input, filter and output must have the same layout, got in_layout"
@@ -310,6 +303,17 @@ class ConvConfig(Config):
     def _short(self, name: str) -> str:
         values = [getattr(self, f"{name}_{axis}") for axis in "dhw"[3 - self.spatial_dim :]]
         return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
+
+
+def check_layout(spatial_dim: int, layout: str) -> None:
+    """Raise BadInput unless a tensor of so many spatial dimensions can have this layout."""
+    if type(spatial_dim) is not int or spatial_dim not in LAYOUTS:
+        raise BadInput(f"spatial_dim must be 2 or 3, got {shown(spatial_dim)}")
+    if layout not in LAYOUTS[spatial_dim]:
+        raise BadInput(
+            f"layout {shown(layout)} does not fit spatial_dim {spatial_dim}: use"
+            f" {' or '.join(LAYOUTS[spatial_dim])}"
+        )
 
 
 def build(values: dict[str, Any]) -> ConvConfig:

@@ -6,137 +6,65 @@ from typing import Any
 
 from tuna.configs import conv
 from tuna.configs.conv import LAYOUTS, ConvConfig
-from tuna.configs.flags import SMALL, Flags, both_forms, check_fixed, fixed_forms, whole_number
+from tuna.configs.flags import Flags
 from tuna.configs.kind import ConfigKind
-from tuna.configs.values import DataType, Direction
+from tuna.configs.values import Direction
 from tuna.errors import BadInput
 
-#: Numbers that describe a convolution: short form and field; the long form is the field's name.
-_NUMBERS = {
-    "F": "forw",
-    "_": "spatial_dim",
-    "n": "batchsize",
-    "c": "in_channels",
-    "!": "in_d",
-    "H": "in_h",
-    "W": "in_w",
-    "k": "out_channels",
-    "@": "fil_d",
-    "y": "fil_h",
-    "x": "fil_w",
-    "$": "pad_d",
-    "p": "pad_h",
-    "q": "pad_w",
-    "#": "conv_stride_d",
-    "u": "conv_stride_h",
-    "v": "conv_stride_w",
-    "^": "dilation_d",
-    "l": "dilation_h",
-    "j": "dilation_w",
-    "g": "group_count",
-    "%": "trans_output_pad_d",
-    "Y": "trans_output_pad_h",
-    "X": "trans_output_pad_w",
-}
-_WORDS = {"I": "in_layout", "O": "out_layout", "f": "fil_layout", "m": "mode", "z": "pad_mode"}
-#: Flags of the run itself, and of operations beside the convolution.
-_IGNORED = {
-    "i": "iter",
-    "V": "verify",
-    "C": "verification_cache",
-    "t": "time",
-    "w": "wall",
-    "s": "search",
-    "P": "printconv",
-    "o": "dump_output",
-    "d": "in_data",
-    "e": "weights",
-    "b": "bias",
-    "a": "in_bias",
-    "D": "dout_data",
-    "S": "solution",
-    "G": "gpualloc",
-    "r": "pad_val",
-    "~": "gpubuffer_check",
-    "Q": "use_hip_graph",
-    "J": "use_hip_graph",
-}
-#: Flags that would make it another layer: name and the value that does not.
-_FIXED = {
-    "Z": ("tensor_vect", "0"),
-    "L": ("vector_length", "1"),
-    "U": ("in_cast_type", "-1"),
-    "T": ("out_cast_type", "-1"),
-    "R": ("wei_cast_type", "-1"),
-}
-#: MIOpenDriver's defaults; the depth fields count in three dimensions only.
+_FLAGS = Flags(
+    numbers={
+        **{"F": "forw", "_": "spatial_dim", "n": "batchsize", "g": "group_count"},
+        **{"c": "in_channels", "!": "in_d", "H": "in_h", "W": "in_w"},
+        **{"k": "out_channels", "@": "fil_d", "y": "fil_h", "x": "fil_w"},
+        **{"$": "pad_d", "p": "pad_h", "q": "pad_w"},
+        **{"#": "conv_stride_d", "u": "conv_stride_h", "v": "conv_stride_w"},
+        **{"^": "dilation_d", "l": "dilation_h", "j": "dilation_w"},
+        **{"%": "trans_output_pad_d", "Y": "trans_output_pad_h", "X": "trans_output_pad_w"},
+    },
+    words={"I": "in_layout", "O": "out_layout", "f": "fil_layout", "m": "mode", "z": "pad_mode"},
+    ignored={
+        # flags of the run itself
+        **{"i": "iter", "V": "verify", "C": "verification_cache", "t": "time", "w": "wall"},
+        **{"s": "search", "P": "printconv", "o": "dump_output", "d": "in_data", "e": "weights"},
+        **{"a": "in_bias", "D": "dout_data", "S": "solution", "G": "gpualloc", "r": "pad_val"},
+        **{"~": "gpubuffer_check", "Q": "use_hip_graph", "J": "use_hip_graph"},
+        "b": "bias",  # an operation beside the convolution
+    },
+    fixed={
+        **{"Z": ("tensor_vect", "0"), "L": ("vector_length", "1")},
+        **{"U": ("in_cast_type", "-1"), "T": ("out_cast_type", "-1"), "R": ("wei_cast_type", "-1")},
+    },
+)
+#: MIOpenDriver's defaults, equal for all axes; the depth fields count in three dimensions only.
 _DEFAULTS: dict[str, Any] = {
-    "forw": 0,
-    "spatial_dim": 2,
-    "batchsize": 100,
-    "in_channels": 3,
-    "in_d": 32,
-    "in_h": 32,
-    "in_w": 32,
-    "out_channels": 32,
-    "fil_d": 3,
-    "fil_h": 3,
-    "fil_w": 3,
-    "pad_d": 0,
-    "pad_h": 0,
-    "pad_w": 0,
-    "conv_stride_d": 1,
-    "conv_stride_h": 1,
-    "conv_stride_w": 1,
-    "dilation_d": 1,
-    "dilation_h": 1,
-    "dilation_w": 1,
-    "group_count": 1,
-    "mode": "conv",
-    "pad_mode": "default",
-    "trans_output_pad_d": 0,
-    "trans_output_pad_h": 0,
-    "trans_output_pad_w": 0,
+    **{"forw": 0, "spatial_dim": 2, "batchsize": 100, "in_channels": 3, "out_channels": 32},
+    **{"group_count": 1, "mode": "conv", "pad_mode": "default"},
+    **{f"in_{axis}": 32 for axis in "dhw"},
+    **{f"fil_{axis}": 3 for axis in "dhw"},
+    **{f"{name}_{axis}": 0 for name in ("pad", "trans_output_pad") for axis in "dhw"},
+    **{f"{name}_{axis}": 1 for name in ("conv_stride", "dilation") for axis in "dhw"},
 }
 #: Directions by the value of `-F`, a bit mask; 0 means all.
 _DIRECTIONS: dict[int, tuple[Direction, ...]] = {
     mask: tuple(direction for direction, bit in conv.FORW.items() if mask & bit or mask == 0)
     for mask in range(8)
 }
+_OF_COMMAND = {command: data_type for data_type, command in conv.COMMANDS.items()}
+_LAYOUTS = ("in_layout", "out_layout", "fil_layout")
 
 
-_DATA_TYPES: dict[str, DataType] = {
-    command: data_type for data_type, command in conv.COMMANDS.items()
-}
-_NUMBER = both_forms(_NUMBERS)
-_WORD = both_forms(_WORDS)
-_FIX = fixed_forms(_FIXED)
-_FLAGS = Flags([*_NUMBER, *_WORD, *_FIX], ignored=frozenset(both_forms(_IGNORED)))
-
-
-def read(words: list[str]) -> list[ConvConfig]:
+def _read(words: list[str]) -> list[ConvConfig]:
     """The layers that a conv command names, one for each direction; raises BadInput."""
-    values = _DEFAULTS.copy()
-    layouts: dict[str, str] = {}
-    for flag, value in _FLAGS.pairs(words):
-        name = _NUMBER.get(flag)
-        if name is not None:
-            number = SMALL.get(value)
-            values[name] = whole_number(flag, value) if number is None else number
-        elif flag in _WORD:
-            name = _WORD[flag]
-            (layouts if name.endswith("layout") else values)[name] = value
-        elif not _FLAGS.ignores(flag):
-            check_fixed(_FIX, flag, value)
+    values = _FLAGS.read(words, _DEFAULTS)
     mask = values.pop("forw")
     if mask not in _DIRECTIONS:
         raise BadInput(
             "-F must be a bit mask from 0 to 7 (1 forward, 2 backward data, 4 backward weights),"
             f" got {mask}"
         )
-    layout = _one_layout(layouts, values["spatial_dim"])
-    values["in_layout"] = values["fil_layout"] = values["out_layout"] = layout
-    values["data_type"] = _DATA_TYPES[words[0]]
+    layouts = {name: values[name] for name in _LAYOUTS if name in values}
+    values |= dict.fromkeys(_LAYOUTS, _one_layout(layouts, values["spatial_dim"]))
+    values["data_type"] = _OF_COMMAND[words[0]]
     conv.normalise(values)
     first, *others = _DIRECTIONS[mask]
     values["direction"] = first
@@ -157,6 +85,6 @@ def _one_layout(given: dict[str, str], spatial_dim: int) -> str:
 
 KIND = ConfigKind(
     ConvConfig,
-    commands=dict.fromkeys(_DATA_TYPES, read),
+    commands=dict.fromkeys(_OF_COMMAND, _read),
     reference="tuna.libraries.reference:convolution",
 )

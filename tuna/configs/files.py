@@ -179,7 +179,8 @@ class LineReader:
 
     def _read(self, line: str, text: str, form: LineForm | None) -> _Outcome:
         try:
-            self._check_line(line)
+            if defect := _defect(line):
+                raise BadInput(f"the line {defect}")
             named = read_line(text) if form is None else form.read(text)
             found = self._change(named)
         except BadInput as error:
@@ -219,22 +220,8 @@ class LineReader:
             self._long += len(line) >= LINE_LIMIT
             if self._long <= _LONG_LIMIT:
                 return
-        if "\0" in line:
-            raise BadInput(
-                f"{self._source} is not a text file: line {self._total} holds a NUL character"
-            )
-        if len(line) >= LINE_LIMIT:
-            raise BadInput(f"{self._source} is no file of layers: line {self._total} does not end")
-        if not line.isascii() and _has_surrogates(line):
-            raise BadInput(f"{self._source} is not a text file: it is not valid UTF-8")
-
-    def _check_line(self, line: str) -> None:
-        if "\0" in line:
-            raise BadInput("the line holds a NUL character")
-        if len(line) >= LINE_LIMIT:
-            raise BadInput(f"the line is longer than {LINE_LIMIT} characters")
-        if not line.isascii() and _has_surrogates(line):
-            raise BadInput("the line is not valid UTF-8")
+        if defect := _defect(line):
+            raise BadInput(f"{self._source} is no text file of layers: line {self._total} {defect}")
 
     def finish(self) -> ParsedFile:
         """The account of all lines so far."""
@@ -263,8 +250,15 @@ class LineReader:
         )
 
 
-def _has_surrogates(text: str) -> bool:
-    return text.encode(errors="replace").decode() != text
+def _defect(line: str) -> str:
+    """Why a line is no text, for the end of a sentence; empty if it is."""
+    if "\0" in line:
+        return "holds a NUL character"
+    if len(line) >= LINE_LIMIT:
+        return f"does not end within {LINE_LIMIT} characters"
+    if not line.isascii() and line.encode(errors="replace").decode() != line:
+        return "is not valid UTF-8"
+    return ""
 
 
 def _cut(text: str) -> str:
@@ -307,37 +301,32 @@ def parse_lines(
     `command` (one of PRECISIONS) overrides the precision of the convolutions. Raises BadInput for
     wrong options and, before the first line of a log, for a NUL character.
     """
-    reader = LineReader(source, _Change.checked(batches, command).apply)
+    reader = LineReader(source, _change(batches, command))
     for line in lines:
         reader.add(line)
     return reader.finish()
 
 
-@dataclass(frozen=True)
-class _Change:
-    """Changes that an import makes to the layers that it reads."""
+def _change(
+    batches: Sequence[int], command: str | None
+) -> Callable[[Sequence[Config]], Sequence[Config]]:
+    """Return what these options make of the layers of a line; raises BadInput."""
+    if batches:
+        check_sizes(("a batch size",) * len(batches), tuple(batches), 1)
+    if command is not None and command not in PRECISIONS:
+        raise BadInput(
+            f"only {', '.join(PRECISIONS)} can override the precision, got {shown(command)}"
+        )
 
-    batches: tuple[int, ...]  #: batch sizes instead of a layer's own; empty to keep that
-    data_type: DataType | None  #: of convolutions; None to keep theirs
-
-    @classmethod
-    def checked(cls, batches: Sequence[int], command: str | None) -> _Change:
-        """The change that these options ask for; raises BadInput."""
-        if batches:
-            check_sizes(("a batch size",) * len(batches), tuple(batches), 1)
-        if command is not None and command not in PRECISIONS:
-            raise BadInput(
-                f"only {', '.join(PRECISIONS)} can override the precision, got {shown(command)}"
-            )
-        return cls(tuple(dict.fromkeys(batches)), None if command is None else PRECISIONS[command])
-
-    def apply(self, configs: Sequence[Config]) -> Sequence[Config]:
-        """The configs after the change; raises BadInput if one cannot be changed so."""
-        if self.data_type is not None:
-            configs = [_with_type(config, self.data_type) for config in configs]
-        if not self.batches:
+    def changed(configs: Sequence[Config]) -> Sequence[Config]:
+        if command is not None:
+            configs = [_with_type(config, PRECISIONS[command]) for config in configs]
+        if not batches:
             return configs
-        return [_at_batch(config, batch) for config in configs for batch in self.batches]
+        distinct = dict.fromkeys(batches)
+        return [_at_batch(config, batch) for config in configs for batch in distinct]
+
+    return changed
 
 
 def _with_type(config: Config, data_type: DataType) -> Config:

@@ -1,4 +1,4 @@
-"""Matrix multiplications, alone or in a strided batch: fields, checks, canonical text and key."""
+"""Matrix multiplications, alone or in a strided batch: fields, checks, texts, driver commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.config import Config
+from tuna.configs.flags import Flags
+from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, MAX_SIZE, DataType, check_sizes, member
 from tuna.errors import BadInput
 
@@ -26,12 +28,22 @@ LATER = (
     *("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"),
     *("b_type", "c_type", "compute_type", "scale_a", "scale_b", "scale_c"),
 )
-#: Every field, in the order of `to_json`.
-FIELDS = (*_FIRST, *LATER)
 _SIZES = ("m", "n", "k", "batch_count")
 _INPUTS = {name: found for name, found in DATA_TYPES.items() if found is not DataType.INT32}
 _WHOLE = (DataType.INT8, DataType.UINT8)
 _SCALE = re.compile(r"(tensor|vector|block\d+(x\d+)?(_[a-z0-9]+)?|)")
+_OF_COMMAND = {command: data_type for data_type, command in COMMANDS.items()}
+#: MIOpenDriver's flags and defaults, as gemm_driver.hpp has them, and MITuna's `--batchsize`.
+_FLAGS = Flags(
+    numbers={
+        **{"b": "batch_count", "-batchsize": "batch_count", "m": "a_h", "k": "a_w", "n": "b_w"},
+        **{"u": "transA", "v": "transB", "C": "isColMajor"},
+    },
+    ignored={"F": "forw", "i": "iter", "V": "verify", "t": "time", "A": "alpha"},
+    fixed={"B": ("beta", "0")},
+)
+_SWITCHES = ("transA", "transB", "isColMajor")
+_DEFAULTS = {"batch_count": 1, "a_h": 256, "a_w": 256, "b_w": 256, **dict.fromkeys(_SWITCHES, 0)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,6 @@ class GemmConfig(Config):
     """
 
     kind: ClassVar[str] = "gemm"
-    json_fields: ClassVar[tuple[str, ...]] = FIELDS
     later_fields: ClassVar[tuple[str, ...]] = LATER
 
     m: int
@@ -201,3 +212,24 @@ class GemmConfig(Config):
                     word + " " + ",".join("-" if value is None else str(value) for value in values)
                 )
         return " ".join(words)
+
+
+def _read(words: list[str]) -> list[GemmConfig]:
+    """The product that a gemm command names; raises BadInput."""
+    values = _FLAGS.read(words, _DEFAULTS)
+    for name in _SWITCHES:
+        if values[name] not in (0, 1):
+            raise BadInput(f"--{name} must be 0 or 1, got {values[name]}")
+    m, n, k, batch = (values[name] for name in ("a_h", "b_w", "a_w", "batch_count"))
+    trans_a, trans_b = bool(values["transA"]), bool(values["transB"])
+    if values["isColMajor"]:
+        # The row-major product of the transposed matrices in the other order.
+        m, n, trans_a, trans_b = n, m, trans_b, trans_a
+    return [GemmConfig(m, n, k, batch, trans_a, trans_b, _OF_COMMAND[words[0]])]
+
+
+KIND = ConfigKind(
+    GemmConfig,
+    commands=dict.fromkeys(_OF_COMMAND, _read),
+    reference="tuna.libraries.reference:gemm",
+)

@@ -6,6 +6,7 @@ keys and the lines that oneDNN, hipBLASLt and PyTorch's TunableOp log are such f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from reprlib import repr as shown
@@ -16,6 +17,9 @@ from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
 PROGRAM = "MIOpenDriver"
+_MIOPEN_LOG = re.compile(
+    r"(\d+ )*MIOpen(\([A-Za-z]+\))?: (Error|Warning|Info2?|Command|Function|Trace) "
+)
 
 
 class UnsupportedLine(BadInput):
@@ -86,3 +90,16 @@ def read_one(text: str) -> Config:
     if len(configs) != 1:
         raise BadInput("The layer must have one direction.", hint="give it with -F 1, 2 or 4")
     return configs[0]
+
+
+def _without_command(line: str) -> Sequence[Config]:
+    raise BadInput("the MIOpen log line holds no MIOpenDriver command")
+
+
+#: Lines of MIOpen's log without a driver command; the others are read as that command.
+MIOPEN_LOG = LineForm(
+    "MIOpen log line",
+    recognises=lambda line: _MIOPEN_LOG.match(line) is not None,
+    read=_without_command,
+    asks_for=lambda _line: None,
+)

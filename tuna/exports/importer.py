@@ -22,8 +22,7 @@ from tuna.exports import registry
 from tuna.exports.intake import Batch, ImportReport, ImportRun
 from tuna.libraries.exporter import ImportedResult
 from tuna.libraries.miopen import problem_key
-from tuna.libraries.miopen.formats import find_db
-from tuna.libraries.miopen.formats.database_file import read_perf
+from tuna.libraries.miopen.formats import find_db, perf_db
 from tuna.libraries.miopen.formats.find_db import FindRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem import ProblemConfig
@@ -55,7 +54,7 @@ def import_db(
     # A key of MIOpen's stands for several layers; a row of another form is one layer.
     readers: dict[str, _Reading] = {
         "find": (find_db.read, _import_find),
-        "perf": (read_perf, _import_perf),
+        "perf": (perf_db.read, _import_perf),
     }
     if exporter.form not in readers and not exporter.importable:
         able = sorted(

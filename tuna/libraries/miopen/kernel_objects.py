@@ -4,7 +4,6 @@ object."""
 from __future__ import annotations
 
 import base64
-import binascii
 import bz2
 import hashlib
 import json
@@ -28,15 +27,6 @@ class BadKernel(Exception):
 
 
 @dataclass(frozen=True)
-class KernelObject:
-    """A code object with its key in MIOpen: source file and compiler options."""
-
-    file: str
-    options: str
-    code: bytes
-
-
-@dataclass(frozen=True)
 class Compiled:
     """The output of a compile step for one solver, with the code objects in the artifact store."""
 
@@ -56,15 +46,8 @@ class Compiled:
 
     def dump(self) -> bytes:
         """JSON for `load`; equal contents give equal bytes."""
-        document = {
-            "solver": self.solver,
-            "algorithm": self.algorithm,
-            "workspace": self.workspace,
-            "params": self.params,
-            "tunable": self.tunable,
-            "known_params": self.known_params,
-            "kernels": [[kernel.artifact, kernel.name, kernel.args] for kernel in self.kernels],
-        }
+        kernels = [[kernel.artifact, kernel.name, kernel.args] for kernel in self.kernels]
+        document = {**vars(self), "kernels": kernels}
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
@@ -81,8 +64,24 @@ class Compiled:
             raise KeyError("of the compile step, which is no manifest,") from None
 
 
-def decode(found: Mapping[str, Any]) -> KernelObject:
-    """The kernel in one of fin's kernel objects, verified; raises BadKernel.
+def unpack(packed: bytes, size: int, md5: object) -> bytes:
+    """The code object that bzip2 packed; with a size of 0 it is not packed. Raises BadKernel."""
+    code = packed
+    if size:
+        # Stops at the declared size, so that a hostile blob cannot fill the memory.
+        try:
+            code = bz2.BZ2Decompressor().decompress(packed, size + 1)
+        except (OSError, ValueError) as error:
+            raise BadKernel(f"its blob cannot be unpacked: {error}") from None
+        if len(code) != size:
+            raise BadKernel(f"it does not have the declared {size} bytes")
+    if hashlib.md5(code, usedforsecurity=False).hexdigest() != md5:
+        raise BadKernel(f"its MD5 is not {md5}")
+    return code
+
+
+def decode(found: Mapping[str, Any]) -> bytes:
+    """The code in one of fin's kernel objects, verified; raises BadKernel.
 
     Some versions of fin use the URL-safe alphabet padded with dots, and truncate the text at the
     first NUL: both alphabets are decoded, and a wrong size or MD5 is refused.
@@ -104,27 +103,19 @@ def decode(found: Mapping[str, Any]) -> KernelObject:
         raise BadKernel(f"{file}: the kernel's size {size!r} is not possible ({md5})")
     text = blob.strip().translate(str.maketrans("-_.", "+/=")).rstrip("=")
     try:
-        packed = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-        code = bz2.BZ2Decompressor().decompress(packed, size + 1)
-    except (binascii.Error, OSError, ValueError) as error:
-        raise BadKernel(
-            f"{file}: the blob of {len(blob)} characters cannot be unpacked: {error}"
-        ) from None
-    if len(code) != size:
-        raise BadKernel(f"{file}: the kernel has {len(code)} bytes, not the declared {size}")
-    if hashlib.md5(code, usedforsecurity=False).hexdigest() != md5:
-        raise BadKernel(f"{file}: the kernel's MD5 is not {md5}")
-    return KernelObject(file, options, code)
+        return unpack(base64.b64decode(text + "=" * (-len(text) % 4), validate=True), size, md5)
+    except (BadKernel, ValueError) as error:
+        raise BadKernel(f"{file}: {error}") from None
 
 
-def encode(kernel: KernelObject) -> dict[str, Any]:
+def encode(file: str, options: str, code: bytes) -> dict[str, Any]:
     """The kernel object for fin's eval steps."""
     return {
-        "kernel_file": kernel.file,
-        "comp_options": kernel.options,
-        "blob": base64.b64encode(bz2.compress(kernel.code, 9)).decode(),
-        "md5_sum": hashlib.md5(kernel.code, usedforsecurity=False).hexdigest(),
-        "uncompressed_size": len(kernel.code),
+        "kernel_file": file,
+        "comp_options": options,
+        "blob": base64.b64encode(bz2.compress(code, 9)).decode(),
+        "md5_sum": hashlib.md5(code, usedforsecurity=False).hexdigest(),
+        "uncompressed_size": len(code),
     }
 
 
@@ -137,17 +128,12 @@ def store(objects: Sequence[Mapping[str, Any]], artifacts: ArtifactStore) -> tup
             raise BadKernel("a kernel object is not a JSON object")
         name = (str(found.get("kernel_file")), str(found.get("comp_options")))
         if name not in kept:
-            kernel = decode(found)
-            kept[name] = CodeObject(
-                artifact=artifacts.put(kernel.code), name=kernel.file, args=kernel.options
-            )
+            digest = artifacts.put(decode(found))
+            kept[name] = CodeObject(artifact=digest, name=name[0], args=name[1])
     return tuple(kept.values())
 
 
 def fetch(compiled: Compiled, artifacts: ArtifactStore) -> list[dict[str, Any]]:
     """The kernel objects for fin's eval steps; raises KeyError if an artifact is missing or
     damaged."""
-    return [
-        encode(KernelObject(code.name, code.args, artifacts.get(code.artifact)))
-        for code in compiled.kernels
-    ]
+    return [encode(code.name, code.args, artifacts.get(code.artifact)) for code in compiled.kernels]

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,15 @@ from tuna.libraries.items import (
     tail,
 )
 from tuna.libraries.miopen import (
-    answers,
     environment,
     fin,
+    fin_protocol,
     kernel_objects,
     problem_key,
-    request,
 )
-from tuna.libraries.miopen.answers import BadAnswer
 from tuna.libraries.miopen.fin import FinCall, FinFailed
-from tuna.libraries.miopen.formats.find_exporter import FindExporter
-from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
-from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
+from tuna.libraries.miopen.fin_protocol import BadAnswer, SolverMeasurement
+from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
 from tuna.sandbox.discovery import DeviceKind
@@ -59,16 +56,6 @@ log = structlog.get_logger(__name__)
 #: Configs of one applicability call: fin answers some hundreds in half a second.
 _BLOCK = 500
 _ASK_TIMEOUT_S = 600.0
-#: Limit of one call of fin by step; a job option `timeout_s` replaces it.
-_TIMEOUT_S = {
-    "miopen_perf_compile": 3600.0,
-    "miopen_perf_eval": 1800.0,
-    "miopen_find_compile": 600.0,
-    "miopen_find_eval": 300.0,
-}
-#: Number of a job's trial: tuning params is one, measuring them with the kernels that ship is
-#: another.
-_TRIAL = {"perf": 0, "find": 1}
 
 Layer = ConvConfig | BatchNormConfig
 
@@ -92,31 +79,12 @@ class MiopenLibrary(Library):
     kinds = ("convolution", "batch_norm")
     device_kind = DeviceKind.AMD
     options = MiopenOptions
+    #: With the limits of one call of fin, which the job option `timeout_s` replaces.
     steps = (
-        Step(
-            "miopen_perf_compile",
-            Resource.CPU,
-            chunk=4,
-            time_limit_s=2 * _TIMEOUT_S["miopen_perf_compile"],
-        ),
-        Step(
-            "miopen_perf_eval",
-            Resource.DEVICE,
-            chunk=4,
-            time_limit_s=2 * _TIMEOUT_S["miopen_perf_eval"],
-        ),
-        Step(
-            "miopen_find_compile",
-            Resource.CPU,
-            chunk=8,
-            time_limit_s=2 * _TIMEOUT_S["miopen_find_compile"],
-        ),
-        Step(
-            "miopen_find_eval",
-            Resource.DEVICE,
-            chunk=8,
-            time_limit_s=2 * _TIMEOUT_S["miopen_find_eval"],
-        ),
+        Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=3600.0),
+        Step("miopen_perf_eval", Resource.DEVICE, chunk=4, time_limit_s=1800.0),
+        Step("miopen_find_compile", Resource.CPU, chunk=8, time_limit_s=600.0),
+        Step("miopen_find_eval", Resource.DEVICE, chunk=8, time_limit_s=300.0),
     )
     uses_known_params = True
     exporters = (FindExporter(), PerfExporter(), KernelExporter())
@@ -141,9 +109,9 @@ class MiopenLibrary(Library):
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             try:
                 (answer,) = fin.call(
-                    request.get_solvers(), FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+                    [{"steps": ["get_solvers"]}], FinCall(Path(folder), timeout_s=_ASK_TIMEOUT_S)
                 )
-                return answers.solvers(answer)
+                return fin_protocol.solvers(answer)
             except FinFailed as error:
                 raise ServiceError(
                     f"fin could not list its solvers: {error}.", hint=error.tail.strip()[-500:]
@@ -176,7 +144,7 @@ class MiopenLibrary(Library):
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """Twice the limit of a call, for one that dies is repeated solver by solver."""
-        return 2 * _timeout_s(step.name, item)
+        return 2 * _timeout_s(step, item)
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
@@ -190,10 +158,9 @@ class MiopenLibrary(Library):
             together = list(group)
             # fin tunes only the first of several solvers.
             parts = [[item] for item in together] if step.name == "miopen_perf_eval" else [together]
-            work = _eval if step.name.endswith("_eval") else _compile
             simulated = fin.is_simulated()
             for part in parts:
-                for result in work(step.name, part, context):
+                for result in _run(step, part, context):
                     yield result.model_copy(update={"simulated": simulated})
 
     def path_to(self, step: str) -> Sequence[str]:
@@ -215,8 +182,8 @@ def _applicable(
     block: list[Layer], where: Environment, place: FinCall
 ) -> list[tuple[Config, Sequence[str] | None]]:
     try:
-        found = answers.applicable(
-            fin.call(request.applicability(block, where.arch, where.num_cu), place), len(block)
+        found = fin_protocol.applicable(
+            fin.call(fin_protocol.applicability(block, where.arch, where.num_cu), place), len(block)
         )
     except FinFailed as error:
         if len(block) > 1:
@@ -232,68 +199,149 @@ def _applicable(
     return list(zip(block, found, strict=True))
 
 
-def _layer(item: WorkItem) -> Layer:
-    if not isinstance(item.layer, Layer):
-        raise BadInput(f"MIOpen has no {item.layer.kind}.")
-    return item.layer
+def _timeout_s(step: Step, item: WorkItem) -> float:
+    return options.read(MiopenOptions, item.options).timeout_s or step.time_limit_s
 
 
-def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> FinCall:
-    limit_s = sum(_timeout_s(step, item) for item in items)
-    variables = context.device.variables if context.device else {}
-    return FinCall(context.scratch, context.cpus, limit_s, variables, context.cancelled)
+def _is_find(step: Step) -> bool:
+    """Whether it is a step of the find db, not of the perf db."""
+    return step.name.startswith("miopen_find")
 
 
-def _timeout_s(step: str, item: WorkItem) -> float:
-    return options.read(MiopenOptions, item.options).timeout_s or _TIMEOUT_S[step]
+def _trial_index(step: Step) -> int:
+    """The number of a job's trial: tuning params is one, measuring them as they ship is another."""
+    return 1 if _is_find(step) else 0
 
 
-def _compile(step: str, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
-    layer, (arch, num_cu) = _layer(items[0]), environment.target_of(items[0].target)
-    started_at = time.time()
-    job = request.job(step, layer, arch, num_cu, [item.solver for item in items])
-    try:
-        # Tuning starts from nothing; what ships is built with what tuning found.
-        known = {item.solver: item.known_params for item in items if _kind(step) == "find"}
-        place = _place(step, items, context)
-        with context.build(place.timeout_s):
-            (answer,) = fin.call([job], place, perf_db=_perf_db(known, layer, arch, num_cu))
-    except FinFailed as error:
-        yield from _each_or_failure(_compile, step, items, context, error, started_at)
+@dataclass(frozen=True)
+class _Attempt:
+    """Items of a step with the same config: one call of fin."""
+
+    step: Step
+    items: Sequence[WorkItem]
+    context: RunContext
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def layer(self) -> Layer:
+        layer = self.items[0].layer
+        if not isinstance(layer, Layer):
+            raise BadInput(f"MIOpen has no {layer.kind}.")
+        return layer
+
+    @property
+    def timeout_s(self) -> float:
+        return sum(_timeout_s(self.step, item) for item in self.items)
+
+    def ask(
+        self, known: Mapping[str, str | None], compiled: Sequence[Mapping[str, Any]] = ()
+    ) -> Mapping[str, Any]:
+        """fin's answer, with the params that are `known` by solver; raises FinFailed."""
+        arch, num_cu = environment.target_of(self.items[0].target)
+        solvers = [item.solver for item in self.items]
+        job = fin_protocol.job(self.step.name, self.layer, arch, num_cu, solvers, compiled)
+        context = self.context
+        variables = context.device.variables if context.device else {}
+        place = FinCall(context.scratch, context.cpus, self.timeout_s, variables, context.cancelled)
+        (answer,) = fin.call([job], place, perf_db=_perf_db(known, self.layer, arch, num_cu))
+        return answer
+
+    def done(
+        self,
+        item: WorkItem,
+        found: kernel_objects.Compiled | SolverMeasurement,
+        kernels: Sequence[CodeObject],
+        **facts: Any,
+    ) -> StepResult:
+        """The result of a good answer; `facts` are those of its trial."""
+        trial = Trial(index=_trial_index(self.step), **facts)
+        measured = isinstance(found, SolverMeasurement)
+        device = DeviceReport(name=_device(item.target)) if measured else None
+        return result_of(
+            item,
+            ok=True,
+            trials=(trial,),
+            workspace_bytes=found.workspace,
+            algorithm=found.algorithm,
+            kernels=tuple(kernels),
+            device=device,
+            **self._times(),
+        )
+
+    def failed(self, item: WorkItem, cause: Cause, text: str) -> StepResult:
+        trial = Trial(index=_trial_index(self.step), cause=cause, output_tail=tail(text))
+        return result_of(
+            item,
+            ok=False,
+            cause=cause,
+            output_tail=tail(text),
+            trials=() if cause is Cause.ARTIFACT_LOST else (trial,),
+            **self._times(),
+        )
+
+    def _times(self) -> dict[str, float]:
+        ended_at = time.time()
+        busy_s = (ended_at - self.started_at) / len(self.items)
+        return {"started_at": self.started_at, "ended_at": ended_at, "busy_s": busy_s}
+
+    def repeated(self, error: FinFailed) -> Iterator[StepResult]:
+        """Repeat each item alone after a call that died; the failure, if it was a single item's."""
+        if len(self.items) == 1:
+            yield self.failed(
+                self.items[0], fin_protocol.cause_of(error, self.step.name), error.text
+            )
+            return
+        log.warning(
+            "fin died: solvers repeated one by one",
+            step=self.step.name,
+            solvers=len(self.items),
+            reason=str(error),
+        )
+        for item in self.items:
+            yield from _run(self.step, [item], self.context)
+
+
+def _run(step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    if not step.name.endswith("_eval"):
+        yield from _compile(_Attempt(step, items, context))
         return
+    ready: list[_Ready] = []
     for item in items:
-        yield _compiled(step, item, answer, layer, context, started_at, len(items))
+        try:
+            ready.append(_fetched(item, _trial_index(step), context))
+        except KeyError as error:
+            text = f"artifact {error} is gone or damaged"
+            yield _Attempt(step, [item], context).failed(item, Cause.ARTIFACT_LOST, text)
+    # What was built with params of this session is measured with them, and again no other system
+    # database.
+    for with_params in (False, True):
+        part = [work for work in ready if (work.made.known_params is not None) is with_params]
+        if part:
+            yield from _evaluate(_Attempt(step, [work.item for work in part], context), part)
 
 
-def _compiled(
-    step: str,
-    item: WorkItem,
-    answer: Mapping[str, Any],
-    layer: Layer,
-    context: RunContext,
-    started_at: float,
-    shared_by: int,
-) -> StepResult:
+def _compile(attempt: _Attempt) -> Iterator[StepResult]:
+    # Tuning starts from nothing; what ships is built with what tuning found.
+    known = {item.solver: item.known_params for item in attempt.items if _is_find(attempt.step)}
+    context = attempt.context
     try:
-        answers.check_problem(answer, layer)
-        known = item.known_params if _kind(step) == "find" else None
-        made = answers.compiled(answer, step, item.solver, known, context.artifacts)
-    except BadAnswer as failure:
-        return _failed(item, failure.cause, str(failure), started_at, shared_by)
-    trial = Trial(
-        index=_TRIAL[_kind(step)],
-        params=made.params or None,
-        artifact=context.artifacts.put(made.dump()),
-    )
-    return result_of(
-        item,
-        ok=True,
-        trials=(trial,),
-        workspace_bytes=made.workspace,
-        algorithm=made.algorithm,
-        kernels=tuple(CodeObject(artifact=code.artifact) for code in made.kernels),
-        **_times(started_at, shared_by),
-    )
+        with context.build(attempt.timeout_s):
+            answer = attempt.ask(known)
+    except FinFailed as error:
+        yield from attempt.repeated(error)
+        return
+    for item in attempt.items:
+        try:
+            fin_protocol.check_problem(answer, attempt.layer)
+            made = fin_protocol.compiled(
+                answer, item.step, item.solver, known.get(item.solver), context.artifacts
+            )
+        except BadAnswer as failure:
+            yield attempt.failed(item, failure.cause, str(failure))
+            continue
+        code = [CodeObject(artifact=code.artifact) for code in made.kernels]
+        manifest = context.artifacts.put(made.dump())
+        yield attempt.done(item, made, code, params=made.params or None, artifact=manifest)
 
 
 def _perf_db(
@@ -301,10 +349,10 @@ def _perf_db(
 ) -> dict[str, str] | None:
     """The session's params by solver as MIOpen's perf db, for the solvers that have some."""
     entries = [f"{solver}:{params}" for solver, params in known.items() if params]
-    key = problem_key.perf_key_of(layer)
+    key = problem_key.key_of(layer)
     if not entries or key is None:
         return None
-    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
+    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.perf().text()}={';'.join(entries)}\n"}
 
 
 @dataclass(frozen=True)
@@ -316,50 +364,6 @@ class _Ready:
     objects: list[dict[str, Any]]
 
 
-def _eval(step: str, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
-    ready: list[_Ready] = []
-    for item in items:
-        try:
-            ready.append(_fetched(item, _TRIAL[_kind(step)], context))
-        except KeyError as error:
-            yield _failed(
-                item, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged", time.time(), 1
-            )
-    # What was built with params of this session is measured with them, and again no other system
-    # database.
-    for with_params in (False, True):
-        part = [work for work in ready if (work.made.known_params is not None) is with_params]
-        if part:
-            yield from _evaluated(step, part, context)
-
-
-def _evaluated(step: str, ready: Sequence[_Ready], context: RunContext) -> Iterator[StepResult]:
-    items = [work.item for work in ready]
-    layer, (arch, num_cu) = _layer(items[0]), environment.target_of(items[0].target)
-    started_at = time.time()
-    compiled = [
-        {
-            "solver_name": work.made.solver,
-            "algorithm": work.made.algorithm,
-            "workspace": work.made.workspace,
-            f"{_kind(step)}_compiled": True,
-            "kernel_objects": work.objects,
-        }
-        for work in ready
-    ]
-    job = request.job(step, layer, arch, num_cu, [item.solver for item in items], compiled)
-    try:
-        known = {work.made.solver: work.made.known_params for work in ready}
-        (answer,) = fin.call(
-            [job], _place(step, items, context), perf_db=_perf_db(known, layer, arch, num_cu)
-        )
-    except FinFailed as error:
-        yield from _each_or_failure(_eval, step, items, context, error, started_at)
-        return
-    for work in ready:
-        yield _measured(step, work.item, answer, layer, work.made, started_at, len(ready))
-
-
 def _fetched(item: WorkItem, index: int, context: RunContext) -> _Ready:
     for candidate in item.candidates:
         if candidate.index == index and candidate.artifact is not None:
@@ -368,93 +372,43 @@ def _fetched(item: WorkItem, index: int, context: RunContext) -> _Ready:
     raise KeyError("of the compile step")
 
 
-def _measured(
-    step: str,
-    item: WorkItem,
-    answer: Mapping[str, Any],
-    layer: Layer,
-    made: kernel_objects.Compiled,
-    started_at: float,
-    shared_by: int,
-) -> StepResult:
+def _evaluate(attempt: _Attempt, ready: Sequence[_Ready]) -> Iterator[StepResult]:
+    compiled = [
+        {
+            "solver_name": work.made.solver,
+            "algorithm": work.made.algorithm,
+            "workspace": work.made.workspace,
+            "find_compiled" if _is_find(attempt.step) else "perf_compiled": True,
+            "kernel_objects": work.objects,
+        }
+        for work in ready
+    ]
     try:
-        answers.check_problem(answer, layer)
-        found = answers.measured(answer, step, item.solver)
-    except BadAnswer as failure:
-        return _failed(item, failure.cause, str(failure), started_at, shared_by)
-    # The kernels in the answer of a perf step are those of the params before tuning: never use
-    # them.
-    code = made.kernels if _kind(step) == "find" else made.param_independent
-    trial = Trial(
-        index=_TRIAL[_kind(step)],
-        params=found.params,
-        times_ms=(found.time_ms,),
-        time_ms=found.time_ms,
-    )
-    return result_of(
-        item,
-        ok=True,
-        trials=(trial,),
-        workspace_bytes=found.workspace,
-        algorithm=found.algorithm,
-        kernels=code,
-        device=DeviceReport(name=_device(item.target)),
-        **_times(started_at, shared_by),
-    )
+        answer = attempt.ask({work.made.solver: work.made.known_params for work in ready}, compiled)
+    except FinFailed as error:
+        yield from attempt.repeated(error)
+        return
+    for work in ready:
+        try:
+            fin_protocol.check_problem(answer, attempt.layer)
+            found = fin_protocol.measured(answer, work.item.step, work.item.solver)
+        except BadAnswer as failure:
+            yield attempt.failed(work.item, failure.cause, str(failure))
+            continue
+        # The kernels in the answer of a perf step are those of the params before tuning: never use
+        # them.
+        code = work.made.kernels if _is_find(attempt.step) else work.made.param_independent
+        yield attempt.done(
+            work.item,
+            found,
+            code,
+            params=found.params,
+            times_ms=(found.time_ms,),
+            time_ms=found.time_ms,
+        )
 
 
 def _device(target: str) -> str:
     # HIP counts what ROCR leaves, so ROCR's number is the machine's.
     number = os.environ.get("ROCR_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "0"
     return f"{target.replace(' ', ' x ')}, GPU {number} of {socket.gethostname()}"
-
-
-def _each_or_failure(
-    work: Any,
-    step: str,
-    items: Sequence[WorkItem],
-    context: RunContext,
-    error: FinFailed,
-    started_at: float,
-) -> Iterator[StepResult]:
-    """Repeat each item alone after a call that died; the failure, if it was a single item's."""
-    if len(items) > 1:
-        log.warning(
-            "fin died: solvers repeated one by one",
-            step=step,
-            solvers=len(items),
-            reason=str(error),
-        )
-        for item in items:
-            yield from work(step, [item], context)
-        return
-    yield _failed(items[0], answers.cause_of(error, step), error.text, started_at, 1)
-
-
-def _failed(
-    item: WorkItem, cause: Cause, text: str, started_at: float, shared_by: int
-) -> StepResult:
-    trial = Trial(index=_TRIAL[_kind(item.step)], cause=cause, output_tail=tail(text))
-    trials = () if cause is Cause.ARTIFACT_LOST else (trial,)
-    return result_of(
-        item,
-        ok=False,
-        cause=cause,
-        output_tail=tail(text),
-        trials=trials,
-        **_times(started_at, shared_by),
-    )
-
-
-def _times(started_at: float, shared_by: int) -> dict[str, float]:
-    ended_at = time.time()
-    return {
-        "started_at": started_at,
-        "ended_at": ended_at,
-        "busy_s": (ended_at - started_at) / shared_by,
-    }
-
-
-def _kind(step: str) -> str:
-    """Return `find` or `perf`."""
-    return step.split("_")[1]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tuna.configs.config import Config
-from tuna.configs.conv import ConvConfig
 from tuna.configs.kind import ConfigKind
 from tuna.errors import BadInput
 from tuna.libraries.miopen import problem_key
@@ -54,7 +53,5 @@ def text_of(config: object) -> str | None:
     """The find-db key of a config; None if MIOpen has none, or none that is known for certain."""
     if isinstance(config, ProblemConfig):
         return config.problem
-    try:
-        return problem_key.from_conv(config).text() if isinstance(config, ConvConfig) else None
-    except problem_key.NoKey:
-        return None
+    key = problem_key.key_of(config)
+    return None if key is None else key.text()

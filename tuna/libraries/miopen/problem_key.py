@@ -19,7 +19,7 @@ from tuna.errors import BadInput
 #: Layouts that all three tensors may share with only one word in the key.
 _DEFAULT_LAYOUTS = {2: "NCHW", 3: "NCDHW"}
 _DIRECTIONS = ("F", "B", "W")
-_ALONG = ("in", "fil", "pad", "conv_stride", "dilation")
+_LENGTHS = ("in", "fil", "pad", "conv_stride", "dilation")
 #: The data types of a key that a layer can have: that of all three tensors, by fin for `convint8`
 #: too.
 _DATA_TYPES = {
@@ -128,34 +128,14 @@ class ProblemKey:
         )
 
     def _text(self, layouts: str) -> str:
-        head = (
-            self.in_channels,
-            *self.in_size,
-            _by(self.fil_size),
-            self.out_channels,
-            *self.out_size,
-            self.batchsize,
+        groups = "" if self.group_count == 1 else f"_g{self.group_count}"
+        words = (
+            *(self.in_channels, *self.in_size, _by(self.fil_size)),
+            *(self.out_channels, *self.out_size, self.batchsize),
+            *(_by(self.pads), _by(self.strides), _by(self.dilations), self.bias),
+            *(layouts, self.data_type, f"{self.direction}{groups}{self.casts}"),
         )
-        return self._joined(head, layouts) + self.casts
-
-    def perf_order(self) -> str:
-        """A text that is equal for equal `perf` fields and otherwise sorts like the key.
-
-        A perf-db row does not hold the size of "out", so that several find-db keys can share one.
-        """
-        head = (
-            self.in_channels,
-            *self.in_size,
-            _by(self.fil_size),
-            self.out_channels,
-            self.batchsize,
-        )
-        return self._joined(head, self.layouts[0])
-
-    def _joined(self, head: tuple[object, ...], layouts: str) -> str:
-        shape = (_by(self.pads), _by(self.strides), _by(self.dilations), self.bias)
-        tail = self.direction if self.group_count == 1 else f"{self.direction}_g{self.group_count}"
-        return "-".join(map(str, (*head, *shape, layouts, self.data_type, tail)))
+        return "-".join(map(str, words))
 
     def perf(self) -> PerfKey:
         """The perf-db fields; a two-dimensional problem has depth 1, 0 as the depth of pad, stride
@@ -184,12 +164,7 @@ def from_conv(config: ConvConfig) -> ProblemKey:
     forward = config.direction is Direction.FORWARD
     if config.data_type is DataType.INT8 and not forward:
         raise NoKey("MIOpen has INT8 convolutions forward only")
-    axes = ("d", "h", "w")[3 - config.spatial_dim :]
-
-    def along(name: str) -> tuple[int, ...]:
-        return tuple(getattr(config, f"{name}_{axis}") for axis in axes)
-
-    x = (config.in_channels, along("in"), config.in_layout)
+    x = (config.in_channels, _along(config, "in"), config.in_layout)
     y = (config.out_channels, config.output_size, config.out_layout)
     (in_channels, in_size, in_layout), (out_channels, out_size, out_layout) = (
         (x, y) if forward else (y, x)
@@ -197,13 +172,13 @@ def from_conv(config: ConvConfig) -> ProblemKey:
     return ProblemKey(
         in_channels=in_channels,
         in_size=in_size,
-        fil_size=along("fil"),
+        fil_size=_along(config, "fil"),
         out_channels=out_channels,
         out_size=out_size,
         batchsize=config.batchsize,
-        pads=along("pad"),
-        strides=along("conv_stride"),
-        dilations=along("dilation"),
+        pads=_along(config, "pad"),
+        strides=_along(config, "conv_stride"),
+        dilations=_along(config, "dilation"),
         layouts=(in_layout, config.fil_layout, out_layout),
         data_type=config.data_type.value,
         direction=config.direction.value,
@@ -241,10 +216,8 @@ def conv_from_perf(key: PerfKey) -> ConvConfig:
     (at least 1); up to stride - 1 more would give the same row.
     """
     check_sizes(_PERF_NUMBERS, tuple(getattr(key, name) for name in _PERF_NUMBERS), 0)
-    axes = ("d", "h", "w")[3 - key.spatial_dim :]
-    in_size = tuple(getattr(key, f"in_{axis}") for axis in axes)
-    smallest = tuple(_smallest_input(key, axis) for axis in axes)
-    config = _conv(key, in_size, smallest)
+    smallest = tuple(_smallest_input(key, axis) for axis in _axes(key))
+    config = _conv(key, _along(key, "in"), smallest)
     if from_conv(config).perf() != key:
         raise BadInput(
             f"{key.text()} is no convolution: the layer with its sizes has"
@@ -261,22 +234,17 @@ def problem_of(key: PerfKey) -> ProblemKey:
     """
     if key.spatial_dim not in LAYOUTS or key.direction not in _DIRECTIONS:
         raise BadInput(f"{key.text()} is no problem of 2 or 3 dimensions in a direction F, B or W")
-    axes = ("d", "h", "w")[3 - key.spatial_dim :]
-
-    def along(name: str) -> tuple[int, ...]:
-        return tuple(getattr(key, f"{name}_{axis}") for axis in axes)
-
     size = _output if key.direction == Direction.FORWARD else _smallest_input
     found = ProblemKey(
         in_channels=key.in_channels,
-        in_size=along("in"),
-        fil_size=along("fil"),
+        in_size=_along(key, "in"),
+        fil_size=_along(key, "fil"),
         out_channels=key.out_channels,
-        out_size=tuple(size(key, axis) for axis in axes),
+        out_size=tuple(size(key, axis) for axis in _axes(key)),
         batchsize=key.batchsize,
-        pads=along("pad"),
-        strides=along("conv_stride"),
-        dilations=along("dilation"),
+        pads=_along(key, "pad"),
+        strides=_along(key, "conv_stride"),
+        dilations=_along(key, "dilation"),
         layouts=(key.layout,) * 3,
         data_type=key.data_type,
         direction=key.direction,
@@ -290,13 +258,22 @@ def problem_of(key: PerfKey) -> ProblemKey:
     return found
 
 
+def _axes(of: ConvConfig | PerfKey) -> str:
+    return "dhw"[3 - of.spatial_dim :]
+
+
+def _along(of: ConvConfig | PerfKey, name: str) -> tuple[int, ...]:
+    """The field of each axis, from the outermost."""
+    return tuple(getattr(of, f"{name}_{axis}") for axis in _axes(of))
+
+
 def _output(key: PerfKey, axis: str) -> int:
-    size, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in _ALONG)
+    size, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in _LENGTHS)
     return int(max(1, (size + 2 * pad - dilation * (fil - 1) - 1) // max(1, stride) + 1))
 
 
 def _smallest_input(key: PerfKey, axis: str) -> int:
-    out, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in _ALONG)
+    out, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in _LENGTHS)
     return int(max(1, (out - 1) * stride + dilation * (fil - 1) + 1 - 2 * pad))
 
 
@@ -326,10 +303,10 @@ def _conv(key: PerfKey, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> 
     return ConvConfig(**fields)
 
 
-def perf_key_of(config: object) -> PerfKey | None:
-    """The perf-db fields of a layer; None if it has no key that is known for certain."""
+def key_of(config: object) -> ProblemKey | None:
+    """The problem that MIOpen makes of a layer; None if it has no key that is known for certain."""
     try:
-        return from_conv(config).perf() if isinstance(config, ConvConfig) else None
+        return from_conv(config) if isinstance(config, ConvConfig) else None
     except NoKey:
         return None
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.exporter import CheckFacts, Findings, base_name
-from tuna.libraries.miopen import names, problem_key
-from tuna.libraries.miopen.formats import find_db, kernel_db, sqlite_file
-from tuna.libraries.miopen.formats.database_file import DatabaseKind, read_perf
+from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import is_time
@@ -49,13 +48,9 @@ class _Check:
         self._code: dict[str, set[tuple[str, str]]] = {}  #: what kernel dbs hold
 
     def run(self, files: Mapping[str, Sequence[Path]]) -> None:
-        steps = {
-            DatabaseKind.PERF: self._perf,
-            DatabaseKind.KERNEL: self._kernels,
-            DatabaseKind.FIND: self._find,
-        }
-        for kind, step in steps.items():
-            for path in files.get(kind.form, ()):
+        steps = {"perf": self._perf, "kernel": self._kernels, "find": self._find}
+        for form, step in steps.items():
+            for path in files.get(form, ()):
                 try:
                     step(path)
                 except (BadInput, sqlite3.Error) as error:
@@ -65,7 +60,7 @@ class _Check:
         there: set[tuple[str, str]] = set()
         before: PerfKey | None = None
         text = ""
-        for record in read_perf(path):
+        for record in perf_db.read(path):
             if record.key is not before:
                 before, text = record.key, record.key.text()
             self._add(path, there, (text, record.solver))
@@ -73,7 +68,7 @@ class _Check:
 
     def _kernels(self, path: Path) -> None:
         there: set[tuple[str, str]] = set()
-        if not compressed.is_packed(path) and sqlite_file.is_wal(path):
+        if not compressed.is_packed(path) and database_file.is_wal(path):
             self._fault(
                 path, "kernel-db", "its journal is a write-ahead log: MIOpen opens it read-only"
             )
@@ -150,7 +145,7 @@ class _Check:
 
     def _winners(self, path: Path, records: Iterable[FindRecord]) -> None:
         """The kernels of each fastest solver are there."""
-        arch, num_cu = names.parse_name(path.name)
+        arch, num_cu = database_file.parse_name(path.name)
         winners = {
             record.key: min(record.items, key=lambda item: item.time_ms).solver
             for record in records

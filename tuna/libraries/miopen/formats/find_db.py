@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,6 +61,24 @@ def algorithm_name(family: str, direction: str) -> str:
     """MIOpen's name of an algorithm family (one of ALGORITHMS, whatever its case) in a direction
     (F, B, W)."""
     return _PREFIXES[direction] + ALGORITHMS[family.lower()]
+
+
+@lru_cache(maxsize=4096)
+def named_algorithm(solver: str, named: str, family: str, direction: str) -> tuple[str, str]:
+    """MIOpen's name of the algorithm, and why there is none."""
+    if not is_word(solver):
+        return "", "its solver's name holds characters that separate entries"
+    if direction not in ("F", "B", "W"):
+        return "", "its key names no direction"
+    if named:
+        prefixes = [algorithm_name("GEMM", direction).removesuffix("GEMM")]
+        prefixes += ["miopenTransposeBwdDataAlgo"] if direction == "B" else []
+        if is_word(named) and named.startswith(tuple(prefixes)):
+            return named, ""
+        return "", f"{named!r} is no algorithm for the direction {direction}"
+    if family.lower() not in ALGORITHMS:
+        return "", f"MIOpen has no algorithm {family!r}"
+    return algorithm_name(family, direction), ""
 
 
 def time_text(time_ms: float) -> str | None:

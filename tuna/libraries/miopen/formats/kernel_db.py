@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.errors import BadInput
-from tuna.libraries.miopen.formats import sqlite_file
-from tuna.libraries.miopen.kernel_objects import MAX_BYTES
+from tuna.libraries.miopen.formats import database_file
+from tuna.libraries.miopen.kernel_objects import MAX_BYTES, BadKernel, unpack
 from tuna.libraries.results import KernelOf
 
 TABLE = (
@@ -86,7 +86,7 @@ def write(path: Path, records: Iterable[KernelRecord]) -> int:
     A blob that bzip2 (level 9) does not shrink is stored as it is, with an uncompressed size of 0.
     """
     count = 0
-    with sqlite_file.create(path) as db:
+    with database_file.create(path) as db:
         db.execute(TABLE)
         for count, record in enumerate(records, 1):
             # MIOpen's own check of what it unpacks, not a protection.
@@ -129,27 +129,15 @@ def lookup(path: Path) -> Iterator[Callable[[str, str], KernelRecord]]:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[sqlite3.Connection]:
-    with sqlite_file.open_read_only(path) as db:
-        missing = set(_COLUMNS) - sqlite_file.columns(db, "kern_db")
-        if missing:
-            raise BadInput(f"{path} is no kernel db: it has no {', '.join(sorted(missing))}.")
+    with database_file.open_read_only(path) as db:
+        database_file.check_columns(path, db, "kern_db", set(_COLUMNS), "kernel db")
         yield db
 
 
 def _unpack(problem: str, blob: object, digest: str, size: object) -> bytes:
     if not isinstance(blob, bytes) or not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
         raise BadInput(f"{problem}: its columns do not have the right types or sizes.")
-    if size == 0:
-        code = blob
-    else:
-        # Stops at the announced size, so that a hostile file cannot fill the memory.
-        unpacker = bz2.BZ2Decompressor()
-        try:
-            code = unpacker.decompress(blob, size + 1)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{problem}: {error}.") from error
-        if len(code) != size:
-            raise BadInput(f"{problem}: it does not have the {size} bytes that it should.")
-    if hashlib.md5(code, usedforsecurity=False).hexdigest() != digest:
-        raise BadInput(f"{problem}: its MD5 differs.")
-    return code
+    try:
+        return unpack(blob, size, digest)
+    except BadKernel as error:
+        raise BadInput(f"{problem}: {error}.") from None

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from tuna.errors import BadInput
 from tuna.libraries import compressed
-from tuna.libraries.miopen.formats import sqlite_file
+from tuna.libraries.miopen.formats import database_file
 from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 
 _RESERVED = frozenset("=;:\r\n")
@@ -72,7 +72,7 @@ def write(path: Path, records: Iterable[PerfRecord]) -> int:
     The records of a key must follow each other. Ids count from 1 in the order given.
     """
     count = configs = 0
-    with sqlite_file.create(path) as db:
+    with database_file.create(path) as db:
         for statement in TABLES:
             db.execute(statement)
         before = None
@@ -91,20 +91,21 @@ def write(path: Path, records: Iterable[PerfRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[PerfRecord]:
-    """The records of a perf db, packed or not, in the order of their ids; raises BadInput if it is
-    none."""
-    with sqlite_file.open_read_only(path) as db:
-        _check(path, sqlite_file.columns(db, "config"), {"id", *PERF_FIELDS})
-        _check(path, sqlite_file.columns(db, "perf_db"), {"id", "solver", "config", "params"})
+    """The records of a perf db in SQLite or as text, packed or not, in their order there.
+
+    Raises BadInput if it is none, with the number of a line that is none.
+    """
+    if not database_file.is_sqlite(compressed.head(path)):
+        yield from _read_text(path)
+        return
+    with database_file.open_read_only(path) as db:
+        database_file.check_columns(path, db, "config", {"id", *PERF_FIELDS}, "perf db")
+        needed = {"id", "solver", "config", "params"}
+        database_file.check_columns(path, db, "perf_db", needed, "perf db")
         for *fields, solver, params in db.execute(_SELECT):
             if [type(value) for value in (*fields, solver, params)] != _TYPES:
                 raise BadInput(f"{path} is no perf db: the types of a row's columns are wrong.")
             yield PerfRecord(PerfKey(*fields), solver, params)
-
-
-def _check(path: Path, found: set[str], needed: set[str]) -> None:
-    if not needed <= found:
-        raise BadInput(f"{path} is no perf db: it has no {', '.join(sorted(needed - found))}.")
 
 
 def is_word(text: str) -> bool:
@@ -131,9 +132,7 @@ def write_text(stream: BinaryIO, records: Iterable[PerfRecord]) -> int:
     return count
 
 
-def read_text(path: Path) -> Iterator[PerfRecord]:
-    """The records of a perf db, packed or not; raises BadInput with the number of a line that is
-    none."""
+def _read_text(path: Path) -> Iterator[PerfRecord]:
     for number, line in compressed.lines(path, "perf db"):
         try:
             yield from parse_line(line)
@@ -152,3 +151,25 @@ def parse_line(line: str) -> list[PerfRecord]:
             raise BadInput("a line must be KEY=SOLVER:PARAMS")
         records.append(PerfRecord(key, solver, params))
     return records
+
+
+def is_key(text: bytes) -> bool:
+    """Whether the first key of a text database is one of a perf db: all its fields joined by x."""
+    return text.count(b"x") == len(PERF_FIELDS) - 1
+
+
+def key_order(key: str) -> str:
+    """Return a text that is equal for find-db keys with the same row, and else sorts like the key.
+
+    A row does not hold the size of "out", so that several keys can share one. The key is not parsed
+    to its end; a text that is none gives an arbitrary one.
+    """
+    words = key.split("-")
+    dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
+    if len(words) < 11 + 2 * dims:
+        return key
+    direction, _, options = words[-1].partition("_")
+    groups = options.partition("_")[0]
+    tail = f"{direction}_{groups}" if groups.startswith("g") else direction
+    # Neither the extents of "out" nor the layouts of weights and "out" are in a perf db.
+    return "-".join((*words[: dims + 3], *words[2 * dims + 3 : 2 * dims + 9], words[-2], tail))

@@ -1,26 +1,145 @@
-"""Parses and validates fin's output; every invalid answer becomes a failure with a cause."""
+"""Questions to fin and its answers: the jobs of its input file, with fin's names of fields,
+and its output, of which every invalid part becomes a failure with a cause."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuna.configs import Config
+from tuna.configs import BatchNormConfig, Config, ConvConfig, batch_norm
+from tuna.configs.conv import COMMANDS, FORW
+from tuna.errors import BadInput
 from tuna.libraries.base import Solver
 from tuna.libraries.context import ArtifactStore
-from tuna.libraries.miopen import kernel_objects, names, problem
+from tuna.libraries.miopen import kernel_objects, problem
 from tuna.libraries.miopen.fin import FinFailed, finite
-from tuna.libraries.miopen.request import result_key
 from tuna.libraries.results import is_time
 from tuna.vocabulary import Cause, canonical_name
 
+Job = dict[str, Any]
+
+#: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs
+#: (`wei_layout`).
+_CONV = (
+    *("spatial_dim", "batchsize", "in_channels", "in_h", "in_w", "in_d"),
+    *("out_channels", "fil_h", "fil_w", "fil_d"),
+    *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
+    *("dilation_h", "dilation_w", "dilation_d", "group_count", "mode", "pad_mode"),
+    *("trans_output_pad_h", "trans_output_pad_w", "trans_output_pad_d"),
+)
+_BATCH_NORM = (
+    *("batchsize", "in_channels", "in_d", "in_h", "in_w"),
+    *("mode", "run", "save", "alpha", "beta"),
+)
+EVAL_PREPARATION = ("alloc_buf", "fill_buf")
 #: fin's problem type -> Tuna's config kind.
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
 _SUCCESS = "Success"
 #: Limits of the database's columns: characters of algorithm and params; largest workspace in bytes.
 _MAX_ALGORITHM, _MAX_PARAMS, _MAX_BYTES = 64, 1 << 20, 2**63 - 1
 _MAX_SOLVER_NUMBER = 2**31 - 1
+
+
+def target_id(arch: str) -> str:
+    """The target ID for fin's compile and eval steps: the architecture with the features that
+    MITuna adds."""
+    if arch == "gfx900":
+        return "gfx900:xnack-"
+    return arch if arch.startswith("gfx1") else f"{arch}:sram-ecc+:xnack-"
+
+
+def config_fields(config: ConvConfig | BatchNormConfig) -> dict[str, Any]:
+    """A config in fin's format."""
+    if isinstance(config, ConvConfig):
+        return {
+            "cmd": COMMANDS[config.data_type],
+            **{name: getattr(config, name) for name in _CONV},
+            "direction": config.direction.value,
+            "in_layout": config.in_layout,
+            "wei_layout": config.fil_layout,
+            "out_layout": config.out_layout,
+        }
+    bits = FORW[config.direction]
+    return {
+        "cmd": batch_norm.COMMANDS[config.data_type],
+        **{name: getattr(config, name) for name in _BATCH_NORM},
+        "forw": bits & 3,
+        "back": bits >> 2,
+        "direction": config.direction.value,
+        "in_layout": config.layout,
+        "out_layout": config.layout,
+    }
+
+
+def applicability(
+    configs: Iterable[ConvConfig | BatchNormConfig], arch: str, num_cu: int
+) -> list[Job]:
+    """Jobs that ask which solvers can run each config; `config_tuna_id` is the index of the config,
+    from 0."""
+    return [
+        {
+            "steps": ["applicability"],
+            "arch": arch,
+            "num_cu": num_cu,
+            "config_tuna_id": number,
+            "config": config_fields(config),
+            "direction": FORW[config.direction],
+        }
+        for number, config in enumerate(configs)
+    ]
+
+
+def job(
+    step: str,
+    config: ConvConfig | BatchNormConfig,
+    arch: str,
+    num_cu: int,
+    solvers: Sequence[str],
+    compiled: Sequence[Mapping[str, Any]] = (),
+) -> Job:
+    """The job for a compile or an eval step of one config with these solvers.
+
+    `compiled` is the matching compile step's answer, which an eval step needs. Raises BadInput for
+    an unknown step.
+    """
+    found: Job = {
+        "steps": [step],
+        "arch": target_id(arch),
+        "num_cu": num_cu,
+        "config_tuna_id": 0,
+        "direction": FORW[config.direction],
+        "dynamic_only": False,
+        "config": config_fields(config),
+        "solvers": list(solvers),
+    }
+    if step.endswith("_eval"):
+        found["steps"] = [*EVAL_PREPARATION, step]
+        found[result_key(step.removesuffix("_eval") + "_compile")] = list(compiled)
+    elif not step.endswith("_compile"):
+        raise BadInput(f"fin has no step {step!r} for a config.")
+    return found
+
+
+def result_key(step: str) -> str:
+    """The field of fin's answer that holds a step's result."""
+    return f"{step}_result"
+
+
+def algorithm_family(solver: str) -> str:
+    """Direct, GEMM, Winograd, ImplicitGEMM or FFT, derived from the solver's name, because fin's
+    list lacks it.
+
+    Checked against the 104 solvers of MIOpen 3.3.
+    """
+    if solver == "fft":
+        return "FFT"
+    low = solver.lower()
+    if "implicitgemm" in low or "igemm" in low or "Ck" in solver:
+        return "ImplicitGEMM"
+    if low.startswith("gemm"):
+        return "GEMM"
+    return "Winograd" if "wino" in low else "Direct"
 
 
 class BadAnswer(Exception):
@@ -62,7 +181,7 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
             Solver(
                 name=canonical_name(str(row["name"])),
                 kinds=(_KINDS[row["type"]],),
-                algorithm=names.algorithm_family(str(row["name"]))
+                algorithm=algorithm_family(str(row["name"]))
                 if row["type"] == "convolution"
                 else "",
                 tunable=str(row["tunable"]) == "1",

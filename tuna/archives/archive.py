@@ -1,0 +1,369 @@
+"""An archive of a session: gzipped lines of JSON from a header to a hash, written from one
+consistent view of the database.
+
+Each line is `[name, value]`. The first is `["tuna-session", header]`, rows of tables follow in
+batches, each ended by `["batch", null]`, and the last is `["end", SHA-256 of all bytes before it]`.
+Nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NamedTuple, cast
+
+import sqlalchemy as sa
+from pydantic import Field, TypeAdapter, ValidationError
+
+from tuna.archives import tables
+from tuna.db import schema, sessions
+from tuna.db.batches import parts
+from tuna.db.engine import reading
+from tuna.db.models import (
+    FindDb,
+    Job,
+    NoSolver,
+    Search,
+    Session,
+    SolverApplicability,
+    WarmStartRow,
+)
+from tuna.errors import BadInput
+from tuna.files import atomic_file, bounded_lines
+from tuna.version import __version__
+
+_NAME, _VERSION = "tuna-session", 1
+BATCH, _END = "batch", "end"
+#: Largest artifact, since lines are read into memory and a few kilobytes can unpack to gigabytes.
+_MAX_ARTIFACT_BYTES = 64 << 20
+#: Longest line: the largest artifact in base64, and its row; any other line; and all lines.
+_MAX_LINE_BYTES = _MAX_ARTIFACT_BYTES // 3 * 4 + (1 << 20)
+_MAX_ROW_BYTES, _MAX_BYTES = 8 << 20, 64 << 30
+#: Beginning of an artifact's row, and its most values: JSON values take fifty times the memory of
+#: their text, a string takes no more than it.
+_KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
+#: Configs of a batch, which is in memory with all its rows.
+_CONFIGS = 50
+_OF_SOLVERS = (SolverApplicability, Job, FindDb)
+_OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
+
+
+@dataclass(frozen=True)
+class ArchiveHeader:
+    """First line of an archive."""
+
+    uuid: Annotated[str, Field(min_length=1, max_length=36)]  #: of the session
+    library: str
+    reason: str
+    tuna: str  #: version that wrote it
+    schema: str  #: revision of the database's schema
+    columns: Mapping[str, Sequence[str]]  #: by table, in the order of a row's values
+    ids: Mapping[str, Sequence[int]]  #: by table, the least and the largest id
+    jobs: int
+
+    def json(self) -> dict[str, Any]:
+        """The header as the file has it."""
+        return {"version": _VERSION, **vars(self)}
+
+
+_HEADER = TypeAdapter(ArchiveHeader)
+
+
+class ArchiveLine(NamedTuple):
+    """A line between header and end."""
+
+    name: str
+    value: Any
+    size_bytes: int
+
+
+class _Writer:
+    """Appends lines to an archive."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+
+    def line(self, name: str, value: Any) -> None:
+        """Append one line; raises BadInput for one that is too long to be restored."""
+        data = _line(name, value)
+        if not _is_bounded(data):
+            raise BadInput(
+                f"A row of table {name} has {len(data) >> 20} MiB, more than an archive takes."
+            )
+        self._hash.update(data)
+        self._stream.write(data)
+
+    def end(self) -> None:
+        """Append the hash."""
+        self._stream.write(_line(_END, self._hash.hexdigest()))
+
+
+@contextlib.contextmanager
+def _writer(path: Path, header: ArchiveHeader) -> Iterator[_Writer]:
+    """Write an archive, which appears when it is complete; equal rows give equal bytes."""
+    with (
+        atomic_file(path) as temporary,
+        open(temporary, "wb") as raw,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream,
+    ):
+        archive = _Writer(stream)
+        archive.line(_NAME, header.json())
+        yield archive
+        archive.end()
+
+
+def verify(path: Path) -> ArchiveHeader:
+    """Read an archive to its end, check its hash, and return its header; raises BadInput."""
+    header: ArchiveHeader | None = None
+    for name, value, _ in _checked(path):
+        if header is None:
+            header = _read_header(path, name, value)
+    if header is None:
+        raise BadInput(f"{path} is no archive of a session.")
+    return header
+
+
+def rows(path: Path) -> Iterator[ArchiveLine]:
+    """Yield the lines between header and end; raises BadInput as `verify` does."""
+    lines = _checked(path)
+    next(lines, None)
+    yield from lines
+
+
+def _is_bounded(data: bytes) -> bool:
+    """Whether a line takes little memory when it is read."""
+    if len(data) <= _MAX_ROW_BYTES:
+        return True
+    return (
+        data.startswith(_KERNEL)
+        and data.count(b",") <= _MAX_KERNEL_VALUES
+        and len(data) <= _MAX_LINE_BYTES
+    )
+
+
+def _checked(path: Path) -> Iterator[ArchiveLine]:
+    """Yield all lines but the last; raises BadInput unless that has their hash."""
+    found, read = hashlib.sha256(), 0
+    try:
+        with gzip.open(path, "rb") as stream:
+            for data in bounded_lines(cast(BinaryIO, stream), path, _MAX_LINE_BYTES, _MAX_BYTES):
+                if not _is_bounded(data):
+                    raise BadInput(f"{path} is damaged: a line has {len(data) >> 20} MiB.")
+                name, value = json.loads(data, parse_constant=_refuse)
+                if name == _END:
+                    if value != found.hexdigest() or stream.read(1):
+                        raise BadInput(
+                            f"{path} is damaged: its contents do not have the hash that it names."
+                        )
+                    return
+                if not read and name != _NAME:
+                    break
+                found.update(data)
+                read += 1
+                yield ArchiveLine(name, value, len(data))
+    except gzip.BadGzipFile as error:
+        if not read:
+            raise BadInput(f"{path} is no archive of a session.") from None
+        raise BadInput(f"{path} is damaged: {error}.") from None
+    except EOFError:
+        raise BadInput(
+            f"{path} is cut off: its end is missing.", hint="copy it again, or archive again"
+        ) from None
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        if not read:
+            raise BadInput(f"{path} is no archive of a session.") from None
+        raise BadInput(f"{path} is damaged: {str(error)[:100]}.") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    if read:
+        raise BadInput(
+            f"{path} is cut off: its end is missing.", hint="copy it again, or archive again"
+        )
+    raise BadInput(f"{path} is no archive of a session.")
+
+
+def _read_header(path: Path, name: str, value: Any) -> ArchiveHeader:
+    if name != _NAME or not isinstance(value, dict) or not isinstance(value.get("version"), int):
+        raise BadInput(f"{path} is no archive of a session.")
+    if value["version"] != _VERSION:
+        raise BadInput(
+            f"{path} has version {value['version']} of the format, and this version of Tuna reads"
+            f" {_VERSION}.",
+            hint=f"restore it with Tuna {value.get('tuna')}",
+        )
+    try:
+        return _HEADER.validate_python({key: one for key, one in value.items() if key != "version"})
+    except ValidationError:
+        raise BadInput(f"{path} is damaged: its header is not complete.") from None
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and infinity, which no database has."""
+    raise ValueError(f"{constant} is no number")
+
+
+def _line(name: str, value: Any) -> bytes:
+    return json.dumps([name, value], separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def archive(
+    engine: sa.Engine,
+    session_id: int,
+    path: Path,
+    on_jobs: Callable[[int, int], None] | None = None,
+) -> ArchiveHeader:
+    """Write a session with all that its results need; raises NotFound, BadInput, StorageFull.
+
+    `on_jobs` gets the number of written jobs, and of all.
+    """
+    with reading(engine) as connection:
+        if connection.dialect.name != "sqlite":  # whose transactions see one state anyway
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        header = _header(connection, session_id)
+        with _writer(path, header) as file, closing(_Seen()) as seen:
+            done = 0
+            for written in _write(connection, session_id, file, seen):
+                done += written
+                if on_jobs:
+                    on_jobs(done, header.jobs)
+    return header
+
+
+def _header(connection: sa.Connection, session_id: int) -> ArchiveHeader:
+    info = sessions.get(connection, session_id)
+    uuid = connection.execute(sa.select(Session.uuid).where(Session.id == session_id)).scalar_one()
+    ids: dict[str, list[int]] = {}
+    for name in tables.WITH_IDS:
+        table = tables.table(name)
+        of_session = (
+            table.select() if "session_id" in table.c else table.join(tables.table("job")).select()
+        )
+        owner = table.c.session_id if "session_id" in table.c else tables.table("job").c.session_id
+        bounds = of_session.with_only_columns(
+            sa.func.min(table.c.id), sa.func.max(table.c.id)
+        ).where(owner == session_id)
+        least, largest = connection.execute(bounds).one()
+        if least is not None:
+            ids[name] = [least, largest]
+    jobs = connection.execute(
+        sa.select(sa.func.count()).where(Job.session_id == session_id)
+    ).scalar_one()
+    return ArchiveHeader(
+        uuid=uuid,
+        library=info.environment.library,
+        reason=info.reason,
+        tuna=__version__,
+        schema=schema.HEAD,
+        columns=tables.columns(),
+        ids=ids,
+        jobs=jobs,
+    )
+
+
+def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _Seen) -> Iterator[int]:
+    """Write all rows; yields the number of jobs of each batch."""
+
+    def put(name: str, *where: Any, order: Sequence[str] = ()) -> list[Any]:
+        table = tables.table(name)
+        by = [table.c[one] for one in order] or list(table.primary_key.columns)
+        found = connection.execute(sa.select(table).where(*where).order_by(*by)).all()
+        for row in found:
+            file.line(name, tables.values(row))
+        return list(found)
+
+    def put_for(name: str, column: str, ids: Sequence[Any]) -> list[Any]:
+        return [
+            row for part in parts(ids) for row in put(name, tables.table(name).c[column].in_(part))
+        ]
+
+    def put_kernels(digests: Iterable[str | None]) -> None:
+        # one by one, because they are large
+        for digest in sorted({digest for digest in digests if digest}):
+            if seen.is_new(digest):
+                put("kernel", tables.table("kernel").c.digest == digest)
+
+    environment_id = connection.execute(
+        sa.select(Session.environment_id).where(Session.id == session_id)
+    ).scalar_one()
+    put("environment", tables.table("environment").c.id == environment_id)
+    put("device", tables.table("device").c.environment_id == environment_id)
+    put("session", Session.id == session_id)
+    used = [sa.select(one.solver_id).where(one.session_id == session_id) for one in _OF_SOLVERS]
+    put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
+    file.line(BATCH, None)
+    for ids in _configs(connection, session_id):
+        config, find_db = (tables.table(name) for name in ("config", "find_db"))
+        of_results = sa.select(find_db.c.id, find_db.c.workload).where(
+            find_db.c.session_id == session_id, find_db.c.config_id.in_(ids)
+        )
+        results = connection.execute(of_results).all()
+        code = tables.table("find_db_kernel")
+        result_ids = [row.id for row in results]
+        needed = [row.workload for row in results]
+        for part in parts(result_ids):
+            needed += connection.execute(
+                sa.select(code.c.kernel).where(code.c.find_db_id.in_(part))
+            ).scalars()
+        needed += connection.execute(sa.select(config.c.body).where(config.c.id.in_(ids))).scalars()
+        of_searches = (Search.session_id == session_id, Search.config_id.in_(ids))
+        learned = sa.select(WarmStartRow.digest).join(Search, Search.id == WarmStartRow.search_id)
+        needed += connection.execute(learned.where(*of_searches)).scalars()
+        put_kernels(needed)
+        put_for("config", "id", ids)
+        for name in (*tables.DETAILS, "config_tag"):
+            put_for(name, "config_id", ids)
+        pair = SolverApplicability
+        put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
+        put("no_solver", NoSolver.session_id == session_id, NoSolver.config_id.in_(ids))
+        search_ids = [row.id for row in put("search", *of_searches)]
+        jobs = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
+        job_ids = [row.id for row in jobs]
+        put_for("step_result", "job_id", job_ids)
+        put_for("trial", "job_id", job_ids)
+        put_for("warm_start", "search_id", search_ids)
+        put("find_db", find_db.c.session_id == session_id, find_db.c.config_id.in_(ids))
+        put_for("find_db_kernel", "find_db_id", result_ids)
+        file.line(BATCH, None)
+        yield len(jobs)
+
+
+def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:
+    """Yield ascending lists of a session's configs; each query reads a range of an index."""
+    last = 0
+    while True:
+        found: set[int] = set()
+        for of in _OF_CONFIGS:
+            query = (
+                sa.select(of.config_id)
+                .where(of.session_id == session_id, of.config_id > last)
+                .distinct()
+            )
+            found |= set(connection.execute(query.order_by(of.config_id).limit(_CONFIGS)).scalars())
+        if not found:
+            return
+        ids = sorted(found)[:_CONFIGS]
+        last = ids[-1]
+        yield ids
+
+
+class _Seen:
+    """Digests of the written artifacts, in a temporary file, because they may be very many."""
+
+    def __init__(self) -> None:
+        self._spool = sqlite3.connect("", isolation_level=None)
+        self._spool.execute("CREATE TABLE seen (digest TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._spool.execute("BEGIN")
+
+    def is_new(self, digest: str) -> bool:
+        return self._spool.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount > 0
+
+    def close(self) -> None:
+        self._spool.close()
