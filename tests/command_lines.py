@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import click
 
-from tuna.cli.golden import update_golden_command
 from tuna.cli.main import tuna
-from tuna.cli.mituna import export_db, go_fish, load_job
+from tuna.cli.mituna import databases, go_fish, layers
 
 PROGRAMS: dict[str, click.Command] = {
     "tuna": tuna,
     "go_fish": go_fish.go_fish,
-    "load_job": load_job.load_job,
-    "export_db": export_db.export_db,
-    "update_golden": update_golden_command,
+    "load_job": layers.load_job,
+    "export_db": databases.export_db,
+    "update_golden": databases.update_golden,
 }
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tuna.cli import console as printing
 from tuna.cli import show
-from tuna.cli import watch as view
+from tuna.cli import status as view
 from tuna.cli.console import ProgressView, table
 from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview

@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -10,10 +11,12 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import click
 from rich import box
@@ -26,6 +29,7 @@ from rich.text import Text
 
 from tuna.messages import counted, inert, one_line
 
+_Item = TypeVar("_Item")
 _LINE_EVERY_S = 10.0
 #: Seconds that the rate is taken over.
 _PACE_S = 300.0
@@ -53,8 +57,20 @@ class _Counts(Protocol):
 
 
 def print_json(document: Any) -> None:
-    """A document on stdout, for programs."""
-    click.echo(json.dumps(document, indent=1, sort_keys=False))
+    """A document on stdout, for programs: of JSON's types, dataclasses, models, times and paths."""
+    click.echo(json.dumps(document, indent=1, default=_as_json))
+
+
+def _as_json(value: Any) -> Any:
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    if dataclasses.is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    return value.model_dump(mode="json")  # pydantic's, which takes long to import
 
 
 def say(text: str = "", *, err: bool = False, wrap: bool = True) -> None:
@@ -180,22 +196,47 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
 
 
-def fitting(
-    titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Sequence[int], width: int
-) -> list[int]:
-    """The columns that fit into `width`: those with the highest number in `optional` are left out
-    until the others do."""
-    widths = [
-        max(len(text) for text in (*title.split("\n"), *(row[place] for row in cells)))
-        for place, title in enumerate(titles)
-    ]
-    kept = list(range(len(titles)))
-    while sum(widths[place] + GAP for place in kept) > width:
-        least = max(kept, key=lambda place: optional[place])
-        if not optional[least]:
+@dataclass(frozen=True)
+class Column(Generic[_Item]):
+    """A column of a table that may be left out where there is no room."""
+
+    title: str
+    cell: Callable[[_Item], str]
+    optional: int = 0  #: the highest number is left out first; 0: never
+    right: bool = False
+    most: int = _UNLIMITED  #: characters that it needs at most, since its cells are wrapped
+
+
+def fitted(
+    columns: Sequence[Column[_Item]],
+    items: Sequence[_Item],
+    width: int,
+    more: Sequence[Sequence[str]] = (),
+) -> tuple[list[str], list[tuple[str, ...]], list[int]]:
+    """The titles and rows of the columns that fit into `width`, and the places of those of numbers.
+
+    Cells of a column that does not fit are not made: some take loading a library. `more`: further
+    rows, as cells of the first columns.
+    """
+    filled: dict[int, list[str]] = {}
+    left = width
+    for place in sorted(range(len(columns)), key=lambda place: columns[place].optional):
+        column = columns[place]
+        cells = [
+            *map(column.cell, items),
+            *(row[place] if place < len(row) else "" for row in more),
+        ]
+        longest = max(map(len, [*column.title.split("\n"), *cells]))
+        left -= min(longest, max(column.most, len(column.title))) + GAP
+        if left < 0 and column.optional:
             break
-        kept.remove(least)
-    return kept
+        filled[place] = cells
+    kept = sorted(filled)
+    return (
+        [columns[place].title for place in kept],
+        list(zip(*(filled[place] for place in kept), strict=True)),
+        [position for position, place in enumerate(kept) if columns[place].right],
+    )
 
 
 class ProgressView:

@@ -1,10 +1,9 @@
-"""`tuna golden`, and the seeds' `update_golden.py`: numbered releases of results."""
+"""`tuna golden`: numbered releases of results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
-from tuna.cli.mituna import common
 from tuna.errors import NotFound
 from tuna.messages import choices
 
@@ -32,7 +30,7 @@ class _Kind(click.ParamType[str]):
         return value
 
 
-_KINDS = _Kind()
+KINDS = _Kind()
 _NUMBER = options.GOLDEN
 _version = click.argument("version", type=_NUMBER)
 _library = click.option(
@@ -81,7 +79,7 @@ def golden() -> None:
     is_flag=True,
     help="Write into a version that exists, if it is still a draft.",
 )
-@click.option("--kind", type=_KINDS, help="Only the session's results for layers of this kind.")
+@click.option("--kind", type=KINDS, help="Only the session's results for layers of this kind.")
 @click.option(
     "--allow-imported", is_flag=True, help="Accept results that were imported and not measured."
 )
@@ -97,7 +95,7 @@ def build(
     """Build a version from a base version, a session, or both; where both have a result the
     session's counts."""
     engine = api.open_database()
-    _tell(
+    print_build(
         api.golden.build(
             engine,
             version=version,
@@ -109,7 +107,8 @@ def build(
     )
 
 
-def _tell(report: api.golden.BuildReport) -> None:
+def print_build(report: api.golden.BuildReport) -> None:
+    """Print what a build made, and what to type next."""
     say(str(report))
     say(
         f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`",
@@ -252,62 +251,8 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
     with api.reading(api.open_database()) as connection:
         found = api.golden.explain(connection, version, key, solver, library)
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json(found)
         return
     for one in found:
         for line in one.lines():
             say(line)
-
-
-@dataclass(frozen=True)
-class _GoldenBuild:
-    """The parts that a version is built from."""
-
-    version: int = options.option(
-        "--golden_v", type=_NUMBER, required=True, help="Golden version to create."
-    )
-    base_version: int | None = options.option(
-        "--base_golden_v", type=_NUMBER, help="Golden version to start from."
-    )
-    overwrite: bool = options.option(
-        "-o",
-        "--overwrite",
-        is_flag=True,
-        help="Write into a version that exists, if it is still a draft.",
-    )
-    kind: str | None = options.option(
-        "-C",
-        "--config_type",
-        type=_KINDS,
-        help="Only the session's results for layers of this kind.",
-    )
-    allow_imported: bool = options.option(
-        "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
-    )
-    allow_noisy: bool = options.option(
-        "--allow_noisy",
-        is_flag=True,
-        help="Accept results that were measured on a device that was not quiet.",
-    )
-
-
-@click.command(context_settings=common.CONTEXT)
-@common.session_id
-@options.collected(_GoldenBuild)
-@common.debug
-@click.pass_context
-def update_golden_command(
-    ctx: click.Context,
-    session_id: int | None,
-    wanted: _GoldenBuild,
-) -> int:
-    """Build a golden version from a session, an earlier version, or both."""
-    library = ctx.obj if isinstance(ctx.obj, str) else None
-    report = api.golden.build(
-        api.open_database(), session_id=session_id, library=library, **asdict(wanted)
-    )
-    _tell(report)
-    return 0
-
-
-update_golden = common.program(update_golden_command, "update_golden.py")

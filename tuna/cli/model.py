@@ -14,6 +14,7 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.show import failed
 from tuna.errors import BadInput
 from tuna.messages import counted, size
 
@@ -124,30 +125,22 @@ class _Kernels:
     """The kernels that a model is built with, and what it is compared with."""
 
     winograd: bool = options.option(
+        "Whether kernels may use Winograd, or direct sums only.",
         "--winograd/--no-winograd",
         default=True,
-        help="Whether kernels may use Winograd, or direct sums only.",
     )
     compare: bool = options.option(
+        "Whether the fastest few kernels are timed in the model.",
         "--compare/--no-compare",
         default=True,
-        help="Whether the fastest few kernels are timed in the model.",
     )
     rivals: bool = options.option(
-        "--rivals/--no-rivals",
-        default=True,
-        help="Whether onnxruntime and PyTorch are timed beside it.",
+        "Whether onnxruntime and PyTorch are timed beside it.", "--rivals/--no-rivals", default=True
     )
     untuned: bool = options.option(
-        "--untuned",
-        is_flag=True,
-        help="Also time what TVM makes of the model without tuning; takes long.",
+        "Also time what TVM makes of the model without tuning; takes long."
     )
-    recorded: Path | None = options.option(
-        "--input",
-        type=click.Path(path_type=Path),
-        help="A .npz file with the inputs to run it on.",
-    )
+    recorded: Path | None = options.option("A .npz file with the inputs to run it on.", "--input")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `api.build_model` and `api.check_model`."""
@@ -196,16 +189,11 @@ class _Tuning(_Kernels):
     """Limits of tuning a model, and the kernels it is built with."""
 
     candidates: int = options.option(
-        "--candidates",
-        type=options.COUNT,
-        default=4,
-        show_default=True,
-        help="Candidates for each task and solver.",
+        "Candidates for each task and solver.", type=options.COUNT, default=4
     )
     minutes: float | None = options.option(
-        "--minutes",
+        "All tasks end by then, the heaviest first; default: until done.",
         type=click.FloatRange(min=0, min_open=True),
-        help="All tasks end by then, the heaviest first; default: until done.",
     )
 
 
@@ -281,12 +269,7 @@ def tune(
             f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
             f" {shlex.quote(stored.name)}.so`"
         )
-    if tuned.errored:
-        say(
-            f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id"
-            f" {tuned.session_id}`",
-            err=True,
-        )
+    failed(tuned.errored, tuned.session_id)
     return 1 if tuned.errored else 0
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -102,13 +102,21 @@ def boards(command: _Command) -> _Command:
     return tracker(key(command))
 
 
-def option(*names: str, **attributes: Any) -> Any:
-    """A field of a dataclass that `collected` makes an option of the command line."""
-    return field(metadata={"option": (names, attributes)})
+def option(text: str = "", *names: str, **attributes: Any) -> Any:
+    """A field of a dataclass that `collected` makes an option of the command line; `text` is its help.
+
+    `names`: short ones beside the field's name, or with a long one all of them.
+    """
+    return field(metadata={"option": (names, {"help": text, **attributes})})
 
 
-def collected(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option for each field of the dataclass `cls`, which the command gets as `wanted`."""
+def collected(cls: type, spelling: str = "-") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for each field of the dataclass `cls`, which the command gets as `wanted`.
+
+    The name, and the type of flags, paths and lists, are the field's. `spelling`: the mark between
+    the words of an option.
+    """
+    types = get_type_hints(cls)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -118,10 +126,23 @@ def collected(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         for one in reversed(fields(cls)):
             names, attributes = one.metadata["option"]
+            if not any(name.startswith("--") for name in names):
+                names = (*names, f"--{one.name.replace('_', spelling)}")
+            attributes = {**_of_type(types[one.name]), **attributes}
+            attributes.setdefault("show_default", "default" in attributes)
             wrapped = click.option(*names, one.name, **attributes)(wrapped)
         return wrapped
 
     return decorate
+
+
+def _of_type(kind: Any) -> dict[str, Any]:
+    """The attributes of an option that its type says."""
+    if kind is bool:
+        return {"is_flag": True, "show_default": False}
+    if get_origin(kind) is tuple:
+        return {"multiple": True}
+    return {"type": click.Path(path_type=Path)} if Path in (kind, *get_args(kind)) else {}
 
 
 def session_options(command: Callable[..., Any], spelling: str = "-") -> Callable[..., Any]:

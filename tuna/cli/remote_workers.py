@@ -1,10 +1,9 @@
-"""Commands about workers: gateway, token, workers."""
+"""Commands about workers of other machines: gateway, token, workers, rpc-client."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -101,7 +100,7 @@ def workers(context: click.Context, as_json: bool) -> None:
         return
     found = api.list_workers()
     if as_json:
-        print_json([asdict(worker) for worker in found])
+        print_json(found)
         return
     rows = [
         (
@@ -173,3 +172,36 @@ def join_line(given: str | None) -> str | None:
                 hint="make one where the database is: `tuna token create --role ROLE`",
             ) from None
     return line
+
+
+@click.command()
+@click.option(
+    "--server", required=True, metavar="HOST:PORT", help="The master that `tuna tune-rpc` started."
+)
+@click.option("--target", required=True, help="The master's target, as text or JSON.")
+@click.option(
+    "--device", metavar="KEY", help="Measure on a board with this key; default: on this machine."
+)
+@click.option(
+    "--runner-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of the board's TVM tracker on this machine.",
+)
+@click.option(
+    "--token",
+    "line",
+    metavar="URL#TOKENS",
+    help="What the master's `tuna token create --role client` printed, or a file of it.",
+)
+def rpc_client(
+    server: str, target: str, device: str | None, runner_port: int | None, line: str | None
+) -> int:
+    """Join a master and work for it until Ctrl-C: compile, and measure here or on a board.
+
+    The token is that of --token or TUNA_JOIN; a client of the master's own user on its machine
+    needs none.
+    """
+    return api.rpc_client(
+        server, target, device, runner_port, join_line(line), say=lambda text: say(f"INFO {text}")
+    )

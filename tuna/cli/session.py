@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -66,7 +66,7 @@ def list_sessions(as_json: bool) -> None:
     """List sessions with their state, counts, and what they take."""
     found = api.list_sessions()
     if as_json:
-        print_json([_document(one) for one in found])
+        print_json(found)
         return
     rows = [
         (
@@ -86,8 +86,12 @@ def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
     (one,) = api.list_sessions(session_id)
     if as_json:
-        more = {"warm_starts": _warm_document(api.warm_starts(session_id))}
-        print_json(_document(one) | more | {"outlook": show_outlook(api.outlook(session_id))})
+        learned = [
+            start._asdict() | {"siblings": [sibling._asdict() for sibling in start.siblings]}
+            for start in api.warm_starts(session_id)
+        ]
+        more = {"warm_starts": learned, "outlook": show_outlook(api.outlook(session_id))}
+        print_json(vars(one) | more)
         return
     outlook = api.outlook(session_id)
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
@@ -218,18 +222,6 @@ def _warm_lines(found: Sequence[api.WarmStart]) -> list[str]:
         lines.append(f"{start.layer}, {start.solver}: {named}{more}")
     hidden = len(found) - _SHOWN
     return lines + ([f"{hidden} more: --json has them all"] if hidden > 0 else [])
-
-
-def _warm_document(found: Sequence[api.WarmStart]) -> list[dict[str, object]]:
-    return [
-        one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]}
-        for one in found
-    ]
-
-
-def _document(one: api.SessionSize) -> dict[str, object]:
-    document = {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
-    return document | {"options": one.options.model_dump(mode="json")}
 
 
 @session.command("set")

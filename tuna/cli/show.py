@@ -167,7 +167,7 @@ def solvers(found: Iterable[api.StoredSolver]) -> None:
 def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
     """Print the conditions of measurement that sessions of a library may choose."""
     if as_json:
-        print_json([asdict(condition) for condition in offered])
+        print_json(offered)
         return
     rows = [
         (condition.name, ", ".join(condition.values), condition.meaning) for condition in offered
@@ -233,6 +233,13 @@ def loaded(found: api.LoadedJobs) -> None:
         )
 
 
+def failed(jobs: int, session_id: int) -> None:
+    """Say that jobs failed, if any did, and where the reasons are."""
+    if jobs:
+        why = f"see why: `tuna status --session-id {session_id}`"
+        say(f"{counted(jobs, 'job')} failed; {why}", err=True)
+
+
 def findings(found: Sequence[api.Finding]) -> None:
     """Print the findings of `tuna doctor`."""
     rows = [
@@ -281,11 +288,8 @@ def option_texts(chosen: api.SessionOptions, outlook: api.Outlook | None) -> dic
 
 
 def outlook(one: api.Outlook | None) -> dict[str, Any]:
-    """Return the outlook of a session as JSON has it."""
-    if one is None:
-        return {}
-    deadline = one.deadline.isoformat() if one.deadline else None
-    return {**asdict(one), "deadline": deadline, "can_be_kept": one.can_be_kept}
+    """Return the outlook of a session for JSON."""
+    return {} if one is None else asdict(one) | {"can_be_kept": one.can_be_kept}
 
 
 def _marked(session: api.Overview) -> str:

@@ -25,35 +25,26 @@ class _Scenario:
     """Sessions or a scenario, and policies."""
 
     session_ids: tuple[int, ...] = options.option(
-        "--session-id", type=options.ID, multiple=True, help="A recorded session; may be repeated."
+        "A recorded session; may be repeated.", "--session-id", type=options.ID
     )
     workers: int | None = options.option(
-        "--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions."
+        "Processes for the CPU steps of recorded sessions.", type=_PROCESSES
     )
     devices: int | None = options.option(
-        "--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions."
+        "Devices of each environment of recorded sessions.", type=_PROCESSES
     )
     policies: tuple[str, ...] = options.option(
+        f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
         "--policy",
         type=click.Choice([*POLICIES, "all"]),
-        multiple=True,
         default=("fair",),
-        show_default=True,
         metavar="NAME",
-        help=f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
     )
     seed: int = options.option(
-        "--seed",
-        type=click.IntRange(0, 2**31 - 1),
-        default=0,
-        show_default=True,
-        help="Of all random numbers.",
+        "Of all random numbers.", type=click.IntRange(0, 2**31 - 1), default=0
     )
     output: Path | None = options.option(
-        "-o",
-        "--output",
-        type=options.OUTPUT_FILE,
-        help="Write the scenario as JSON, to change and simulate it.",
+        "Write the scenario as JSON, to change and simulate it.", "-o", type=options.OUTPUT_FILE
     )
 
 
@@ -81,7 +72,7 @@ def simulate(
     names = list(POLICIES) if "all" in wanted.policies else list(dict.fromkeys(wanted.policies))
     found = [api.simulate(scenario, name, wanted.seed) for name in names]
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json(found)
     else:
         _show(found)
 

@@ -121,35 +121,28 @@ class _WorkerOptions:
     """Numbers of workers, their devices and boards."""
 
     processes: int = options.option(
+        "Worker processes; with --tvm-tracker one for each board.",
         "-c",
-        "--processes",
         type=options.COUNT,
         default=1,
-        show_default=True,
-        help="Worker processes; with --tvm-tracker one for each board.",
     )
     devices: str | None = options.option(
-        "--devices",
-        help="all, or numbers such as 0,2: one eval worker for each, with its own cores.",
+        "all, or numbers such as 0,2: one eval worker for each, with its own cores."
     )
     session_id: int | None = options.option(
-        "--session-id", type=options.ID, help="Work only for this session; needs the database."
+        "Work only for this session; needs the database.", type=options.ID
     )
-    once: bool = options.option(
-        "--once", is_flag=True, help="Leave when the queues are empty and no job is to come."
-    )
+    once: bool = options.option("Leave when the queues are empty and no job is to come.")
     target: str | None = options.option(
-        "--target", help="The boards' target, where the session has another than their own."
+        "The boards' target, where the session has another than their own."
     )
     reset: str | None = options.option(
-        "--reset",
-        metavar="COMMAND",
-        help="What may bring a lost board back; tried once a minute at most.",
+        "What may bring a lost board back; tried once a minute at most.", metavar="COMMAND"
     )
     line: str | None = options.option(
+        "Join with this token, or that of a file; default: TUNA_JOIN.",
         "--join",
         metavar="URL#TOKEN",
-        help="Join with this token, or that of a file; default: TUNA_JOIN.",
     )
 
 
@@ -200,23 +193,17 @@ class _Repeated:
     """The job or candidate that is repeated."""
 
     trial: int | None = options.option(
-        "--trial",
-        type=options.ID,
-        help="Only this candidate, built from its params; it takes nothing else.",
+        "Only this candidate, built from its params; it takes nothing else.", type=options.ID
     )
-    library: str | None = options.option("--library")
-    solver: str | None = options.option("--solver")
-    last: str | None = options.option("--step", help="The steps up to this one are run.")
-    seed: int = options.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+    library: str | None = options.option()
+    solver: str | None = options.option()
+    last: str | None = options.option("The steps up to this one are run.", "--step")
+    seed: int = options.option(type=click.IntRange(0, 2**63 - 1), default=0, show_default=False)
     index: int | None = options.option(
-        "--index",
-        type=click.IntRange(min=0, max=2**31 - 1),
-        help="Only this candidate; default: all.",
+        "Only this candidate; default: all.", type=click.IntRange(min=0, max=2**31 - 1)
     )
-    pairs: tuple[str, ...] = options.option("--option", multiple=True, metavar="NAME=VALUE")
-    target: str | None = options.option(
-        "--target", help="The session's target; default: this machine's."
-    )
+    pairs: tuple[str, ...] = options.option("", "--option", metavar="NAME=VALUE")
+    target: str | None = options.option("The session's target; default: this machine's.")
 
 
 @click.command()
@@ -261,7 +248,7 @@ def reproduce(
 def _show(results: Sequence[api.StepResult], driver: str, as_json: bool) -> int:
     final = results[-1]
     if as_json:
-        print_json([result.model_dump(mode="json") for result in results])
+        print_json(results)
     else:
         _print_trials(final, driver)
     return 0 if final.ok else 1

@@ -12,8 +12,7 @@ import click
 from tuna import api
 from tuna.cli import options, show, work
 from tuna.cli.console import say
-from tuna.cli.golden import update_golden_command
-from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
+from tuna.cli.mituna import common, databases, layers, yaml_steps
 from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.vocabulary import Resource
@@ -21,12 +20,12 @@ from tuna.vocabulary import Resource
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.
 SUBCOMMANDS: dict[str, click.Command] = {
-    "import_configs": import_configs.import_configs,
-    "load_job": load_job.load_job,
-    "export_db": export_db.export_db,
-    "import_db": files.import_db,
-    "merge_db": files.merge_db,
-    "update_golden": update_golden_command,
+    "import_configs": layers.import_configs,
+    "load_job": layers.load_job,
+    "export_db": databases.export_db,
+    "import_db": databases.import_db,
+    "merge_db": databases.merge_db,
+    "update_golden": databases.update_golden,
 }
 
 
@@ -158,7 +157,7 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
 
 
 def _add_networks(_: str, given: dict[str, Any]) -> None:
-    import_configs.add_networks(
+    layers.add_networks(
         given["add_model"], given["md_version"], given["add_framework"], given["fw_version"]
     )
 
