@@ -247,4 +247,4 @@ def test_what_is_taken_is_stored_letter_for_letter(
 def test_only_what_ends_by_itself_is_tried() -> None:
     from tuna.cli import work
 
-    assert "start_worker" in inspect.getsource(work.worker.callback)
+    assert "serve_workers" in inspect.getsource(work.worker.callback)

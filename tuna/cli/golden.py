@@ -123,21 +123,18 @@ def list_versions(library: str | None, as_json: bool) -> None:
     """List the versions; the current one is marked."""
     with api.reading(api.open_database()) as connection:
         found = api.golden.versions(connection, library)
-    names = sorted({one.library for one in found})
-    now = {
-        one.id
-        for name in names
-        if (one := api.golden.current(v for v in found if v.library == name)) is not None
-    }
+    now = set()
+    for name in {one.library for one in found}:
+        now.add(api.golden.current(one for one in found if one.library == name))
     if not found and library is not None:
         raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
     if as_json:
-        print_json([_document(one, one.id in now) for one in found])
+        print_json([_document(one, one in now) for one in found])
     elif not found:
         say("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
         columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
-        print_table("", columns, [_row(one, one.id in now) for one in found], right=(1, 4, 5))
+        print_table("", columns, [_row(one, one in now) for one in found], right=(1, 4, 5))
 
 
 def _document(one: api.golden.Version, current: bool) -> dict[str, Any]:

@@ -58,23 +58,17 @@ def list_models(as_json: bool) -> None:
     if as_json:
         print_json([{"name": entry.name, "version": entry.version} for entry in found])
         return
-    rows = []
-    for entry in found:
-        tasks = entry.manifest.tasks
-        shapes = " ".join(
-            f"{value.name}:{'x'.join(map(str, value.shape))}" for value in entry.manifest.inputs
+    rows = [
+        (
+            *(entry.name, entry.version[:12]),
+            " ".join(
+                f"{one.name}:{'x'.join(map(str, one.shape))}" for one in entry.manifest.inputs
+            ),
+            *(len(entry.manifest.tasks), sum(task.count for task in entry.manifest.tasks)),
+            size(entry.manifest.size_bytes),
         )
-        calls = sum(task.count for task in tasks)
-        rows.append(
-            (
-                entry.name,
-                entry.version[:12],
-                shapes,
-                len(tasks),
-                calls,
-                size(entry.manifest.size_bytes),
-            )
-        )
+        for entry in found
+    ]
     print_table("", ("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
 
 
@@ -193,7 +187,7 @@ class _Tuning(_Kernels):
     )
     minutes: float | None = options.option(
         "All tasks end by then, the heaviest first; default: until done.",
-        type=click.FloatRange(min=0, min_open=True),
+        type=options.POSITIVE,
     )
 
 
@@ -244,7 +238,7 @@ def tune(
             f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
             f" {tuned.known} of them have a result;"
             f" {counted(tuned.wanted, 'job is', 'jobs are')} missing; kernels for"
-            f" {_of_all_cores()} (--cores)"
+            f" {api.of_all()} (--cores)"
         )
 
     with ProgressView("tuning") as view:
@@ -323,36 +317,19 @@ def show_built(built: api.BuiltModel) -> None:
     if built.remark:
         say(built.remark)
     say(
-        f"{built.path}: built for {_of_all_cores(built.cores)}; largest error over largest value"
+        f"{built.path}: built for {api.of_all(built.cores)}; largest error over largest value"
         f" {errors}"
     )
 
 
-def _of_all_cores(number: int | None = None) -> str:
-    return api.of_all(number)
-
-
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:
-    plain = {
-        "model": built.model.name,
-        "version": built.model.version,
-        "path": str(built.path),
-        "tasks": {str(kind): count for kind, count in built.tasks.items()},
-        "shares": {str(kind): share for kind, share in built.shares.items()},
-        "cores": built.cores,
-        "threads": built.threads,
-    }
-    timed = (
-        "times_ms",
-        "wall_ms",
-        "absent",
-        "runtime_share",
-        "functions_ms",
-        "tuned_ms",
-        "lookup_s",
+    names = (
+        *("path", "tasks", "shares", "cores", "threads", "times_ms", "wall_ms", "absent"),
+        *("runtime_share", "functions_ms", "tuned_ms", "lookup_s", "errors", "remark", "refused"),
+        *("compared", "made_at", "cached"),
     )
-    names = (*timed, "errors", "remark", "refused", "compared", "made_at", "cached")
-    return plain | {name: getattr(built, name) for name in names}
+    facts = {name: getattr(built, name) for name in names}
+    return {"model": built.model.name, "version": built.model.version, **facts}
 
 
 def _batches(text: str | None) -> list[int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -58,6 +58,7 @@ class _Output(click.Path):
 ID = _Id()
 #: A number that the database can hold.
 COUNT = click.IntRange(min=1, max=2**31 - 1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 #: Number of a golden version.
 GOLDEN = click.IntRange(min=0, max=2**31 - 1)
 OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = (
@@ -103,15 +104,17 @@ def boards(command: _Command) -> _Command:
 
 
 def option(text: str = "", *names: str, **attributes: Any) -> Any:
-    """A field of a dataclass that `collected` makes an option of the command line; `text` is its help.
+    """A field of a dataclass that `collected` makes an option of the command line, with this help.
 
     `names`: short ones beside the field's name, or with a long one all of them.
     """
     return field(metadata={"option": (names, {"help": text, **attributes})})
 
 
-def collected(cls: type, spelling: str = "-") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option for each field of the dataclass `cls`, which the command gets as `wanted`.
+def collected(
+    cls: type, spelling: str = "-", into: str = "wanted"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for each field of the dataclass `cls`, which the command gets as parameter `into`.
 
     The name, and the type of flags, paths and lists, are the field's. `spelling`: the mark between
     the words of an option.
@@ -121,15 +124,15 @@ def collected(cls: type, spelling: str = "-") -> Callable[[Callable[..., Any]], 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def wrapped(*args: Any, **rest: Any) -> Any:
-            wanted = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
-            return command(*args, wanted=wanted, **rest)
+            rest[into] = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
+            return command(*args, **rest)
 
         for one in reversed(fields(cls)):
             names, attributes = one.metadata["option"]
             if not any(name.startswith("--") for name in names):
                 names = (*names, f"--{one.name.replace('_', spelling)}")
             attributes = {**_of_type(types[one.name]), **attributes}
-            attributes.setdefault("show_default", "default" in attributes)
+            attributes.setdefault("show_default", attributes.get("default") is not None)
             wrapped = click.option(*names, one.name, **attributes)(wrapped)
         return wrapped
 
@@ -191,61 +194,36 @@ def job_options(
     return options | {name: value for name, value in given.items() if value is not None}
 
 
-_SEARCH = (
-    click.option(
-        "--candidates",
-        "--trials",
-        "candidates",
-        type=COUNT,
-        help="Candidates for each layer and solver.",
-    ),
-    click.option(
-        "--search",
-        type=click.Choice(["search", "random"]),
-        help="How those of a large space are chosen.",
-    ),
-    click.option(
-        "--warm-start/--no-warm-start",
-        default=None,
-        help="Whether a search learns from earlier ones.",
-    ),
-    click.option(
-        "--effort",
-        type=click.Choice(["quick", "full"]),
-        help="How far a search goes, if no limit is set.",
-    ),
-    click.option(
-        "--minutes",
-        type=click.FloatRange(min=0, min_open=True),
-        help="A search ends by then, but for its first round; default: --effort.",
-    ),
-    click.option(
-        "--target-ms",
-        type=click.FloatRange(min=0, min_open=True),
-        help="This time of a layer is enough.",
-    ),
-)
+@dataclass(frozen=True)
+class JobChoices:
+    """Options of jobs."""
+
+    candidates: int | None = option(
+        "Candidates for each layer and solver.", "--candidates", "--trials", type=COUNT
+    )
+    search: str | None = option(
+        "How those of a large space are chosen.", type=click.Choice(["search", "random"])
+    )
+    warm_start: bool | None = option(
+        "Whether a search learns from earlier ones.", "--warm-start/--no-warm-start", default=None
+    )
+    effort: str | None = option(
+        "How far a search goes, if no limit is set.", type=click.Choice(["quick", "full"])
+    )
+    minutes: float | None = option(
+        "A search ends by then, but for its first round; default: --effort.", type=POSITIVE
+    )
+    target_ms: float | None = option("This time of a layer is enough.", type=POSITIVE)
+    pairs: tuple[str, ...] = option("An option of the library's.", "--option", metavar="NAME=VALUE")
+
+    def given(self) -> dict[str, int | float | str]:
+        """Those that were typed, by name."""
+        typed = asdict(self)
+        return job_options(typed.pop("pairs"), **typed)
 
 
-def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of jobs: `asked` has those that were typed, with those of `--option`."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:
-        mine = {
-            name: rest.pop(name)
-            for name in ("candidates", "search", "warm_start", "effort", "minutes", "target_ms")
-        }
-        return command(*args, asked=job_options(pairs, **mine), **rest)
-
-    for option in reversed((*_SEARCH, _pairs)):
-        wrapped = option(wrapped)
-    return wrapped
-
-
-_pairs = click.option(
-    "--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's."
-)
+#: `JobChoices`, which the command gets as `asked`.
+job_choices = collected(JobChoices, into="asked")
 
 
 def _named(pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -28,31 +27,6 @@ _ORIGINS = {
     "device": "in other environments",
 }
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
-
-
-@dataclass
-class _Counts:
-    """Jobs that are done, for the progress."""
-
-    verb: str
-    finished: int = 0
-    wanted: int = 0
-    states: dict[str, int] = field(default_factory=dict)
-    rounds: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def done(self) -> int:
-        """Jobs that the rate counts."""
-        return self.finished
-
-    @property
-    def left(self) -> int:
-        """Jobs that are to be done."""
-        return self.wanted - self.finished
-
-    def of(self, finished: int, wanted: int) -> _Counts:
-        """The same with new numbers."""
-        return _Counts(self.verb, finished, wanted, {self.verb: finished})
 
 
 @click.group()
@@ -128,11 +102,8 @@ def archive(session_id: int, file: Path) -> None:
     With it go its layers and their tags, jobs, attempts, trials, results, and the artifacts of the
     winners. Artifacts of jobs that have not ended, golden versions, and models stay here.
     """
-    counts = _Counts("archived")
     with ProgressView("archive") as view:
-        header = api.archive_session(
-            session_id, file, lambda *numbers: view.update(counts.of(*numbers))
-        )
+        header = api.archive_session(session_id, file, view.count("archived"))
     took = size(file.stat().st_size)
     say(
         f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}:"
@@ -151,9 +122,8 @@ def restore(file: Path, reason: str | None) -> None:
 
     Its artifacts are code that will be exported: restore only what you trust.
     """
-    counts = _Counts("restored")
     with ProgressView("restore") as view:
-        found = api.restore_session(file, reason, lambda *numbers: view.update(counts.of(*numbers)))
+        found = api.restore_session(file, reason, view.count("restored"))
     new = (
         f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken"
         if found.new_ids
@@ -187,11 +157,8 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
         click.confirm(f"Delete {what} with {has}?", abort=True)
     if cancels:
         api.cancel(session_id)
-    counts = _Counts("deleted")
     with ProgressView("delete") as view:
-        done, left = api.delete_session(
-            session_id, lambda *numbers: view.update(counts.of(*numbers))
-        )
+        done, left = api.delete_session(session_id, view.count("deleted"))
     kernels = counted(done.kernels, "artifact")
     say(
         f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}"

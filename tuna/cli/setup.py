@@ -163,7 +163,7 @@ def load_jobs(
     solvers: str | None,
     recurrent: bool,
     reason: str,
-    asked: Mapping[str, int | float | str],
+    asked: options.JobChoices,
 ) -> None:
     """Make the jobs of a session: one for each layer and applicable solver that has none yet."""
     show.loaded(
@@ -174,7 +174,7 @@ def load_jobs(
             reason=reason,
             solvers=options.split(solvers),
             only=api.Only(recurrent=recurrent),
-            options=asked,
+            options=asked.given(),
         )
     )
 

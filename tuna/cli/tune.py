@@ -49,7 +49,7 @@ class _Layers:
 @options.cores
 def layers(
     file: Path,
-    asked: Mapping[str, int | float | str],
+    asked: options.JobChoices,
     conditions: Mapping[str, str],
     wanted: _Layers,
 ) -> int:
@@ -58,7 +58,7 @@ def layers(
         lambda: api.prepare_tuning(
             file,
             wanted.tag,
-            api.Tuning(wanted.library, wanted.reason, asked, conditions),
+            api.Tuning(wanted.library, wanted.reason, asked.given(), conditions),
             strict=wanted.strict,
         ),
         wanted.library,

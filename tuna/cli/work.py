@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import click
 
@@ -35,11 +34,8 @@ def run(
     """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
     chosen = options.sessions(session_ids, every=every)
     wanted = options.split(steps)
-    return (
-        1
-        if work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy)
-        else 0
-    )
+    errored = work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy)
+    return int(errored > 0)
 
 
 @click.command()
@@ -93,11 +89,8 @@ def work_through(
                 session_ids, steps, policy=policy, on_progress=view.update, events=events
             )
     for key, one in sorted(end.sessions.items()):
-        parts = [
-            by_state(one.states),
-            *([f"rounds of searches: {by_state(one.rounds)}"] if one.rounds else []),
-        ]
-        say(f"session {key}: {'; '.join(filter(None, parts))}")
+        rounds = f"rounds of searches: {by_state(one.rounds)}" if one.rounds else ""
+        say(f"session {key}: {'; '.join(filter(None, (by_state(one.states), rounds)))}")
     if not end.sessions:
         say("No session has open jobs.")
     return end.errored
@@ -152,7 +145,7 @@ class _WorkerOptions:
 @options.boards
 def worker(
     role: api.Role, wanted: _WorkerOptions, tvm_tracker: str | None, device_key: str | None
-) -> None:
+) -> int:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again
     ends them at once."""
     boards = None
@@ -161,30 +154,13 @@ def worker(
         boards = api.WorkerBoards(*(given or "" for given in named))
     if line := remote_workers.join_line(wanted.line):
         api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
-    start_worker(
+    return api.serve_workers(
         role,
         wanted.processes,
         devices=wanted.devices,
         session_id=wanted.session_id,
         once=wanted.once,
         boards=boards,
-    )
-
-
-def start_worker(
-    role: api.Role,
-    processes: int,
-    *,
-    devices: str | None = None,
-    session_id: int | None = None,
-    once: bool = False,
-    boards: api.WorkerBoards | None = None,
-) -> NoReturn:
-    """Run workers until they have ended; does not return."""
-    raise SystemExit(
-        api.serve_workers(
-            role, processes, devices=devices, session_id=session_id, once=once, boards=boards
-        )
     )
 
 

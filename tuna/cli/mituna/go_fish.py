@@ -150,10 +150,9 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
             "A worker runs steps of one kind.", hint="name one step, or add --enqueue_only"
         )
     on_device = resources == {Resource.DEVICE}
-    work.start_worker(
+    return api.serve_workers(
         "eval" if on_device else "compile", 1 if on_device else len(api.compile_cpus())
     )
-    return 0
 
 
 def _add_networks(_: str, given: dict[str, Any]) -> None:
