@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -243,19 +244,18 @@ def capture(
     if model is not None and not 0 < len(model.strip()) <= 128:
         raise BadInput("A model has 1 to 128 characters.", hint="give it with --model")
     open_database()  # before the program, which may take long
-    log = _Log("log")
+    log = _Log()
     with tempfile.TemporaryDirectory(prefix="tuna-capture-") as name:
         folder = Path(name)
         environment = logging_environment(os.environ, folder)
         markers = passthrough.Markers(stdout=(b"onednn_verbose,", b"dnnl_verbose,"), stderr=_MIOPEN)
         fifo = folder / "hipblaslt.log"
-        status = passthrough.run(
-            command, environment, markers, log.take, fifo=fifo, waiting=waiting
-        )
+        take = partial(log.add, to=log.calls)
+        status = passthrough.run(command, environment, markers, take, fifo=fifo, waiting=waiting)
         for path in sorted(folder.glob("untuned*.csv")):
             with open(path, "rb") as rows:
                 while row := rows.readline(LINE_BYTES):
-                    log.take_row(row)
+                    log.add(row, log.rows)
     parsed = log.finish()
     imported = None
     if parsed.configs:
@@ -290,27 +290,21 @@ def logging_environment(own: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 class _Log:
-    """Lines of logs, as bytes."""
+    """Lines of logs, as bytes: of calls, and rows of TunableOp, which writes each product once for
+    each process."""
 
-    def __init__(self, source: str) -> None:
-        self._calls, self._rows = LineReader(source), LineReader(source)
+    def __init__(self) -> None:
+        self.calls, self.rows = LineReader("log"), LineReader("log")
         self.stopped = ""  #: why later lines were not read
 
-    def take(self, line: bytes) -> None:
-        """Count a line that was logged for a call."""
-        self._add(self._calls, line)
-
-    def take_row(self, line: bytes) -> None:
-        """Count a row of TunableOp's, which writes each product once for each process."""
-        self._add(self._rows, line)
-
-    def _add(self, reader: LineReader, line: bytes) -> None:
+    def add(self, line: bytes, to: LineReader) -> None:
+        """Count a line."""
         if not self.stopped:
             try:
-                reader.add(line.decode(errors="surrogateescape"))
+                to.add(line.decode(errors="surrogateescape"))
             except BadInput as error:
                 self.stopped = str(error)
 
     def finish(self) -> ParsedFile:
         """The account; rows count for the products only that no call was logged for."""
-        return self._calls.finish().with_others(self._rows.finish())
+        return self.calls.finish().with_others(self.rows.finish())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from tuna.api.services import namespace
 from tuna.configs import GemmConfig, read_one
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
@@ -199,10 +200,9 @@ def drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
     """Drop the leases, so that workers stop; False without Redis."""
     if not chunks:
         return True
-    with reading(engine) as connection:
-        namespace = sessions.namespace(connection)
+    settings = get_settings()
     try:
-        Leases(connect(get_settings()), namespace, get_settings().lease_s).drop(sorted(chunks))
+        Leases(connect(settings), namespace(engine), settings.lease_s).drop(sorted(chunks))
     except ServiceError:
         return False
     return True

@@ -47,6 +47,12 @@ class RotatedKey:
     refused: int  #: no accepted key signed them: their jobs are compiled again
 
 
+def namespace(engine: sa.Engine) -> str:
+    """The namespace that separates a database's keys from others' in a shared Redis."""
+    with reading(engine) as connection:
+        return sessions.namespace(connection)
+
+
 def artifact_store(engine: sa.Engine) -> Artifacts:
     """The artifact store, with the keys that sign and verify."""
     settings = get_settings()
@@ -101,9 +107,7 @@ def rotate_key(*, leaked: bool = False) -> RotatedKey:
     ensure_services(settings)
     client = connect(settings)
     keys = key_rotation.replace(engine, settings, leaked=leaked)
-    with reading(engine) as connection:
-        namespace = sessions.namespace(connection)
-    key_rotation.announce(engine, client, settings, namespace)
+    key_rotation.announce(engine, client, settings, namespace(engine))
     store = artifact_store(engine)
     store.keys = keys
     signed = refused = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuna.api.jobs import drop_leases
-from tuna.api.services import artifact_store
+from tuna.api.services import artifact_store, namespace
 from tuna.archives import removal
 from tuna.archives.file import ArchiveHeader
 from tuna.archives.removal import Deleted
@@ -94,11 +94,8 @@ def outlook(session_id: int) -> Outlook | None:
 
 def workers_aside() -> dict[str, str]:
     """Return why workers take nothing for the moment, by name; none if Redis does not answer."""
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
-    return {
-        one.name: one.aside for one in live_workers(get_settings(), namespace) or () if one.aside
-    }
+    live = live_workers(get_settings(), namespace(open_database())) or ()
+    return {one.name: one.aside for one in live if one.aside}
 
 
 def watcher(session_id: int | None = None) -> Watcher:

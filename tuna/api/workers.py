@@ -13,6 +13,7 @@ from typing import Literal
 import redis
 
 from tuna.api.joining import Role
+from tuna.api.services import namespace
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -40,6 +41,8 @@ from tuna.workers.serve import check_options, serve
 
 #: How long a revocation waits for an answer of Redis.
 _ANSWER_S = 5.0
+#: Fields of a worker that its status has, and its row.
+_SAME = ("role", "host", "device", "toolchains")
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,17 @@ class WorkerBoards:
 def list_workers() -> list[Worker]:
     """Live worker processes, then remote workers without a live process."""
     settings = get_settings()
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
+    engine = open_database()
+    with reading(engine) as connection:
         known = {one.name: one for one in joined.remote_workers(connection)}
     ensure_services(settings)
-    client = connect(settings)
-    now = time.time()
+    client, own, now = connect(settings), namespace(engine), time.time()
     found = []
-    for status in HeartbeatBoard(client, namespace, settings.lease_s).live():
+    for status in HeartbeatBoard(client, own, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
         remote = known.get(worker)
         if remote is None:
-            wanted = client.get(control_key(namespace, worker))
+            wanted = client.get(control_key(own, worker))
             order = wanted.decode() if isinstance(wanted, bytes) else ""
         else:
             order = "" if remote.state == "active" else remote.state
@@ -103,35 +105,25 @@ def list_workers() -> list[Worker]:
 
 def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: float) -> Worker:
     return Worker(
-        name=status.name,
+        **{name: getattr(status, name) for name in ("name", "environment", "aside", *_SAME)},
         worker=worker,
         joined=joined,
         state=state,
-        role=status.role,
-        host=status.host,
-        device=status.device,
-        environment=status.environment,
-        toolchains=status.toolchains,
         jobs=status.job_ids,
         done=status.done,
         per_minute=60 * status.done / max(1.0, now - status.started_at),
         silent_s=max(0.0, now - status.seen_at),
-        aside=status.aside,
     )
 
 
 def _silent(worker: RemoteWorker, now: float) -> Worker:
     state = "away" if worker.state == "active" else worker.state
     return Worker(
-        name=worker.name,
+        **{name: getattr(worker, name) for name in ("name", *_SAME)},
         worker=worker.name,
         joined=True,
         state=state if worker.has_access or worker.state == "revoked" else "gone",
-        role=worker.role,
-        host=worker.host,
-        device=worker.device,
         environment=", ".join(worker.environments),
-        toolchains=worker.toolchains,
         jobs=(),
         done=None,
         per_minute=None,
@@ -143,10 +135,10 @@ def count_workers(session_id: int) -> int:
     """Live worker processes that measure for a session, by their heartbeats; 0 also where Redis
     does not answer."""
     with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
         environment = sessions.get(connection, session_id).environment
+        own = sessions.namespace(connection)
     queue = queue_name(True, environment.toolchain, environment.machine_key)
-    return sum(queue in worker.queues for worker in live_workers(get_settings(), namespace) or ())
+    return sum(queue in worker.queues for worker in live_workers(get_settings(), own) or ())
 
 
 def set_worker_state(name: str, state: Literal["active", "cordoned", "draining", "revoked"]) -> str:
@@ -172,14 +164,12 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
 def _evict(worker: str) -> None:
     """End the leases and heartbeats of a revoked worker, or leave both to expire where Redis does
     not answer."""
-    settings = get_settings()
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
+    settings, own = get_settings(), namespace(open_database())
     try:
         ensure_services(settings)
         client = impatient_client(settings, _ANSWER_S)
-        Leases(client, namespace, settings.lease_s).evict(worker)
-        HeartbeatBoard(client, namespace, settings.lease_s).remove_worker(worker)
+        Leases(client, own, settings.lease_s).evict(worker)
+        HeartbeatBoard(client, own, settings.lease_s).remove_worker(worker)
     except (redis.RedisError, ServiceError) as error:
         raise ServiceError(
             f"{worker} has no access any more, but Redis does not answer: {error}",
@@ -202,9 +192,7 @@ def _order(name: str, state: str) -> str:
             " credentials.",
             hint="change those of Redis to revoke its access",
         )
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
-    set_order(connect(get_settings()), namespace, known.worker, state)
+    set_order(connect(get_settings()), namespace(open_database()), known.worker, state)
     return known.worker
 
 
@@ -272,7 +260,10 @@ def serve_workers(
     `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only
     session to work for; `once`: leave when the queues are empty; `boards`: measure on these.
     """
-    session = "" if session_id is None else _session_text(session_id)
+    session = ""
+    if session_id is not None:
+        with reading(open_database()) as connection:
+            session = session_text(session_id, sessions.get(connection, session_id).environment)
     variables = _of_boards(role, boards, session) if boards else {}
     return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
 
@@ -298,8 +289,3 @@ def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]
         targets.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
     return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}
-
-
-def _session_text(session_id: int) -> str:
-    with reading(open_database()) as connection:
-        return session_text(session_id, sessions.get(connection, session_id).environment)
