@@ -81,7 +81,7 @@ def test_one_line_is_one_and_bounded() -> None:
 @pytest.mark.parametrize("err", [False, True])
 def test_lines_and_tables(capsys: pytest.CaptureFixture[str], err: bool) -> None:
     say(ALL, err=err)
-    print_table("", ("worker", "device"), [(ALL + FORGED, ALL), ("x", FORGED)], err=err)
+    print_table(("worker", "device"), [(ALL + FORGED, ALL), ("x", FORGED)], err=err)
     said = "".join(capsys.readouterr())
     assert _obeyed(said) == []
     assert not re.search(r"^(Error|2026|forged)", said, re.MULTILINE)

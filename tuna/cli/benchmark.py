@@ -116,7 +116,6 @@ def benchmarks(name: str | None, as_json: bool) -> None:
 def print_times(rows: Sequence[api.ModelTime]) -> None:
     """A line for each model and set of open extents."""
     print_table(
-        "",
         ("model", "device", "extents", "ms", "95 % interval", "of the first", "error", "measured"),
         [
             (

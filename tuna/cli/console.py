@@ -94,11 +94,11 @@ def wrapped(text: str, width: int) -> str:
 
 
 def print_table(
-    title: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     right: Sequence[int] = (),
     *,
+    title: str = "",
     err: bool = False,
     width: int = _UNLIMITED,
 ) -> None:

@@ -92,25 +92,16 @@ def export(
 @click.option("--session-id", type=options.ID, help="Into this session; default: a new one.")
 @click.option("--arch", help="Architecture; default: from the file's name.")
 @click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
-@click.option("--rocm-version", help="ROCm that the database was made with.")
-@click.option("--miopen-version", help="MIOpen that the database was made with.")
+@click.option("--rocm-version", "rocm_v", help="ROCm that the database was made with.")
+@click.option("--miopen-version", "miopen_v", help="MIOpen that the database was made with.")
 @click.option(
     "-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text."
 )
-def import_db(
-    file: Path,
-    session_id: int | None,
-    arch: str | None,
-    num_cu: int | None,
-    rocm_version: str | None,
-    miopen_version: str | None,
-    reason: str,
-) -> None:
+def import_db(file: Path, session_id: int | None, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
     into a session."""
-    given = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
-    facts = {name: str(value) for name, value in given.items() if value is not None}
-    show.imported_database(api.import_database(file, session_id, reason, facts))
+    given = options.given(facts)
+    show.imported_database(api.import_database(file, session_id, reason, given))
 
 
 @click.command()
@@ -143,7 +134,7 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     found = api.compare_databases(a, b, lambda pair: say(api.diff_line(pair)) if entries else None)
     if found.differs:
         print_table(
-            "", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4)
+            ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4)
         )
     say(found.summary())
     return int(found.differs)

@@ -101,7 +101,7 @@ def show_keys(as_json: bool) -> None:
         (one.id, "signs" if one.signs else "accepted until the next rotation", one.public)
         for one in found
     ]
-    print_table("", ("key", "state", "public key"), rows)
+    print_table(("key", "state", "public key"), rows)
 
 
 @key.command()

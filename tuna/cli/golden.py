@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -64,6 +65,19 @@ def _gate(command: Callable[..., int | None]) -> Callable[..., int | None]:
     return loss(gain(command))
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """Results and versions that a build takes though it would rather not."""
+
+    overwrite: bool = options.option(
+        "Write into a version that exists, if it is still a draft.", "-o"
+    )
+    allow_imported: bool = options.option("Accept results that were imported and not measured.")
+    allow_noisy: bool = options.option(
+        "Accept results that were measured on a device that was not quiet."
+    )
+
+
 @click.group()
 def golden() -> None:
     """Build, compare, promote and roll back numbered releases of results."""
@@ -73,36 +87,15 @@ def golden() -> None:
 @_version
 @click.option("--session-id", type=options.ID, help="Session whose results go in.")
 @click.option("--base", type=_NUMBER, help="Version to start from.")
-@click.option(
-    "-o",
-    "--overwrite",
-    is_flag=True,
-    help="Write into a version that exists, if it is still a draft.",
-)
 @click.option("--kind", type=KINDS, help="Only the session's results for layers of this kind.")
-@click.option(
-    "--allow-imported", is_flag=True, help="Accept results that were imported and not measured."
-)
-@click.option(
-    "--allow-noisy",
-    is_flag=True,
-    help="Accept results that were measured on a device that was not quiet.",
-)
+@options.collected(Accepted)
 @_library
-def build(
-    version: int, session_id: int | None, base: int | None, library: str | None, **wishes: Any
-) -> None:
+def build(version: int, base: int | None, wanted: Accepted, **chosen: Any) -> None:
     """Build a version from a base version, a session, or both; where both have a result the
     session's counts."""
-    engine = api.open_database()
     print_build(
         api.golden.build(
-            engine,
-            version=version,
-            session_id=session_id,
-            base_version=base,
-            library=library,
-            **wishes,
+            api.open_database(), version=version, base_version=base, **chosen, **asdict(wanted)
         )
     )
 
@@ -134,7 +127,7 @@ def list_versions(library: str | None, as_json: bool) -> None:
         say("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
         columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
-        print_table("", columns, [_row(one, one in now) for one in found], right=(1, 4, 5))
+        print_table(columns, [_row(one, one in now) for one in found], right=(1, 4, 5))
 
 
 def _document(one: api.golden.Version, current: bool) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class _Lazy(click.Group):
             return None
         command = load_command(name)
         if ctx.resilient_parsing:  # a shell asks for completions
-            importlib.import_module("tuna.cli.completion").attach(command)
+            importlib.import_module("tuna.cli.options").attach(command)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -69,7 +69,7 @@ def list_models(as_json: bool) -> None:
         )
         for entry in found
     ]
-    print_table("", ("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
+    print_table(("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
 
 
 @model.command()
@@ -107,10 +107,10 @@ def show(name: str, as_json: bool) -> None:
         for task in tasks
     ]
     print_table(
-        f"{found.name} {found.version[:12]}",
         ("task", "calls", "other models", "fastest", "ms"),
         rows,
         (1, 2, 4),
+        title=f"{found.name} {found.version[:12]}",
     )
 
 
@@ -282,7 +282,6 @@ def show_import(imported: api.ImportedModel) -> None:
 def show_built(built: api.BuiltModel) -> None:
     """Print how good a built model is, and where its kernels come from."""
     print_table(
-        "",
         ("kernels", "tasks", "of the time"),
         [
             *(

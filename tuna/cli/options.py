@@ -1,15 +1,16 @@
-"""Options that several commands share, and how their text becomes values."""
+"""Options that several commands share, how their text becomes values, and their completion."""
 
 from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from tuna import api
 from tuna.errors import BadInput
@@ -180,6 +181,11 @@ def sessions(session_ids: Sequence[int], *, every: bool) -> list[int] | None:
     return None if every else list(dict.fromkeys(session_ids))
 
 
+def given(facts: Mapping[str, object]) -> dict[str, str]:
+    """The facts that were given, as text."""
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
 def split(text: str | None) -> list[str]:
     """The comma-separated words of an option."""
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
@@ -290,3 +296,56 @@ policy = click.option(
     type=_Policy(PUBLISHING_POLICIES),
     help="What is published next; default: TUNA_POLICY.",
 )
+
+
+_Values = Callable[[click.Context], Iterable[tuple[str, str | None]]]
+
+
+class _Known(click.ParamType[Any]):
+    """A value that is looked up; with `several`, the last of a comma-separated list."""
+
+    name = "text"
+
+    def __init__(self, values: _Values, *, several: bool = False) -> None:
+        self._values, self._several = values, several
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",") if self._several else ("", "", incomplete)
+        return [
+            CompletionItem(f"{before}{comma}{value}", help=text)
+            for value, text in self._values(ctx)
+            if value.startswith(last)
+        ]
+
+
+def _plain(values: Iterable[str]) -> list[tuple[str, None]]:
+    return [(value, None) for value in values]
+
+
+_SESSIONS = _Known(lambda _: api.known_sessions())
+_TAGS = _Known(lambda _: _plain(api.known_tags()))
+_LIBRARIES = _Known(lambda _: _plain(api.known_libraries()))
+#: What is known of a parameter, by its name.
+KNOWN: dict[str, _Known] = {
+    "session_id": _SESSIONS,
+    "session_ids": _SESSIONS,
+    "tag": _TAGS,
+    "config_tag": _TAGS,
+    "library": _LIBRARIES,
+    "solver": _Known(lambda ctx: _plain(api.known_solvers(ctx.params.get("library")))),
+    "solvers": _Known(
+        lambda ctx: _plain(api.known_solvers(ctx.params.get("library"))), several=True
+    ),
+}
+
+
+def attach(command: click.Command) -> None:
+    """Let the parameters of a command, and of those below it, complete what is known."""
+    for parameter in command.params:
+        if parameter.name in KNOWN:
+            parameter.type = KNOWN[parameter.name]
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            attach(below)

@@ -193,7 +193,7 @@ def _print_rows(
         Column("device", lambda row: row.device, 8),
         Column("date", lambda row: f"{row.measured_at:%Y-%m-%d}" if row.measured_at else "", 6),
     ]
-    print_table("", *fitted(columns, rows.rows, terminal_width(), without))
+    print_table(*fitted(columns, rows.rows, terminal_width(), without))
     if noisy := sum(row.noisy for row in rows):
         say(noisy_times(noisy))
 
@@ -247,15 +247,14 @@ def _print_coverage(found: api.Coverage) -> None:
         for cover in api.Cover
     ]
     print_table(
-        f"{found.subject} on {found.arch}",
         ("result", "layers", "of weight", "of FLOPs"),
         rows,
         (1, 2, 3),
+        title=f"{found.subject} on {found.arch}",
     )
     lacking = [layer for layer in found.layers if layer.cover is not api.Cover.EXACT]
     if lacking:
         print_table(
-            "",
             ("without a result", "weight", "near"),
             [(one.layer, one.weight, one.near or "-") for one in lacking],
             (1,),

@@ -77,9 +77,7 @@ def list_tokens(as_json: bool) -> None:
         print_json(documents)
     else:
         print_table(
-            "",
-            ("id", "role", "state", "expires"),
-            [tuple(document.values()) for document in documents],
+            ("id", "role", "state", "expires"), [tuple(document.values()) for document in documents]
         )
 
 
@@ -125,7 +123,7 @@ def workers(context: click.Context, as_json: bool) -> None:
         "items/min",
         "silent s",
     )
-    print_table("", columns, rows, right=(6, 7))
+    print_table(columns, rows, right=(6, 7))
     show.aside({one.name: one.aside for one in found if one.aside})
 
 

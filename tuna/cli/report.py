@@ -81,7 +81,7 @@ def print_winners(figures: api.ReportFigures) -> None:
     cells = _total_cells(figures, total) if total else {}
     more = [[cells.get(column.title, "") for column in columns]] if total else []
     titles, rows, right = fitted(columns, figures.layers, terminal_width(), more)
-    print_table("", titles, rows, right)
+    print_table(titles, rows, right)
     if _SOLVER not in titles:
         for layer in [layer for layer in figures.layers if layer.no_winner][:_MOST_NAMED]:
             say(f"{layer.label}: {layer.no_winner}")
@@ -240,7 +240,7 @@ def _print_comparison(found: api.Comparison) -> None:
     columns += [f"{one.session_id} / {first}" for one in found.sessions[1:]]
     numbers = range(1, len(columns))
     print_table(
-        "", [*columns, "fastest"], [_row(found, layer) for layer in found.layers], right=numbers
+        [*columns, "fastest"], [_row(found, layer) for layer in found.layers], right=numbers
     )
     rows = [
         (
@@ -254,7 +254,6 @@ def _print_comparison(found: api.Comparison) -> None:
         ("geometric mean", *("" for _ in found.sessions), *map(_times, found.geometric_means[1:]))
     )
     print_table(
-        "",
         [counted(len(found.common), "layer that all have", "layers that all have"), *columns[1:]],
         rows,
         right=numbers,

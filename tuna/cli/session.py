@@ -50,7 +50,7 @@ def list_sessions(as_json: bool) -> None:
         for one in found
     ]
     columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
-    print_table("", columns, rows, right=(0, 4, 5, 6, 7, 8))
+    print_table(columns, rows, right=(0, 4, 5, 6, 7, 8))
 
 
 @session.command()

@@ -59,11 +59,10 @@ def init_session(
     Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
     """
     named = asdict(wanted) | {"tvm_tracker": tvm_tracker, "device_key": device_key}
-    facts = {name: str(value) for name, value in named.items() if value is not None}
-    session = api.init_session(
-        library, reason, facts, conditions=conditions, options=session_options
+    facts = options.given(named)
+    show.started(
+        api.init_session(library, reason, facts, conditions=conditions, options=session_options)
     )
-    show.started(session)
 
 
 @click.command("import")
@@ -92,7 +91,6 @@ def configs(tag: str, as_json: bool) -> None:
             say(json.dumps(config.to_json()))
         return
     print_table(
-        "",
         ("layer", "GFLOP"),
         [(config.label, f"{config.flops / 1e9:.3f}") for config in found],
         right=(1,),
@@ -218,7 +216,7 @@ def _show_layers(found: api.CapturedProgram, tag: str) -> None:
         (config.label, count, f"{config.flops * count / 1e9:.3f}")
         for config, count in found.layers[:_MOST_LAYERS]
     ]
-    print_table("", ("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
+    print_table(("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
     if len(found.layers) > _MOST_LAYERS:
         say(f"and {len(found.layers) - _MOST_LAYERS} more: `tuna configs -t {tag}`", err=True)
     counts = found.parsed.counts

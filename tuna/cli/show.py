@@ -146,7 +146,7 @@ def networks(found: api.Networks) -> None:
         ("model", model.name, model.version, count) for model, count in found.models
     ]
     rows += [("framework", item.name, item.version, "") for item in found.frameworks]
-    print_table("", ("", "name", "version", "layers"), rows, right=(3,))
+    print_table(("", "name", "version", "layers"), rows, right=(3,))
 
 
 def solvers(found: Iterable[api.StoredSolver]) -> None:
@@ -161,7 +161,7 @@ def solvers(found: Iterable[api.StoredSolver]) -> None:
         )
         for s in found
     ]
-    print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
+    print_table(("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
 
 
 def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
@@ -172,7 +172,7 @@ def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
     rows = [
         (condition.name, ", ".join(condition.values), condition.meaning) for condition in offered
     ]
-    print_table("", ("condition", "values, the default first", "meaning"), rows)
+    print_table(("condition", "values, the default first", "meaning"), rows)
 
 
 def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:
@@ -181,7 +181,7 @@ def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     elif rows:
-        print_table("", names, rows)
+        print_table(names, rows)
     else:
         say(f"{library} has no job options.")
 
@@ -250,7 +250,7 @@ def findings(found: Sequence[api.Finding]) -> None:
         )
         for f in found
     ]
-    print_table("", ("", "what", "found"), rows, width=_PROSE_WIDTH)
+    print_table(("", "what", "found"), rows, width=_PROSE_WIDTH)
 
 
 def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
@@ -267,7 +267,7 @@ def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
         f"Beside {builds} of {found.library} at a time, median of"
         f" {counted(found.pairs, 'measurement')}"
     )
-    print_table(title, ("kernel", "CPU time", "wall time"), rows, right=(1, 2))
+    print_table(("kernel", "CPU time", "wall time"), rows, right=(1, 2), title=title)
     say(f"Builds {'disturb' if found.noisy else 'do not disturb'} measurements on this machine.")
     say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
 
@@ -362,7 +362,7 @@ def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
         *extra,
         "failed attempts",
     )
-    print_table("", columns, rows, right=(0, 4, 5))
+    print_table(columns, rows, right=(0, 4, 5))
     for session in found:
         if session.fault:
             say(f"session {session.session_id} is set aside: {one_line(session.fault)}")

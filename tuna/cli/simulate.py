@@ -117,7 +117,7 @@ def _show(found: list[api.Simulated]) -> None:
         for one in found
     ]
     columns = ("policy", "all done s", "/ bound", "session s", "waited s", "busy", "errored")
-    print_table("", columns, rows, right=(1, 2, 3, 4, 6))
+    print_table(columns, rows, right=(1, 2, 3, 4, 6))
     missed = [
         f"{one.policy}: {session.name or session.session_id}"
         for one in found

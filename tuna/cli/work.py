@@ -242,7 +242,7 @@ def _print_trials(final: api.StepResult, driver: str) -> None:
         for trial in final.trials
     ]
     columns = ("candidate", "ms", "error", "outcome", "output")
-    print_table(f"{final.step}: {api.read_one(driver).label}", columns, rows, right=(0, 1))
+    print_table(columns, rows, right=(0, 1), title=f"{final.step}: {api.read_one(driver).label}")
     if not final.ok:
         say(
             f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}",

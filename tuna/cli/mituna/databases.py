@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.golden import KINDS, print_build
+from tuna.cli.golden import KINDS, Accepted, print_build
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
@@ -83,18 +84,10 @@ def export_db(
     "-l", "--label", default="imported", show_default=True, help="Reference text of a new session."
 )
 @common.debug
-def import_db(
-    target_file: Path,
-    rocm_v: str | None,
-    miopen_v: str | None,
-    session_id: int | None,
-    arch: str | None,
-    num_cu: int | None,
-    label: str,
-) -> int:
+def import_db(target_file: Path, session_id: int | None, label: str, **facts: Any) -> int:
     """Import a database of MIOpen's into a session; without --session_id into a new one."""
-    facts = common.given(arch=arch, num_cu=num_cu, rocm_v=rocm_v, miopen_v=miopen_v)
-    show.imported_database(api.import_database(target_file, session_id, label, facts))
+    given = options.given(facts)
+    show.imported_database(api.import_database(target_file, session_id, label, given))
     return 0
 
 
@@ -138,44 +131,28 @@ def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path
     return 0
 
 
-@dataclass(frozen=True)
-class _GoldenBuild:
-    """The parts that a version is built from."""
-
-    version: int = options.option(
-        "Golden version to create.", "--golden_v", type=options.GOLDEN, required=True
-    )
-    base_version: int | None = options.option(
-        "Golden version to start from.", "--base_golden_v", type=options.GOLDEN
-    )
-    overwrite: bool = options.option(
-        "Write into a version that exists, if it is still a draft.", "-o"
-    )
-    kind: str | None = options.option(
-        "Only the session's results for layers of this kind.", "-C", "--config_type", type=KINDS
-    )
-    allow_imported: bool = options.option("Accept results that were imported and not measured.")
-    allow_noisy: bool = options.option(
-        "Accept results that were measured on a device that was not quiet."
-    )
-
-
 @click.command(context_settings=common.CONTEXT)
 @common.session_id
-@options.collected(_GoldenBuild, "_")
+@click.option(
+    "--golden_v", "version", type=options.GOLDEN, required=True, help="Golden version to create."
+)
+@click.option(
+    "--base_golden_v", "base_version", type=options.GOLDEN, help="Golden version to start from."
+)
+@options.collected(Accepted, "_")
+@click.option(
+    "-C",
+    "--config_type",
+    "kind",
+    type=KINDS,
+    help="Only the session's results for layers of this kind.",
+)
 @common.debug
 @click.pass_context
-def update_golden(
-    ctx: click.Context,
-    session_id: int | None,
-    wanted: _GoldenBuild,
-) -> int:
+def update_golden(ctx: click.Context, /, wanted: Accepted, **chosen: Any) -> int:
     """Build a golden version from a session, an earlier version, or both."""
     library = ctx.obj if isinstance(ctx.obj, str) else None
-    report = api.golden.build(
-        api.open_database(), session_id=session_id, library=library, **asdict(wanted)
-    )
-    print_build(report)
+    print_build(api.golden.build(api.open_database(), library=library, **chosen, **asdict(wanted)))
     return 0
 
 

@@ -113,7 +113,7 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
 
 
 def _init_session(library: str, given: dict[str, Any]) -> None:
-    facts = common.given(**{name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
+    facts = options.given({name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
     reason = common.required(given["label"], "-l")
     show.started(api.init_session(library, reason, facts, options=given["session_options"]))
 

@@ -178,7 +178,9 @@ def load_job(
     if api.session_library(number) == "example":
         # Its jobs need no imported layers: -a and -n are only recorded.
         show.loaded(
-            api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu))
+            api.load_example_job(
+                number, reason, facts | options.given({"arch": arch, "num_cu": num_cu})
+            )
         )
         return 0
     if (wanted.tag is None) != wanted.all_configs:
