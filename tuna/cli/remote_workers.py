@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -65,12 +66,7 @@ def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None
 def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
-        {
-            "id": one.id,
-            "role": one.role,
-            "state": one.state,
-            "expires_at": one.expires_at.isoformat(timespec="seconds"),
-        }
+        asdict(one) | {"expires_at": one.expires_at.isoformat(timespec="seconds")}
         for one in api.list_tokens()
     ]
     if as_json:
@@ -172,34 +168,36 @@ def join_line(given: str | None) -> str | None:
     return line
 
 
+@dataclass(frozen=True)
+class _Client:
+    """A master, and the place to measure for it."""
+
+    server: str = options.option(
+        "The master that `tuna tune-rpc` started.", required=True, metavar="HOST:PORT"
+    )
+    target: str = options.option("The master's target, as text or JSON.", required=True)
+    device: str | None = options.option(
+        "Measure on a board with this key; default: on this machine.", metavar="KEY"
+    )
+    runner_port: int | None = options.option(
+        "Port of the board's TVM tracker on this machine.",
+        type=click.IntRange(1, 65535),
+        metavar="PORT",
+    )
+    line: str | None = options.option(
+        "What the master's `tuna token create --role client` printed, or a file of it.",
+        "--token",
+        metavar="URL#TOKENS",
+    )
+
+
 @click.command()
-@click.option(
-    "--server", required=True, metavar="HOST:PORT", help="The master that `tuna tune-rpc` started."
-)
-@click.option("--target", required=True, help="The master's target, as text or JSON.")
-@click.option(
-    "--device", metavar="KEY", help="Measure on a board with this key; default: on this machine."
-)
-@click.option(
-    "--runner-port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Port of the board's TVM tracker on this machine.",
-)
-@click.option(
-    "--token",
-    "line",
-    metavar="URL#TOKENS",
-    help="What the master's `tuna token create --role client` printed, or a file of it.",
-)
-def rpc_client(
-    server: str, target: str, device: str | None, runner_port: int | None, line: str | None
-) -> int:
+@options.collected(_Client)
+def rpc_client(wanted: _Client) -> int:
     """Join a master and work for it until Ctrl-C: compile, and measure here or on a board.
 
     The token is that of --token or TUNA_JOIN; a client of the master's own user on its machine
     needs none.
     """
-    return api.rpc_client(
-        server, target, device, runner_port, join_line(line), say=lambda text: say(f"INFO {text}")
-    )
+    given = asdict(wanted) | {"line": join_line(wanted.line)}
+    return api.rpc_client(**given, say=lambda text: say(f"INFO {text}"))

@@ -140,38 +140,37 @@ def applicability(session_id: int, tag: str | None) -> None:
     show.applicability(api.update_applicability(session_id, tag))
 
 
+@dataclass(frozen=True)
+class _Jobs:
+    """The layers, solvers and steps of jobs, and why."""
+
+    tag: str | None = options.option(
+        "Only layers that carry this tag; default: all of the session.", "-t"
+    )
+    steps: str | None = options.option("Comma-separated steps; default: all of the library's.")
+    solvers: str | None = options.option(
+        "Comma-separated solvers; default: every applicable one.", "-s"
+    )
+    recurrent: bool = options.option(
+        "Only layers that are marked to be tuned again with each release."
+    )
+    reason: str = options.option("Why: a short text.", "-l", "--label", default="tuning")
+
+
 @click.command()
 @options.session_id
-@click.option("-t", "--tag", help="Only layers that carry this tag; default: all of the session.")
-@click.option("--steps", help="Comma-separated steps; default: all of the library's.")
-@click.option("-s", "--solvers", help="Comma-separated solvers; default: every applicable one.")
-@click.option(
-    "--recurrent",
-    is_flag=True,
-    help="Only layers that are marked to be tuned again with each release.",
-)
-@click.option(
-    "-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text."
-)
+@options.collected(_Jobs)
 @options.job_choices
-def load_jobs(
-    session_id: int,
-    tag: str | None,
-    steps: str | None,
-    solvers: str | None,
-    recurrent: bool,
-    reason: str,
-    asked: options.JobChoices,
-) -> None:
+def load_jobs(session_id: int, wanted: _Jobs, asked: options.JobChoices) -> None:
     """Make the jobs of a session: one for each layer and applicable solver that has none yet."""
     show.loaded(
         api.load_jobs(
             session_id,
-            tag=tag,
-            steps=options.split(steps),
-            reason=reason,
-            solvers=options.split(solvers),
-            only=api.Only(recurrent=recurrent),
+            tag=wanted.tag,
+            steps=options.split(wanted.steps),
+            reason=wanted.reason,
+            solvers=options.split(wanted.solvers),
+            only=api.Only(recurrent=wanted.recurrent),
             options=asked.given(),
         )
     )

@@ -127,11 +127,8 @@ def rejections(found: Sequence[api.Rejection]) -> None:
     for rejection in found:
         lines = unsupported.pop(rejection.reason, 0) if rejection.unsupported else rejection.lines
         if lines:
-            say(f"{rejection}{_more(lines)}", err=True)
-
-
-def _more(lines: int) -> str:
-    return f" (and {lines - 1} more such lines)" if lines > 1 else ""
+            more = f" (and {lines - 1} more such lines)" if lines > 1 else ""
+            say(f"{rejection}{more}", err=True)
 
 
 def left_out(found: Mapping[str, int]) -> None:

@@ -72,25 +72,18 @@ def metrics(listen: str) -> None:
 
 
 def _session_document(session: api.Overview) -> dict[str, Any]:
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(session, name) for name in names}
+
+    outlook = api.outlook(session.session_id) if session.options.deadline else None
     return {
         "session": session.session_id,
-        "library": session.library,
-        "reason": session.reason,
-        "environment": session.environment,
-        "arch": session.arch,
-        "jobs": session.jobs,
-        "without_solver": session.without_solver,
+        **named("library", "reason", "environment", "arch", "jobs", "without_solver"),
         "searches": {**asdict(session.searches), "total": session.searches.total},
-        "in_flight": session.in_flight,
-        "simulated": session.simulated,
-        "noisy": session.noisy,
+        **named("in_flight", "simulated", "noisy"),
         **session.options.model_dump(mode="json"),
-        "outlook": show.outlook(api.outlook(session.session_id))
-        if session.options.deadline
-        else {},
-        "undrained": session.undrained,
-        "fault": session.fault,
-        "failures": session.failures,
+        "outlook": show.outlook(outlook),
+        **named("undrained", "fault", "failures"),
     }
 
 

@@ -122,10 +122,6 @@ def _update_solvers(library: str, _: dict[str, Any]) -> None:
     say(f"{library} has {counted(api.update_solvers(library), 'solver')}")
 
 
-def _list_solvers(library: str, _: dict[str, Any]) -> None:
-    show.solvers(api.list_solvers(library))
-
-
 def _update_applicability(library: str, given: dict[str, Any]) -> None:
     number = common.required(given["session_id"], "--session_id")
     show.applicability(api.update_applicability(number, given["label"], library=library))
@@ -196,7 +192,7 @@ _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "init_session": _init_session,
     "update_solvers": _update_solvers,
     "update_applicability": _update_applicability,
-    "list_solvers": _list_solvers,
+    "list_solvers": lambda library, _: show.solvers(api.list_solvers(library)),
     "status": _status,
     "command": _remote_exec,
     "execute": _execute,
