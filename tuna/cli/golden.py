@@ -131,23 +131,19 @@ def list_versions(library: str | None, as_json: bool) -> None:
 
 
 def _document(one: api.golden.Version, current: bool) -> dict[str, Any]:
-    return {
-        "library": one.library,
-        "version": one.version,
-        "state": one.state.value,
-        "current": current,
-        "base_version": one.base_version,
-        "entries": one.entries,
-        "created_at": one.created_at.isoformat(),
-        "promoted_at": one.promoted_at.isoformat() if one.promoted_at else None,
-    }
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(one, name) for name in names}
+
+    more = named("base_version", "entries", "created_at", "promoted_at")
+    return {**named("library", "version", "state"), "current": current, **more}
 
 
 def _row(one: api.golden.Version, current: bool) -> tuple[object, ...]:
     base = "-" if one.base_version is None else one.base_version
-    promoted = f"{one.promoted_at:%Y-%m-%d %H:%M}" if one.promoted_at else "-"
+    built, promoted = (
+        f"{at:%Y-%m-%d %H:%M}" if at else "-" for at in (one.created_at, one.promoted_at)
+    )
     mark = "current" if current else ""
-    built = f"{one.created_at:%Y-%m-%d %H:%M}"
     return (one.library, one.version, mark, one.state.value, base, one.entries, built, promoted)
 
 

@@ -84,13 +84,8 @@ def show(name: str, as_json: bool) -> None:
                 "name": found.name,
                 "version": found.version,
                 "tasks": [
-                    {
-                        "task": task.label,
-                        "key": task.key,
-                        "count": task.count,
-                        "solver": task.winner and task.winner.solver,
-                        "time_ms": task.winner and task.winner.time_ms,
-                    }
+                    {"task": task.label, "key": task.key, "count": task.count}
+                    | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
                     for task in tasks
                 ],
             }
@@ -98,11 +93,8 @@ def show(name: str, as_json: bool) -> None:
         return
     rows = [
         (
-            task.label,
-            task.count,
-            task.models,
-            task.winner.solver if task.winner else "-",
-            f"{task.winner.time_ms:.4f}" if task.winner else "-",
+            *(task.label, task.count, task.models),
+            *((task.winner.solver, f"{task.winner.time_ms:.4f}") if task.winner else "--"),
         )
         for task in tasks
     ]
@@ -179,55 +171,41 @@ model.add_command(benchmarks)
 
 
 @dataclass(frozen=True)
-class _Tuning(_Kernels):
-    """Limits of tuning a model, and the kernels it is built with."""
+class _Tuning:
+    """A model to import and tune, and the limits."""
 
+    name: str | None = options.option("Name of the model; default: the file's.")
+    output: Path | None = options.option(
+        "The shared library to build, check and time. Without it nothing is built.",
+        "-o",
+        type=options.OUTPUT_FILE,
+    )
+    batch: int | None = options.option("First extent of every input.", type=options.COUNT)
+    shapes: tuple[str, ...] = options.option(
+        "Shape of an input, or size of an open extent.", "--shape", metavar="INPUT=N,C,H,W"
+    )
     candidates: int = options.option(
         "Candidates for each task and solver.", type=options.COUNT, default=4
     )
     minutes: float | None = options.option(
-        "All tasks end by then, the heaviest first; default: until done.",
-        type=options.POSITIVE,
+        "All tasks end by then, the heaviest first; default: until done.", type=options.POSITIVE
     )
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", help="Name of the model; default: the file's.")
-@click.option(
-    "-o",
-    "--output",
-    type=options.OUTPUT_FILE,
-    help="The shared library to build, check and time. Without it nothing is built.",
-)
-@click.option("--batch", type=options.COUNT, help="First extent of every input.")
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="INPUT=N,C,H,W",
-    help="Shape of an input, or size of an open extent.",
-)
 @options.collected(_Tuning)
+@options.collected(_Kernels, into="kernels")
 @options.cores
-def tune(
-    file: Path,
-    name: str | None,
-    output: Path | None,
-    batch: int | None,
-    shapes: tuple[str, ...],
-    wanted: _Tuning,
-) -> int:
+def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
     """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and,
     with -o, build it.
 
     Time goes to the tasks on which the model spends most. Tasks that another model has are not
     tuned again. Interrupted, the same command goes on from there.
     """
-    arguments = wanted.arguments()
-    imported = api.import_model(
-        name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes))
-    )
+    arguments, shapes = kernels.arguments(), dict(map(_shape, wanted.shapes))
+    imported = api.import_model(wanted.name or file.stem, file, batch=wanted.batch, shapes=shapes)
     show_import(imported)
     stored = imported.model
     error = api.check_model(f"{stored.name}@{stored.version}", **arguments)
@@ -245,7 +223,7 @@ def tune(
         tuned = api.tune_model(
             f"{stored.name}@{stored.version}",
             candidates=wanted.candidates,
-            winograd=wanted.winograd,
+            winograd=kernels.winograd,
             minutes=wanted.minutes,
             on_start=started,
             events=api.RunEvents(view.update, view.stopping),
@@ -256,8 +234,8 @@ def tune(
             f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
             " command goes on"
         )
-    if output is not None:
-        show_built(api.build_model(f"{stored.name}@{stored.version}", output, **arguments))
+    if wanted.output is not None:
+        show_built(api.build_model(f"{stored.name}@{stored.version}", wanted.output, **arguments))
     else:
         say(
             f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"

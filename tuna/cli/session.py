@@ -209,17 +209,9 @@ def _outlook_lines(one: api.Outlook | None) -> list[tuple[str, str]]:
     """Return the jobs that are left, and the error of the prediction."""
     lines: list[tuple[str, str]] = []
     if one is not None and one.unfinished and one.eta_s is not None:
-        lines.append(
-            (
-                "left",
-                f"{counted(one.unfinished, 'job')}, {duration(one.eta_s)} with the live workers",
-            )
-        )
+        left = counted(one.unfinished, "job")
+        lines.append(("left", f"{left}, {duration(one.eta_s)} with the live workers"))
     if one is not None and one.prediction_error is not None:
-        lines.append(
-            (
-                "prediction",
-                f"{one.prediction_error:.0%} off, the median over the stages that are left",
-            )
-        )
+        off = f"{one.prediction_error:.0%} off, the median over the stages that are left"
+        lines.append(("prediction", off))
     return lines

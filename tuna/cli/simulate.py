@@ -54,18 +54,14 @@ class _Scenario:
 )
 @options.collected(_Scenario)
 @options.as_json
-def simulate(
-    file: Path | None,
-    as_json: bool,
-    wanted: _Scenario,
-) -> None:
+def simulate(file: Path | None, as_json: bool, wanted: _Scenario) -> None:
     """Simulate sessions under a scheduling policy: how long they take, and how busy devices are.
 
     FILE is a scenario in TOML or JSON: sessions with the durations of their steps, pools of workers
     and devices, failures, late joiners. Or name sessions, whose recorded durations are replayed
     side by side. docs/scheduling.md has the fields of both, and of --json.
     """
-    scenario = _scenario(file, wanted.session_ids, wanted.workers, wanted.devices)
+    scenario = _scenario(file, wanted)
     if wanted.output:
         with atomic_file(wanted.output) as path:
             path.write_text(scenario.model_dump_json(indent=1) + "\n")
@@ -77,16 +73,13 @@ def simulate(
         _show(found)
 
 
-def _scenario(
-    file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None
-) -> api.Scenario:
-    if (file is None) == (not session_ids):
+def _scenario(file: Path | None, wanted: _Scenario) -> api.Scenario:
+    if (file is None) == (not wanted.session_ids):
         raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
     if file is None:
-        return api.recorded_scenario(
-            list(dict.fromkeys(session_ids)), workers=workers, devices=devices
-        )
-    if workers or devices:
+        ids = list(dict.fromkeys(wanted.session_ids))
+        return api.recorded_scenario(ids, workers=wanted.workers, devices=wanted.devices)
+    if wanted.workers or wanted.devices:
         raise BadInput(
             "--workers and --devices are of recorded sessions; a scenario file has its own pools."
         )
