@@ -7,14 +7,14 @@ from typing import NamedTuple
 import click
 
 from tuna.cli.main import tuna
-from tuna.cli.mituna import databases, go_fish, layers
+from tuna.cli.mituna import db_files, go_fish, layer_jobs
 
 PROGRAMS: dict[str, click.Command] = {
     "tuna": tuna,
     "go_fish": go_fish.go_fish,
-    "load_job": layers.load_job,
-    "export_db": databases.export_db,
-    "update_golden": databases.update_golden,
+    "load_job": layer_jobs.load_job,
+    "export_db": db_files.export_db,
+    "update_golden": db_files.update_golden,
 }
 
 

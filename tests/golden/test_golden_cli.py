@@ -11,7 +11,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.cli.main import guarded, tuna
 from tuna.cli.mituna.common import respell
-from tuna.cli.mituna.databases import update_golden
+from tuna.cli.mituna.db_files import update_golden
 from tuna.settings import get_settings
 
 #: Command line, exit code, part of the output.

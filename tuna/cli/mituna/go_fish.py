@@ -12,7 +12,7 @@ import click
 from tuna import api
 from tuna.cli import options, show, work
 from tuna.cli.console import say
-from tuna.cli.mituna import common, databases, layers, yaml_steps
+from tuna.cli.mituna import common, db_files, layer_jobs, yaml_steps
 from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.vocabulary import Resource
@@ -20,12 +20,12 @@ from tuna.vocabulary import Resource
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.
 SUBCOMMANDS: dict[str, click.Command] = {
-    "import_configs": layers.import_configs,
-    "load_job": layers.load_job,
-    "export_db": databases.export_db,
-    "import_db": databases.import_db,
-    "merge_db": databases.merge_db,
-    "update_golden": databases.update_golden,
+    "import_configs": layer_jobs.import_configs,
+    "load_job": layer_jobs.load_job,
+    "export_db": db_files.export_db,
+    "import_db": db_files.import_db,
+    "merge_db": db_files.merge_db,
+    "update_golden": db_files.update_golden,
 }
 
 
@@ -152,7 +152,7 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
 
 
 def _add_networks(_: str, given: dict[str, Any]) -> None:
-    layers.add_networks(
+    layer_jobs.add_networks(
         given["add_model"], given["md_version"], given["add_framework"], given["fw_version"]
     )
 
