@@ -41,8 +41,6 @@ from tuna.workers.serve import check_options, serve
 
 #: How long a revocation waits for an answer of Redis.
 _ANSWER_S = 5.0
-#: Fields of a worker that its status has, and its row.
-_SAME = ("role", "host", "device", "toolchains")
 
 
 @dataclass(frozen=True)
@@ -105,25 +103,35 @@ def list_workers() -> list[Worker]:
 
 def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: float) -> Worker:
     return Worker(
-        **{name: getattr(status, name) for name in ("name", "environment", "aside", *_SAME)},
+        name=status.name,
         worker=worker,
         joined=joined,
         state=state,
+        role=status.role,
+        host=status.host,
+        device=status.device,
+        environment=status.environment,
+        toolchains=status.toolchains,
         jobs=status.job_ids,
         done=status.done,
         per_minute=60 * status.done / max(1.0, now - status.started_at),
         silent_s=max(0.0, now - status.seen_at),
+        aside=status.aside,
     )
 
 
 def _silent(worker: RemoteWorker, now: float) -> Worker:
     state = "away" if worker.state == "active" else worker.state
     return Worker(
-        **{name: getattr(worker, name) for name in ("name", *_SAME)},
+        name=worker.name,
         worker=worker.name,
         joined=True,
         state=state if worker.has_access or worker.state == "revoked" else "gone",
+        role=worker.role,
+        host=worker.host,
+        device=worker.device,
         environment=", ".join(worker.environments),
+        toolchains=worker.toolchains,
         jobs=(),
         done=None,
         per_minute=None,
