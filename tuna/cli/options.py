@@ -223,7 +223,7 @@ class JobChoices:
     pairs: tuple[str, ...] = option("An option of the library's.", "--option", metavar="NAME=VALUE")
 
     def given(self) -> dict[str, int | float | str]:
-        """Those that were typed, by name."""
+        """Return the options that were typed, by name."""
         typed = asdict(self)
         return job_options(typed.pop("pairs"), **typed)
 
