@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import click
 
-from tuna.cli.golden import update_golden_command
 from tuna.cli.main import tuna
-from tuna.cli.mituna import export_db, go_fish, load_job
+from tuna.cli.mituna import db_files, go_fish, layer_jobs
 
 PROGRAMS: dict[str, click.Command] = {
     "tuna": tuna,
     "go_fish": go_fish.go_fish,
-    "load_job": load_job.load_job,
-    "export_db": export_db.export_db,
-    "update_golden": update_golden_command,
+    "load_job": layer_jobs.load_job,
+    "export_db": db_files.export_db,
+    "update_golden": db_files.update_golden,
 }
 
 

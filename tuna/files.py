@@ -109,18 +109,13 @@ def _temporary(path: Path) -> Path:
 def _errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
+    except (OSError, sqlite3.Error) as error:
+        if error.errno in _FULL if isinstance(error, OSError) else "full" in str(error):
             raise StorageFull(
                 f"There is no space left to write {path}.", hint="free some space and run it again"
             ) from error
-        raise BadInput(f"{path} cannot be written: {error.strerror or error}.") from error
-    except sqlite3.Error as error:
-        if "full" in str(error):
-            raise StorageFull(
-                f"There is no space left to write {path}.", hint="free some space and run it again"
-            ) from error
-        raise BadInput(f"{path} cannot be written: {error}.") from error
+        reason = isinstance(error, OSError) and error.strerror
+        raise BadInput(f"{path} cannot be written: {reason or error}.") from error
 
 
 @contextlib.contextmanager

@@ -20,8 +20,7 @@ from builders import DRIVERS, DatabaseBuilder
 
 import tuna
 from tuna import api
-from tuna.api.chain import SessionResults
-from tuna.api.client import ModelHandle
+from tuna.api.client import ModelHandle, SessionResults
 from tuna.configs import ConvConfig
 from tuna.db import models
 from tuna.db.database import open_database

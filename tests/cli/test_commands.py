@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 import sqlalchemy as sa
 from builders import START, DatabaseBuilder
@@ -20,7 +18,7 @@ from pydantic_settings import TomlConfigSettingsSource
 
 from tuna import doctor
 from tuna.cli import work
-from tuna.cli.main import COMMANDS
+from tuna.cli.main import COMMANDS, load_command
 from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
@@ -37,11 +35,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_the_help_that_the_map_shows(name: str) -> None:
-    module, attribute, text = COMMANDS[name]
-    command = getattr(importlib.import_module(module), attribute)
-    assert isinstance(command, click.Command)
-    assert command.help
-    assert text.endswith(".")
+    assert load_command(name).help
+    assert COMMANDS[name][1].endswith(".")
 
 
 def test_status_counts_as_in_flight_what_the_pipeline_does() -> None:

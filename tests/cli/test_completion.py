@@ -10,7 +10,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from tuna.cli import completion
+from tuna.cli import options
 from tuna.cli.main import COMMANDS, tuna
 from tuna.settings import get_settings
 
@@ -70,11 +70,11 @@ def test_where_there_is_nothing_nothing_is_made(
 
 def test_every_command_completes_what_is_known() -> None:
     """By the names of parameters, so that a new command does too."""
-    completion.attach(tuna)
+    options.attach(tuna)
     for name in COMMANDS:
         command = tuna.get_command(click.Context(tuna), name)
         assert command is not None
-        completion.attach(command)
-    found = [one for one in parameters(tuna) if one.name in completion.KNOWN]
+        options.attach(command)
+    found = [one for one in parameters(tuna) if one.name in options.KNOWN]
     assert len(found) > 30
-    assert all(one.type is completion.KNOWN[str(one.name)] for one in found)
+    assert all(one.type is options.KNOWN[str(one.name)] for one in found)

@@ -111,7 +111,7 @@ def test_commands_in_sentences_stand_in_backquotes() -> None:
         if re.search(rf"(?<!`)\btuna ({names})\b", text)
     ]
     # a framework, and bytes to store
-    named = {"captured.py: tuna capture", "servers.py: tuna doctor 1\n"}
+    named = {"configs.py: tuna capture", "servers.py: tuna doctor 1\n"}
     assert set(wrong) <= named
 
 

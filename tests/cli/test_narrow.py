@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tuna.cli import console as printing
 from tuna.cli import show
-from tuna.cli import watch as view
+from tuna.cli import status as view
 from tuna.cli.console import ProgressView, table
 from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview
@@ -55,7 +55,7 @@ def test_no_word_of_a_table_is_broken(width: int) -> None:
 
 
 def test_a_table_in_a_pipe_keeps_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.print_table("", COLUMNS, [["x" * 200, *row[1:]] for row in ROWS])
+    printing.print_table(COLUMNS, [["x" * 200, *row[1:]] for row in ROWS])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert len(lines) == 4
     assert lines[2].startswith(" " + "x" * 200)

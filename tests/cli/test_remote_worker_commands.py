@@ -14,7 +14,7 @@ from jobs_builder import make_jobs
 from rich.console import Console
 
 from tuna.api import open_database
-from tuna.cli import watch
+from tuna.cli import status as live_view
 from tuna.cli.remote_workers import join_line
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
@@ -178,5 +178,5 @@ def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_
     assert words in type_in("tuna", "status").out
     watched = Watcher(engine, get_settings()).look()
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(watch.view(watched, 100))
+    console.print(live_view.view(watched, 100))
     assert words in console.export_text()

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from builders import DatabaseBuilder
 from jobs_builder import make_jobs
 
-from tuna.cli import watch as view
+from tuna.cli import status as view
 from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now

@@ -11,7 +11,7 @@ import pytest
 from builders import DRIVERS, DatabaseBuilder, memory
 from command_lines import Ended
 
-from tuna.cli import show, winners
+from tuna.cli import report, show
 from tuna.exports import ExportReport
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import DeviceFigures, ReportFigures
@@ -46,7 +46,7 @@ def figures() -> ReportFigures:
 def test_the_table_has_each_layer_its_gains_and_the_total(
     figures: ReportFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    winners.print_winners(figures)
+    report.print_winners(figures)
     lines = capsys.readouterr().out.splitlines()
     (first,) = (line.split() for line in lines if "k64 3x3" in line)
     assert first[-9:] == ["1", "Tile", "2.000", "115.6", "–", "20.00×", "1.50×", "0", "0"]
@@ -64,8 +64,8 @@ def test_the_table_has_each_layer_its_gains_and_the_total(
 def test_a_narrow_terminal_shows_the_layer_the_time_and_the_gains(
     figures: ReportFigures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(winners, "terminal_width", lambda: 72)
-    winners.print_winners(figures)
+    monkeypatch.setattr(report, "terminal_width", lambda: 72)
+    report.print_winners(figures)
     head = " ".join(capsys.readouterr().out.split("───")[0].split())
     assert head == "over over layer ms untuned onednn"
 
@@ -80,7 +80,7 @@ def test_what_was_noisy_or_measured_elsewhere_is_said(
     loud = dataclasses.replace(
         first, solvers=(dataclasses.replace(first.solvers[0], noisy=True), *first.solvers[1:])
     )
-    winners.print_winners(dataclasses.replace(figures, header=header, layers=(loud, *rest)))
+    report.print_winners(dataclasses.replace(figures, header=header, layers=(loud, *rest)))
     out, err = capsys.readouterr()
     assert out.count("~") == 1
     assert "2.000~" in out
@@ -99,7 +99,7 @@ def test_a_share_above_the_peak_is_explained_below_the_table(
     (total, *_) = figures.totals
     layers = (dataclasses.replace(first, peak_share=2.91), *rest)
     totals = (dataclasses.replace(total, peak_share=1.66),)
-    winners.print_winners(
+    report.print_winners(
         dataclasses.replace(figures, layers=layers, totals=totals, devices=(device,))
     )
     lines = capsys.readouterr().out.splitlines()
@@ -137,7 +137,7 @@ def test_each_sentence_of_several_exports_is_printed_once(
 def test_a_session_without_layers_says_so(
     figures: ReportFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    winners.print_winners(dataclasses.replace(figures, layers=(), totals=()))
+    report.print_winners(dataclasses.replace(figures, layers=(), totals=()))
     assert capsys.readouterr().out == "There are no results in this session yet.\n"
 
 

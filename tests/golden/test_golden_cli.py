@@ -9,9 +9,9 @@ import pytest
 from command_lines import Ended
 from golden_scene import ASM, GEMM, A, B, C, Scene
 
-from tuna.cli.golden import update_golden_command
 from tuna.cli.main import guarded, tuna
 from tuna.cli.mituna.common import respell
+from tuna.cli.mituna.db_files import update_golden
 from tuna.settings import get_settings
 
 #: Command line, exit code, part of the output.
@@ -66,7 +66,7 @@ def type_in(
         line = [str(word) for word in words]
         capsys.readouterr()
         if line[0].startswith("-"):
-            code = guarded(update_golden_command, line, name="update_golden.py", respell=respell)
+            code = guarded(update_golden, line, name="update_golden.py", respell=respell)
         else:
             code = guarded(tuna, ["golden", *line])
         return Ended(code, *capsys.readouterr())

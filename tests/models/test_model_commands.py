@@ -20,8 +20,8 @@ from command_lines import Ended
 from nets import Net
 
 from tuna import api
-from tuna.api import model_tuning, running
-from tuna.api.model_tuning import SESSION
+from tuna.api import models, running
+from tuna.api.models import SESSION
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
@@ -262,7 +262,7 @@ def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.Mo
         raise AssertionError("the jobs of the other model would be waited for")
 
     monkeypatch.setattr(running, "run", run)
-    monkeypatch.setattr(model_tuning, "_load", lambda *_: None)
+    monkeypatch.setattr(models, "_load", lambda *_: None)
     tuned = api.tune_model("b", events=RunEvents(seen.append))
     assert [(one.wanted, one.unfinished) for one in seen] == [(2, 2), (2, 0)]
     assert tuned.errored == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import DRIVERS, DatabaseBuilder
 
-from tuna.cli.winners import print_winners
+from tuna.cli.report import print_winners
 from tuna.db import benchmarks, models
 from tuna.db.benchmarks import NewBenchmark
 from tuna.reports.html import render

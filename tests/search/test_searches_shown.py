@@ -105,7 +105,7 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
         )
         winners = {row.id: row for row in connection.execute(query)}
     monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
-    for place in ("api.repeating", "libraries.registry"):
+    for place in ("api.jobs", "libraries.registry"):
         monkeypatch.setattr(f"tuna.{place}.get_library", lambda name: scene.library)
     repeated = []
     for command in line.split(" && "):

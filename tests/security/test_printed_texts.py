@@ -18,7 +18,7 @@ from builders import DatabaseBuilder, memory, tuned_network
 from gateway_site import HOME, GatewaySite
 
 from tuna import api, logs
-from tuna.cli import show, watch
+from tuna.cli import show, status
 from tuna.cli.console import print_table, say
 from tuna.cli.main import guarded, tuna
 from tuna.db import models
@@ -81,7 +81,7 @@ def test_one_line_is_one_and_bounded() -> None:
 @pytest.mark.parametrize("err", [False, True])
 def test_lines_and_tables(capsys: pytest.CaptureFixture[str], err: bool) -> None:
     say(ALL, err=err)
-    print_table("", ("worker", "device"), [(ALL + FORGED, ALL), ("x", FORGED)], err=err)
+    print_table(("worker", "device"), [(ALL + FORGED, ALL), ("x", FORGED)], err=err)
     said = "".join(capsys.readouterr())
     assert _obeyed(said) == []
     assert not re.search(r"^(Error|2026|forged)", said, re.MULTILINE)
@@ -99,7 +99,7 @@ def test_the_failures_of_a_session(capsys: pytest.CaptureFixture[str]) -> None:
         failures=(failure,),
     )
     show.sessions([overview], details=True)
-    said = capsys.readouterr().out + "".join(watch._failures(SimpleNamespace(overview=overview)))
+    said = capsys.readouterr().out + "".join(status._failures(SimpleNamespace(overview=overview)))
     assert _obeyed(said) == []
     assert not re.search(r"^(Error|2026|forged)", said, re.MULTILINE)
 

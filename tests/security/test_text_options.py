@@ -3,7 +3,6 @@ never a traceback."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import sqlalchemy as sa
 from command_lines import PROGRAMS
 
 from tuna import api
-from tuna.cli.main import COMMANDS
+from tuna.cli.main import COMMANDS, load_command
 from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
@@ -70,10 +69,7 @@ def _walk(
         yield path, command
         return
     if path[0] == "tuna" and len(path) == 1:
-        children = {
-            name: getattr(importlib.import_module(module), word)
-            for name, (module, word, _) in COMMANDS.items()
-        }
+        children = {name: load_command(name) for name in COMMANDS}
     elif path == ("go_fish",):
         children = {"noop": command.get_command(click.Context(command), "noop")}
     else:
@@ -247,4 +243,4 @@ def test_what_is_taken_is_stored_letter_for_letter(
 def test_only_what_ends_by_itself_is_tried() -> None:
     from tuna.cli import work
 
-    assert "start_worker" in inspect.getsource(work.worker.callback)
+    assert "serve_workers" in inspect.getsource(work.worker.callback)

@@ -81,7 +81,9 @@ def benchmark_model(
     recorded, texts = _recorded(inputs)
     given = _inputs_of(library, facts[0], texts)
     points = arguments.sweep(given, shapes)
-    labels = _labels(list(files.values()))
+    labels = [path.name for path in files.values()]
+    if len(set(labels)) < len(labels):
+        labels = [str(path) for path in files.values()]
     engine = open_database()
     run = benchmarks.new_run()
     with _place(board, options, _cores(facts[0])) as (place, device):
@@ -222,8 +224,3 @@ def _inputs_of(library: Path, facts: Mapping[str, Any], texts: Sequence[str]) ->
     return [
         replace(one, bounds=bounds.get(one.name), label=labels.get(one.name, "")) for one in given
     ]
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]

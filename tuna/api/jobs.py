@@ -1,27 +1,31 @@
-"""Jobs: load, run, retry, cancel, reproduce."""
+"""Jobs: load, retry, cancel, repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tuna.api.sessions import session_library
-from tuna.configs import GemmConfig
+from tuna.api.services import namespace
+from tuna.configs import GemmConfig, read_one
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.errors import BadInput, ServiceError
-from tuna.libraries.options import check
+from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.options import check, chosen
 from tuna.libraries.registry import get_library
+from tuna.messages import choices
 from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
+from tuna.queue.reproduction import trial_item
 from tuna.results.untried import without_solver
 from tuna.search import targets_met
 from tuna.settings import get_settings
 from tuna.vocabulary import State
+from tuna.workers.local_run import run_steps
 
 #: Layers that an error names one by one.
 _MOST_NAMED = 20
@@ -60,7 +64,35 @@ class Only:
     config_ids: Sequence[int] = ()  #: these layers
 
 
-_ALL = Only()
+@dataclass(frozen=True)
+class JobOrigin:
+    """The facts about a job that is repeated which its session had."""
+
+    seed: int = 0
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None  #: default: this machine's
+
+
+_ALL, _HERE = Only(), JobOrigin()
+
+
+def session_library(session_id: int, expected: str | None = None) -> str:
+    """The library of the session; raises NotFound, or BadInput when another one was expected."""
+    with reading(open_database()) as connection:
+        name = sessions.get(connection, session_id).environment.library
+    if expected is not None and name != expected:
+        raise BadInput(f"Session {session_id} belongs to {name}, not to {expected}.")
+    return name
+
+
+def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
+    """Raise BadInput for a device that is not the session's, should one be named."""
+    with reading(open_database()) as connection:
+        there = sessions.get(connection, session_id).environment
+    if arch not in (None, there.arch) or num_cu not in (None, there.num_cu):
+        raise BadInput(
+            f"Session {session_id} is for {there.arch} with {there.num_cu} compute units."
+        )
 
 
 def load_jobs(
@@ -167,10 +199,71 @@ def drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
     """Drop the leases, so that workers stop; False without Redis."""
     if not chunks:
         return True
-    with reading(engine) as connection:
-        namespace = sessions.namespace(connection)
+    settings = get_settings()
     try:
-        Leases(connect(get_settings()), namespace, get_settings().lease_s).drop(sorted(chunks))
+        Leases(connect(settings), namespace(engine), settings.lease_s).drop(sorted(chunks))
     except ServiceError:
         return False
     return True
+
+
+def reproduce(
+    driver: str,
+    *,
+    library: str,
+    solver: str,
+    step: str,
+    options: Options | None = None,
+    index: int | None = None,
+    origin: JobOrigin = _HERE,
+) -> list[StepResult]:
+    """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is
+    stored.
+
+    Runs the steps up to `step` and returns their results, of which the last one has the outcome.
+    Raises NotFound for an unknown solver, BadInput unless the layer is one.
+    """
+    tuned = get_library(library)
+    if solver not in [known.name for known in tuned.solvers()]:
+        raise NotFound(
+            f"{library} has no solver {solver!r}.",
+            hint=choices(solver, (one.name for one in tuned.solvers()), "solvers"),
+        )
+    layer = read_one(driver)
+    item = WorkItem(
+        job_id=1,
+        attempt=1,
+        session_id=0,
+        library=library,
+        step=step,
+        solver=solver,
+        config=layer.to_json(),
+        body=layer.body_digest,
+        target=tuned.environment().target if origin.target is None else origin.target,
+        conditions=chosen(tuned.conditions, origin.conditions, library),
+        seed=origin.seed,
+        options=check(tuned.options, options or {}, library),
+    )
+    return run_steps(tuned, item, step, index, _body(item.body))
+
+
+def reproduce_trial(trial: int) -> tuple[list[StepResult], str]:
+    """Build the candidate of this trial (its id in the database) from its params, and measure it if
+    the trial was measured.
+
+    It is done here and now, and nothing is stored. Returns the results of the steps, of which the
+    last one has the outcome, and the layer's driver line. Raises NotFound for an unknown trial,
+    BadInput if its library builds nothing from params.
+    """
+    with reading(open_database()) as connection:
+        library, item = trial_item(connection, trial)
+    (candidate,) = item.candidates
+    return run_steps(library, item, item.step, candidate.index, _body(item.body)), item.layer.text()
+
+
+def _body(digest: str | None) -> bytes | None:
+    """The body of a layer that has one, from the database."""
+    if digest is None:
+        return None
+    with reading(open_database()) as connection:
+        return configs.body(connection, digest)

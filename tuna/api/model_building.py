@@ -124,7 +124,8 @@ def build_model(
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         manifest = _for_cores(model.manifest)
-        source = choice.ResultScope(session_id, _golden_id(connection, golden), winograd)
+        release = None if golden is None else find(connection, golden, "tvm").id
+        source = choice.ResultScope(session_id, release, winograd)
         started = time.perf_counter()
         known = choice.finalists(connection, manifest, source)
         alike = choice.nearest(connection, manifest, source, known)
@@ -342,11 +343,7 @@ def _described(
     return BuiltModel(
         path=output,
         model=model,
-        errors=checked["errors"],
-        times_ms=checked["times_ms"],
-        wall_ms=checked["wall_ms"],
-        absent=checked["absent"],
-        remark=checked["remark"],
+        **{name: checked[name] for name in ("errors", "times_ms", "wall_ms", "absent", "remark")},
         tasks={kind: numbers[kind] for kind in Class if kind in numbers},
         shares={kind: ms / total for kind, ms in spent.items()},
         runtime_share=runtime / total,
@@ -377,10 +374,6 @@ def _for_programs(built: BuiltModel) -> dict[str, Any]:
 
 def _for_cores(manifest: Manifest) -> Manifest:
     return manifest.for_cores(len(eval_cpus())) if get_settings().eval_cpus else manifest
-
-
-def _golden_id(connection: Any, version: int | None) -> int | None:
-    return None if version is None else find(connection, version, "tvm").id
 
 
 def _lay_out(model: StoredModel, path: Path) -> None:

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from tuna.api.jobs import LoadedJobs, Options, load_jobs
 from tuna.api.preparation import init_session, update_applicability, update_solvers
-from tuna.api.rpc import count_workers
 from tuna.api.running import enqueue
 from tuna.api.services import artifact_store
+from tuna.api.workers import count_workers
 from tuna.archives.trace import ENDED, Trace
 from tuna.archives.trace_restore import restore, session_of
 from tuna.configs import Config

@@ -45,7 +45,8 @@ def run(
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
 
-    events = _with(events, on_progress)
+    if on_progress is not None:
+        events = replace(events, on_progress=on_progress)
     return _work_through(session_id, steps, workers, policy, events, on_log)
 
 
@@ -62,12 +63,9 @@ def enqueue(
 
     `policy`: as `Settings.policy`, its default.
     """
-    events = _with(events, on_progress)
+    if on_progress is not None:
+        events = replace(events, on_progress=on_progress)
     return _work_through(session_id, steps, lambda _: (), policy, events)
-
-
-def _with(events: RunEvents, on_progress: Callable[[Progress], None] | None) -> RunEvents:
-    return events if on_progress is None else replace(events, on_progress=on_progress)
 
 
 def _work_through(

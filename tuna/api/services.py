@@ -1,4 +1,4 @@
-"""The database and the services: schema, checks, metrics."""
+"""The database and the services: schema, keys of artifacts, metrics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from tuna.artifacts.signatures import key_id
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import key_rotation
 from tuna.db import schema, sessions
-from tuna.db.database import connect_database
+from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
 from tuna.db.models import Base
+from tuna.errors import BadInput
+from tuna.queue.connection import connect, ensure_services
 from tuna.reports.prometheus import serve
 from tuna.settings import get_settings
 
@@ -23,6 +27,30 @@ class Upgrade:
     url: str  #: without its password
     before: str | None
     after: str
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A key that verifies artifacts, by its id."""
+
+    id: str
+    public: str  #: hex
+    signs: bool  #: the current one; a former one is accepted until the next rotation
+
+
+@dataclass(frozen=True)
+class RotatedKey:
+    """A new key, and how many of the artifacts that jobs need have its signature."""
+
+    key: SigningKey
+    signed: int  #: with it
+    refused: int  #: no accepted key signed them: their jobs are compiled again
+
+
+def namespace(engine: sa.Engine) -> str:
+    """The namespace that separates a database's keys from others' in a shared Redis."""
+    with reading(engine) as connection:
+        return sessions.namespace(connection)
 
 
 def artifact_store(engine: sa.Engine) -> Artifacts:
@@ -49,3 +77,40 @@ def list_tables() -> list[str]:
 def serve_metrics(listen: str, started: Callable[[str], None]) -> None:
     """Answer Prometheus at `listen` (HOST:PORT) until Ctrl-C; `started` gets the URL."""
     serve(connect_database(), get_settings(), listen, started)
+
+
+def list_keys() -> list[SigningKey]:
+    """Return the key that signs artifacts, then the former one, if it is still accepted."""
+    with reading(open_database()) as connection:
+        keys = sessions.artifact_keys(connection, get_settings())
+    return [
+        SigningKey(key_id(public), public, number == 0) for number, public in enumerate(keys.public)
+    ]
+
+
+def rotate_key(*, leaked: bool = False) -> RotatedKey:
+    """Sign artifacts with a new key from now on, and sign again what jobs need.
+
+    `leaked`: what former keys signed is refused at once, and compiled again. Raises BadInput where
+    TUNA_ARTIFACTS_KEY is the key, ServiceError if Redis or the artifact store does not answer.
+    """
+    settings, engine = get_settings(), open_database()
+    if settings.artifacts_key is not None:
+        raise BadInput(
+            "TUNA_ARTIFACTS_KEY is the key of artifacts here, so it cannot be rotated in the"
+            " database.",
+            hint=(
+                "set it to another one (`openssl rand -hex 32`) for each coordinator and own"
+                " worker, and restart them: what jobs still need is compiled again"
+            ),
+        )
+    ensure_services(settings)
+    client = connect(settings)
+    keys = key_rotation.replace(engine, settings, leaked=leaked)
+    key_rotation.announce(engine, client, settings, namespace(engine))
+    store = artifact_store(engine)
+    store.keys = keys
+    signed = refused = 0
+    for page in key_rotation.sign_all(engine, store):
+        signed, refused = signed + page.signed, refused + page.refused
+    return RotatedKey(list_keys()[0], signed, refused)

@@ -1,14 +1,28 @@
-"""Sessions: create, prepare, watch, report."""
+"""Sessions: options, archives, deletion, and how they go."""
 
 from __future__ import annotations
 
-from tuna.archives import sizes
-from tuna.archives.sizes import SessionSize
+from collections.abc import Callable
+from pathlib import Path
+
+from tuna.api.jobs import drop_leases
+from tuna.api.services import artifact_store, namespace
+from tuna.archives import removal
+from tuna.archives.archive import ArchiveHeader, archive
+from tuna.archives.removal import Deleted
+from tuna.archives.restore import Restored, restore
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.session_options import SessionOptions
-from tuna.errors import BadInput
+from tuna.errors import ServiceError
+from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
+from tuna.search import warm_starts as earlier_searches
+from tuna.search.warm_starts import WarmStart
+from tuna.settings import get_settings
+
+#: Gets the number of jobs that are done, and of all.
+OnJobs = Callable[[int, int], None]
 
 
 def set_session(session_id: int, **values: object) -> SessionOptions:
@@ -18,26 +32,78 @@ def set_session(session_id: int, **values: object) -> SessionOptions:
         return sessions.set_options(connection, session_id, values)
 
 
-def session_library(session_id: int, expected: str | None = None) -> str:
-    """The library of the session; raises NotFound, or BadInput when another one was expected."""
+def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> ArchiveHeader:
+    """Write a session with everything that its results need into one file; raises NotFound,
+    BadInput, StorageFull."""
+    return archive(open_database(), session_id, path, on_jobs)
+
+
+def restore_session(
+    path: Path, reason: str | None = None, on_jobs: OnJobs | None = None
+) -> Restored:
+    """Restore what `archive_session` wrote, here or elsewhere; `reason`: another one than the
+    archive's.
+
+    Raises BadInput for a file that is no archive, or not whole, or of a session that is here
+    already.
+    """
+    return restore(open_database(), path, reason, on_jobs)
+
+
+def check_deletion(session_id: int, *, cancels: bool = False) -> None:
+    """Raise NotFound, or BadInput for a session that must not be deleted; `cancels`: its jobs will
+    be canceled first."""
     with reading(open_database()) as connection:
-        name = sessions.get(connection, session_id).environment.library
-    if expected is not None and name != expected:
-        raise BadInput(f"Session {session_id} belongs to {name}, not to {expected}.")
-    return name
+        removal.check(connection, session_id, cancels=cancels)
 
 
-def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
-    """Raise BadInput for a device that is not the session's, should one be named."""
+def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Deleted, str]:
+    """Delete a session; returns what was deleted, and what of it could not be removed from Redis or
+    the artifact store.
+
+    Raises as `check_deletion` does.
+    """
+    check_deletion(session_id)
+    engine, left = open_database(), ""
+    store = artifact_store(engine)
+
+    def remove(digests: set[str]) -> None:
+        nonlocal left
+        if left:
+            return
+        try:
+            store.remove(digests)
+        except ServiceError as error:
+            left = str(error)
+
+    deleted = removal.delete(engine, session_id, remove, on_jobs)
+    if not drop_leases(engine, deleted.chunks):
+        left = left or "Redis is unreachable."
+    return deleted, left
+
+
+def outlook(session_id: int) -> Outlook | None:
+    """Return the jobs left of a session, whether it can keep its deadline, and the error of the
+    prediction.
+
+    None if its library is not installed here. Raises NotFound.
+    """
+    return read_outlook(open_database(), get_settings(), session_id)
+
+
+def workers_aside() -> dict[str, str]:
+    """Return why workers take nothing for the moment, by name; none if Redis does not answer."""
+    live = live_workers(get_settings(), namespace(open_database())) or ()
+    return {one.name: one.aside for one in live if one.aside}
+
+
+def watcher(session_id: int | None = None) -> Watcher:
+    """Watcher of all sessions or one, to be polled with `look()`: rates, ETA, efficiency,
+    workers."""
+    return Watcher(open_database(), get_settings(), session_id)
+
+
+def warm_starts(session_id: int) -> list[WarmStart]:
+    """The session's searches that learn from earlier ones, with those."""
     with reading(open_database()) as connection:
-        there = sessions.get(connection, session_id).environment
-    if arch not in (None, there.arch) or num_cu not in (None, there.num_cu):
-        raise BadInput(
-            f"Session {session_id} is for {there.arch} with {there.num_cu} compute units."
-        )
-
-
-def list_sessions(session_id: int | None = None) -> list[SessionSize]:
-    """All sessions, or one, with their state, counts and sizes; raises NotFound. It looks at every
-    trial."""
-    return sizes.read(open_database(), session_id)
+        return earlier_searches.of_session(connection, session_id)

@@ -1,45 +1,46 @@
-"""Workers: tokens, list, states; remote execution."""
+"""Workers: start those of this machine, list all of them and set their state."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import redis
 
-from tuna.api.rpc import own_gateway_url
+from tuna.api.joining import Role
+from tuna.api.services import namespace
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.gateway import joined, tokens
+from tuna.gateway import joined, remote_link
 from tuna.gateway.joined import RemoteWorker
-from tuna.gateway.tokens import JoinToken, client_line
+from tuna.gateway.protocol import MAX_PROCESSES
+from tuna.gateway.tokens import JoinToken
+from tuna.libraries.tvm import targets
+from tuna.libraries.tvm.boards import BoardPool
+from tuna.libraries.tvm.environment import tvm_version
 from tuna.messages import choices
 from tuna.queue.announcements import control_key, set_order
 from tuna.queue.connection import connect, ensure_services, impatient_client
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.queue.leases import Leases
+from tuna.queue.served_queues import ServedQueues, Unavailable
+from tuna.reports.status import live_workers
+from tuna.sandbox import discovery
 from tuna.settings import get_settings
+from tuna.vocabulary import queue_name
+from tuna.workers.compatibility import session_text
 from tuna.workers.remote_exec import Answer, execute
+from tuna.workers.serve import check_options, serve
 
-Role = Literal["compile", "eval"]
 #: How long a revocation waits for an answer of Redis.
 _ANSWER_S = 5.0
-
-
-@dataclass(frozen=True)
-class Token:
-    """The right to join once, without its secret; `state` is open, used, revoked or expired."""
-
-    id: str
-    role: str
-    state: str
-    expires_at: datetime
 
 
 @dataclass(frozen=True)
@@ -66,71 +67,31 @@ class Worker:
     aside: str = ""  #: why its machine or device is unfit for work
 
 
-def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
-    """Make a token, and return the one line that `tuna worker --join` takes; pass it on as you
-    would a password.
+@dataclass(frozen=True)
+class WorkerBoards:
+    """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings
+    say."""
 
-    `url`: how workers reach a gateway of this database; default: that of this TUNA_HOME. Raises
-    BadInput if there is none.
-    """
-    return _new_token(role, ttl_s, url).line()
-
-
-def create_client_token(ttl_s: float, url: str | None = None) -> str:
-    """Make two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
-    measures. Else like `create_token`."""
-
-    return client_line(*(_new_token(role, ttl_s, url) for role in ("compile", "eval")))
-
-
-def _new_token(role: Literal["compile", "eval"], ttl_s: float, url: str | None) -> JoinToken:
-
-    address = url or own_gateway_url()
-    engine = open_database()
-    with reading(engine) as connection:
-        pin = tokens.pin_of_secret(joined.tls_secret(connection))
-    token = tokens.JoinToken.new(tokens.Gateway.parse_url(address, pin))
-    with writing(engine) as connection:
-        joined.add_token(connection, token.id, tokens.digest(token.secret), role, ttl_s)
-    return token
-
-
-def list_tokens() -> list[Token]:
-    """All tokens, newest first."""
-
-    def state(row: Any) -> str:
-        if row.used_at or row.revoked_at:
-            return "used" if row.used_at else "revoked"
-        return "open" if row.expires_at > utc_now() else "expired"
-
-    with reading(open_database()) as connection:
-        return [
-            Token(row.id, row.role, state(row), row.expires_at) for row in joined.tokens(connection)
-        ]
-
-
-def revoke_token(token_id: str) -> None:
-    """Revoke a token; a worker that joined with it stays. Raises NotFound."""
-
-    with writing(open_database()) as connection:
-        joined.revoke_token(connection, token_id)
+    tracker: str = ""  #: HOST:PORT
+    device_key: str = ""
+    target: str = ""
+    reset: str = ""  #: command line that may bring a lost one back
 
 
 def list_workers() -> list[Worker]:
     """Live worker processes, then remote workers without a live process."""
     settings = get_settings()
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
+    engine = open_database()
+    with reading(engine) as connection:
         known = {one.name: one for one in joined.remote_workers(connection)}
     ensure_services(settings)
-    client = connect(settings)
-    now = time.time()
+    client, own, now = connect(settings), namespace(engine), time.time()
     found = []
-    for status in HeartbeatBoard(client, namespace, settings.lease_s).live():
+    for status in HeartbeatBoard(client, own, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
         remote = known.get(worker)
         if remote is None:
-            wanted = client.get(control_key(namespace, worker))
+            wanted = client.get(control_key(own, worker))
             order = wanted.decode() if isinstance(wanted, bytes) else ""
         else:
             order = "" if remote.state == "active" else remote.state
@@ -178,13 +139,22 @@ def _silent(worker: RemoteWorker, now: float) -> Worker:
     )
 
 
+def count_workers(session_id: int) -> int:
+    """Live worker processes that measure for a session, by their heartbeats; 0 also where Redis
+    does not answer."""
+    with reading(open_database()) as connection:
+        environment = sessions.get(connection, session_id).environment
+        own = sessions.namespace(connection)
+    queue = queue_name(True, environment.toolchain, environment.machine_key)
+    return sum(queue in worker.queues for worker in live_workers(get_settings(), own) or ())
+
+
 def set_worker_state(name: str, state: Literal["active", "cordoned", "draining", "revoked"]) -> str:
     """Set the state of a worker, or of the worker of a process; returns the worker's name.
 
     `cordoned` takes nothing new, `draining` also exits, `revoked` (remote workers only) loses its
     access at once. Raises NotFound, or BadInput for a change without effect, or an impossible one.
     """
-
     engine = open_database()
     with reading(engine) as connection:
         names = (name, name.rpartition(":")[0])
@@ -202,14 +172,12 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
 def _evict(worker: str) -> None:
     """End the leases and heartbeats of a revoked worker, or leave both to expire where Redis does
     not answer."""
-    settings = get_settings()
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
+    settings, own = get_settings(), namespace(open_database())
     try:
         ensure_services(settings)
         client = impatient_client(settings, _ANSWER_S)
-        Leases(client, namespace, settings.lease_s).evict(worker)
-        HeartbeatBoard(client, namespace, settings.lease_s).remove_worker(worker)
+        Leases(client, own, settings.lease_s).evict(worker)
+        HeartbeatBoard(client, own, settings.lease_s).remove_worker(worker)
     except (redis.RedisError, ServiceError) as error:
         raise ServiceError(
             f"{worker} has no access any more, but Redis does not answer: {error}",
@@ -219,7 +187,6 @@ def _evict(worker: str) -> None:
 
 def _order(name: str, state: str) -> str:
     """Set the state of an own worker."""
-
     there = list_workers()
     known = next((one for one in there if name in (one.name, one.worker)), None)
     if known is None:
@@ -233,9 +200,7 @@ def _order(name: str, state: str) -> str:
             " credentials.",
             hint="change those of Redis to revoke its access",
         )
-    with reading(open_database()) as connection:
-        namespace = sessions.namespace(connection)
-    set_order(connect(get_settings()), namespace, known.worker, state)
+    set_order(connect(get_settings()), namespace(open_database()), known.worker, state)
     return known.worker
 
 
@@ -243,3 +208,92 @@ def remote_exec(command: str) -> Sequence[Answer]:
     """Run a command line, without a shell, here and on each worker that allows it; one answer for
     each."""
     return execute(command, get_settings())
+
+
+def join(
+    role: Role,
+    line: str,
+    processes: int = 1,
+    *,
+    devices: str | None = None,
+    boards: WorkerBoards | None = None,
+) -> None:
+    """Become a remote worker with the token of `line`; its settings go into this process's
+    environment, for its workers.
+
+    `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before
+    the token is spent.
+    """
+    token = JoinToken.parse(line)
+    variables = _of_boards(role, boards, "") if boards else {}
+    check_options(role, processes, devices, bool(boards))
+    if devices is not None:
+        processes = len(discovery.choose(discovery.discover(), devices))
+    os.environ.update(variables)  # what is measured is the board's, not this machine's
+    get_settings.cache_clear()
+    served = ServedQueues()
+    found = served.under(role)
+    queues = [queue for queue in found.values() if isinstance(queue, str)]
+    if boards and not queues:
+        reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
+        raise ServiceError(f"This worker has no board to join with. {reasons}")
+    names = tuple(queue.partition(".")[2] for queue in queues)
+    facts = remote_link.facts_of(
+        {
+            "host": socket.gethostname(),
+            "device": served.device_name(queues),
+            "environments": names if role == "eval" else (),
+            "toolchains": names if role == "compile" else (),
+            "processes": min(processes, MAX_PROCESSES),
+        }
+    )
+    credentials = remote_link.join(token, role, facts)
+    os.environ["TUNA_GATEWAY"] = credentials.text()
+    os.environ["TUNA_WORKER_NAME"] = credentials.name
+    get_settings.cache_clear()
+
+
+def serve_workers(
+    role: Role,
+    processes: int = 1,
+    *,
+    devices: str | None = None,
+    session_id: int | None = None,
+    once: bool = False,
+    boards: WorkerBoards | None = None,
+) -> int:
+    """Run workers in the foreground until they have ended; returns the exit code. Needs the main
+    thread.
+
+    `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only
+    session to work for; `once`: leave when the queues are empty; `boards`: measure on these.
+    """
+    session = ""
+    if session_id is not None:
+        with reading(open_database()) as connection:
+            session = session_text(session_id, sessions.get(connection, session_id).environment)
+    variables = _of_boards(role, boards, session) if boards else {}
+    return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
+
+
+def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]:
+    """The settings of a worker that measures on boards; raises BadInput, LibraryMissing."""
+    if role != "eval":
+        raise BadInput(
+            "Only eval workers measure on boards.",
+            hint="leave out --tvm-tracker: any worker compiles for them",
+        )
+    settings = get_settings()
+    tracker, key = (
+        boards.tracker or settings.tvm_tracker,
+        boards.device_key or settings.tvm_device_key,
+    )
+    target = boards.target or (
+        json.loads(session)["environment"]["target"] if session else settings.tvm_target
+    )
+    tvm_version()  # refused here, for a worker that ends is started again
+    BoardPool.at(tracker, key)
+    if target:
+        targets.parse(target)
+    found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
+    return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}

@@ -8,25 +8,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import overview, searches, sessions
+from tuna.db import overview, searches
 from tuna.db.engine import reading
-from tuna.db.models import (
-    EnvironmentRow,
-    FindDb,
-    FindDbKernel,
-    Golden,
-    GoldenEntry,
-    Job,
-    KernelRow,
-    Session,
-    TrialRow,
-)
+from tuna.db.plain_table import plain_table
 from tuna.db.searches import Searches
 from tuna.db.session_options import SessionOptions
+from tuna.db.types import UtcDateTime
 from tuna.errors import TunaError
 from tuna.jobs.states import is_open
+from tuna.results.core_tables import environment, find_db, find_db_kernel, golden, golden_entry, job
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
+_session = plain_table(
+    "session", "id environment_id uuid reason", options=sa.JSON(), created_at=UtcDateTime()
+)
+_trial = plain_table("trial", "job_id step params output_tail times_ms")
+_kernel = plain_table("kernel", "digest size_bytes")
 #: States of a session by precedence: its state is the first that one of its jobs has.
 _STATES = ("running", "waiting", "ended")
 #: Bytes of a trial besides its texts: numbers, ids and keys.
@@ -60,19 +57,14 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
     """All sessions by id, or one; raises NotFound. It reads every trial."""
     with reading(engine) as connection:
         if session_id is not None:
-            sessions.get(connection, session_id)
+            overview.require_session(connection, session_id)
         query = (
-            sa.select(
-                *Session.__table__.columns,
-                EnvironmentRow.library,
-                EnvironmentRow.arch,
-                EnvironmentRow.key,
-            )
-            .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
-            .order_by(Session.id)
+            sa.select(_session, environment.c.library, environment.c.arch, environment.c.key)
+            .join(environment, environment.c.id == _session.c.environment_id)
+            .order_by(_session.c.id)
         )
         found = connection.execute(
-            query if session_id is None else query.where(Session.id == session_id)
+            query if session_id is None else query.where(_session.c.id == session_id)
         ).all()
         return [_size(connection, row) for row in found]
 
@@ -90,33 +82,32 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     texts = sum(
         (
             sa.func.coalesce(sa.func.length(column), 0)
-            for column in (TrialRow.params, TrialRow.output_tail, TrialRow.times_ms)
+            for column in (_trial.c.params, _trial.c.output_tail, _trial.c.times_ms)
         ),
         sa.literal(_TRIAL_BYTES),
     )
     # candidates that a search has only proposed are no trials yet
-    tried = sa.func.count(sa.case((TrialRow.step != SEARCH, 1)))
-    of_trials = sa.select(tried, sa.func.sum(texts)).join(Job, Job.id == TrialRow.job_id)
+    tried = sa.func.count(sa.case((_trial.c.step != SEARCH, 1)))
+    of_trials = sa.select(tried, sa.func.sum(texts)).join(job, job.c.id == _trial.c.job_id)
     trials, trial_bytes = connection.execute(
-        of_trials.select_from(TrialRow).where(Job.session_id == row.id)
+        of_trials.select_from(_trial).where(job.c.session_id == row.id)
     ).one()
-    results = connection.execute(
-        sa.select(sa.func.count()).where(FindDb.session_id == row.id)
-    ).scalar_one()
-    code = sa.select(FindDbKernel.kernel).join(FindDb, FindDb.id == FindDbKernel.find_db_id)
-    texts_of = sa.select(FindDb.workload).where(
-        FindDb.session_id == row.id, FindDb.workload.is_not(None)
+    mine = find_db.c.session_id == row.id
+    results = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+    code = sa.select(find_db_kernel.c.kernel).join(
+        find_db, find_db.c.id == find_db_kernel.c.find_db_id
     )
-    used = sa.union(code.where(FindDb.session_id == row.id), texts_of).subquery()
+    texts_of = sa.select(find_db.c.workload).where(mine, find_db.c.workload.is_not(None))
+    used = sa.union(code.where(mine), texts_of).subquery()
     artifacts, artifact_bytes = connection.execute(
-        sa.select(sa.func.count(), sa.func.sum(KernelRow.size_bytes)).where(
-            KernelRow.digest.in_(used.select())
+        sa.select(sa.func.count(), sa.func.sum(_kernel.c.size_bytes)).where(
+            _kernel.c.digest.in_(used.select())
         )
     ).one()
     has_entry = sa.exists().where(
-        GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == row.id
+        golden_entry.c.golden_id == golden.c.id, golden_entry.c.session_id == row.id
     )
-    versions = sa.select(Golden.version).where(has_entry).order_by(Golden.version)
+    versions = sa.select(golden.c.version).where(has_entry).order_by(golden.c.version)
     return SessionSize(
         id=row.id,
         uuid=row.uuid,

@@ -19,55 +19,32 @@ class _Timing:
     """A board or this machine, inputs, and limits."""
 
     tracker: str | None = options.option(
-        "--tvm-tracker", metavar="HOST:PORT", help="TVM RPC tracker of the board."
+        "TVM RPC tracker of the board.", "--tvm-tracker", metavar="HOST:PORT"
     )
-    device_key: str | None = options.option(
-        "--device-key", metavar="KEY", help="Key with which the board registered."
-    )
-    local: bool = options.option(
-        "--local", is_flag=True, help="Run on this machine's measuring cores, in a box."
-    )
+    device_key: str | None = options.option("Key with which the board registered.", metavar="KEY")
+    local: bool = options.option("Run on this machine's measuring cores, in a box.")
     inputs: tuple[str, ...] = options.option(
-        "--input",
-        multiple=True,
-        metavar="NAME=SHAPE:TYPE",
-        help="An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of"
+        "An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of"
         " MODEL.so.json. FILE.npz: the values of all.",
+        "--input",
+        metavar="NAME=SHAPE:TYPE",
     )
     shapes: tuple[str, ...] = options.option(
-        "--shape",
-        multiple=True,
-        metavar="n=1,4,8",
-        help="Values of an open extent; may be repeated.",
+        "Values of an open extent; may be repeated.", "--shape", metavar="n=1,4,8"
     )
-    against: Path | None = options.option(
-        "--against",
-        type=click.Path(path_type=Path),
-        metavar="OTHER.so",
-        help="Time this one in turn with it.",
-    )
-    function: str = options.option(
-        "--function", default="main", show_default=True, help="Function of the models."
-    )
+    against: Path | None = options.option("Time this one in turn with it.", metavar="OTHER.so")
+    function: str = options.option("Function of the models.", default="main")
     seed: int = options.option(
-        "--seed",
-        type=click.IntRange(min=0, max=2**31 - 1),
-        default=0,
-        show_default=True,
-        help="Of the inputs.",
+        "Of the inputs.", type=click.IntRange(min=0, max=2**31 - 1), default=0
     )
     wait_s: float = options.option(
-        "--wait", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds."
+        "Seconds.", "--wait", type=click.FloatRange(min=0.1), default=60.0
     )
     limit_s: float = options.option(
-        "--timeout",
-        type=click.FloatRange(min=1),
-        default=600.0,
-        show_default=True,
-        help="Seconds of one call.",
+        "Seconds of one call.", "--timeout", type=click.FloatRange(min=1), default=600.0
     )
     memory_mib: int | None = options.option(
-        "--memory", type=options.COUNT, metavar="MIB", help="That the inputs may take on the board."
+        "That the inputs may take on the board.", "--memory", type=options.COUNT, metavar="MIB"
     )
 
 
@@ -106,7 +83,7 @@ def benchmark_model(
         ),
     )
     if as_json:
-        print_json([row.as_json() for row in found])
+        print_json(found)
     else:
         print_times(found)
     wrong = [row for row in found if row.error is None or row.error > api.TOLERANCE]
@@ -131,7 +108,7 @@ def benchmarks(name: str | None, as_json: bool) -> None:
     """List times of whole models, or of NAME and what was timed in turn with it."""
     found = api.list_benchmarks(name)
     if as_json:
-        print_json([row.as_json() for row in found])
+        print_json(found)
     else:
         print_times(found)
 
@@ -139,7 +116,6 @@ def benchmarks(name: str | None, as_json: bool) -> None:
 def print_times(rows: Sequence[api.ModelTime]) -> None:
     """A line for each model and set of open extents."""
     print_table(
-        "",
         ("model", "device", "extents", "ms", "95 % interval", "of the first", "error", "measured"),
         [
             (

@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -10,10 +11,12 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 from rich import box
@@ -26,6 +29,11 @@ from rich.text import Text
 
 from tuna.messages import counted, inert, one_line
 
+if TYPE_CHECKING:
+    from tuna.coordinator.session_run import Progress
+
+_Item = TypeVar("_Item")
+_Line = TypeVar("_Line", bound="LiveLine")
 _LINE_EVERY_S = 10.0
 #: Seconds that the rate is taken over.
 _PACE_S = 300.0
@@ -34,27 +42,24 @@ _UNLIMITED = 100_000
 #: Columns of a table that is not shown on a terminal.
 _WIDTH = 160
 #: Between two columns, and at the two ends together.
-GAP = 3
-
-
-class _Counts(Protocol):
-    @property
-    def finished(self) -> int: ...
-    @property
-    def wanted(self) -> int: ...
-    @property
-    def states(self) -> dict[str, int]: ...
-    @property
-    def rounds(self) -> dict[str, int]: ...  #: of searches, by state
-    @property
-    def done(self) -> int: ...  #: of what the rate counts: jobs, and rounds
-    @property
-    def left(self) -> int | None: ...  #: of the same; None: not known
+_GAP = 3
 
 
 def print_json(document: Any) -> None:
-    """A document on stdout, for programs."""
-    click.echo(json.dumps(document, indent=1, sort_keys=False))
+    """A document on stdout, for programs: of JSON's types, dataclasses, models, times and paths."""
+    click.echo(json.dumps(document, indent=1, default=_as_json))
+
+
+def _as_json(value: Any) -> Any:
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    if dataclasses.is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    return value.model_dump(mode="json")  # pydantic's, which takes long to import
 
 
 def say(text: str = "", *, err: bool = False, wrap: bool = True) -> None:
@@ -89,11 +94,11 @@ def wrapped(text: str, width: int) -> str:
 
 
 def print_table(
-    title: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     right: Sequence[int] = (),
     *,
+    title: str = "",
     err: bool = False,
     width: int = _UNLIMITED,
 ) -> None:
@@ -109,7 +114,7 @@ def print_table(
         least = [
             _most(column, cells, place, words=place == last) for place, column in enumerate(columns)
         ]
-        console = Console(width=max(width, sum(least) + GAP * len(columns)), stderr=err)
+        console = Console(width=max(width, sum(least) + _GAP * len(columns)), stderr=err)
     console.print(table(title, columns, cells, right, console.width))
 
 
@@ -125,7 +130,7 @@ def table(
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     longest = [_most(column, cells, place, words=True) for place, column in enumerate(columns)]
     widths = [_most(column, cells, place, words=False) for place, column in enumerate(columns)]
-    room = width - GAP * len(columns)
+    room = width - _GAP * len(columns)
     if sum(longest) > room:
         return _paragraphs(title, columns, cells)
     while sum(widths) > room:
@@ -180,37 +185,58 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
 
 
-def fitting(
-    titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Sequence[int], width: int
-) -> list[int]:
-    """The columns that fit into `width`: those with the highest number in `optional` are left out
-    until the others do."""
-    widths = [
-        max(len(text) for text in (*title.split("\n"), *(row[place] for row in cells)))
-        for place, title in enumerate(titles)
-    ]
-    kept = list(range(len(titles)))
-    while sum(widths[place] + GAP for place in kept) > width:
-        least = max(kept, key=lambda place: optional[place])
-        if not optional[least]:
+@dataclass(frozen=True)
+class Column(Generic[_Item]):
+    """A column of a table that may be left out where there is no room."""
+
+    title: str
+    cell: Callable[[_Item], str]
+    optional: int = 0  #: the highest number is left out first; 0: never
+    right: bool = False
+    most: int = _UNLIMITED  #: characters that it needs at most, since its cells are wrapped
+
+
+def fitted(
+    columns: Sequence[Column[_Item]],
+    items: Sequence[_Item],
+    width: int,
+    more: Sequence[Sequence[str]] = (),
+) -> tuple[list[str], list[tuple[str, ...]], list[int]]:
+    """The titles and rows of the columns that fit into `width`, and the places of those of numbers.
+
+    Cells of a column that does not fit are not made: some take loading a library. `more`: further
+    rows, as cells of the first columns.
+    """
+    filled: dict[int, list[str]] = {}
+    left = width
+    for place in sorted(range(len(columns)), key=lambda place: columns[place].optional):
+        column = columns[place]
+        cells = [
+            *map(column.cell, items),
+            *(row[place] if place < len(row) else "" for row in more),
+        ]
+        longest = max(map(len, [*column.title.split("\n"), *cells]))
+        left -= min(longest, max(column.most, len(column.title))) + _GAP
+        if left < 0 and column.optional:
             break
-        kept.remove(least)
-    return kept
+        filled[place] = cells
+    kept = sorted(filled)
+    return (
+        [columns[place].title for place in kept],
+        list(zip(*(filled[place] for place in kept), strict=True)),
+        [position for position, place in enumerate(kept) if columns[place].right],
+    )
 
 
-class ProgressView:
-    """Progress of a session: count, rate and ETA first, so that a narrow terminal shows them;
-    starts at the current counts."""
+class LiveLine:
+    """A line on stderr that changes: in place on a terminal, else printed now and then."""
 
-    def __init__(self, title: str, notice: str = "") -> None:
-        """`notice`: a sentence to print before the first counts, if there are any."""
-        self._title, self._notice = title, notice
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._live: Live | None = None
-        self._printed, self._printed_at = "", 0.0
-        self._seen: deque[tuple[float, int]] = deque()
+        self._printed_at = 0.0
 
-    def __enter__(self) -> ProgressView:
+    def __enter__(self: _Line) -> _Line:
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
@@ -224,6 +250,27 @@ class ProgressView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def change(self, line: str, printed: str, *, due: bool) -> None:
+        """Show a line, or `printed` where there is no terminal: if it is `due`, or the last one was
+        long ago."""
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif due or now - self._printed_at >= _LINE_EVERY_S:
+            click.echo(inert(printed), err=True)
+            self._printed_at = now
+
+
+class ProgressView(LiveLine):
+    """Progress of a session: count, rate and ETA first, so that a narrow terminal shows them;
+    starts at the current counts."""
+
+    def __init__(self, title: str, notice: str = "") -> None:
+        """`notice`: a sentence to print before the first counts, if there are any."""
+        super().__init__()
+        self._title, self._notice, self._last = title, notice, ""
+        self._seen: deque[tuple[float, int]] = deque()
 
     def say(self, sentence: str) -> None:
         """Print a sentence beside the progress, at once."""
@@ -244,36 +291,38 @@ class ProgressView:
         """Say where the warnings of a run are."""
         self.say(f"Warnings of this run: {path}")
 
-    def update(self, counts: _Counts) -> None:
+    def update(self, counts: Progress) -> None:
         """Show new counts; nothing as long as there are no jobs."""
-        if not counts.wanted:
+        rounds = [f"rounds: {by_state(counts.rounds)}"] if counts.rounds else []
+        note = "; ".join(filter(None, [by_state(counts.states), *rounds]))
+        self._show(counts.finished, counts.wanted, note, counts.done, counts.left)
+
+    def count(self, verb: str) -> Callable[[int, int], None]:
+        """Return a function that shows how many jobs, of how many, are archived or the like."""
+        return lambda number, wanted: self._show(
+            number, wanted, f"{number} {verb}", number, wanted - number
+        )
+
+    def _show(self, finished: int, wanted: int, note: str, done: int, left: int | None) -> None:
+        if not wanted:
             return
         if self._notice:
             self.say(self._notice)
             self._notice = ""
-        now = time.monotonic()
-        parts = [
-            by_state(counts.states),
-            *([f"rounds: {by_state(counts.rounds)}"] if counts.rounds else []),
-        ]
-        note = "; ".join(filter(None, parts))
-        done = f"{counts.finished}/{counted(counts.wanted, 'job')}{self._pace(now, counts)}"
-        if self._live is not None:
-            line = f"{done}  {self._title}: {note}"
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif now - self._printed_at >= _LINE_EVERY_S or counts.finished == counts.wanted:
-            line = f"{self._title}: {done} ({note})"
-            if line != self._printed or counts.finished < counts.wanted:
-                click.echo(line, err=True)
-            self._printed, self._printed_at = line, now
+        numbers = f"{finished}/{counted(wanted, 'job')}{self._pace(done, left)}"
+        printed, ended = f"{self._title}: {numbers} ({note})", finished == wanted
+        if not ended or printed != self._last:
+            self.change(f"{numbers}  {self._title}: {note}", printed, due=ended)
+        self._last = printed
 
-    def _pace(self, now: float, counts: _Counts) -> str:
+    def _pace(self, finished: int, left: int | None) -> str:
         """Rate of the last minutes and ETA, once some jobs are done."""
-        self._seen.append((now, counts.done))
+        now = time.monotonic()
+        self._seen.append((now, finished))
         while now - self._seen[0][0] > _PACE_S:
             self._seen.popleft()
         started, had = self._seen[0]
-        done, left = counts.done - had, counts.left
+        done = finished - had
         if done < 3 or left == 0:
             return ""
         rate = done / (now - started)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,15 @@ class _Export(click.Command):
 class _Source:
     """The session or the golden version that is exported."""
 
-    session_id: int | None = options.option("--session-id", type=options.ID, help="Whose results.")
+    session_id: int | None = options.option("Whose results.", type=options.ID)
     golden: int | None = options.option(
-        "--golden", type=options.GOLDEN, help="Golden version, instead of a session; needs --arch."
+        "Golden version, instead of a session; needs --arch.", type=options.GOLDEN
     )
-    arch: str | None = options.option("--arch", help="With --golden: architecture, such as gfx90a.")
+    arch: str | None = options.option("With --golden: architecture, such as gfx90a.")
     num_cu: int | None = options.option(
-        "--num-cu",
-        type=options.COUNT,
-        help="With --golden: compute units; default: all of them mixed.",
+        "With --golden: compute units; default: all of them mixed.", type=options.COUNT
     )
-    library: str = options.option(
-        "--library", default="miopen", show_default=True, help="With --golden: whose version."
-    )
+    library: str = options.option("With --golden: whose version.", default="miopen")
 
 
 @click.command(cls=_Export)
@@ -96,25 +92,16 @@ def export(
 @click.option("--session-id", type=options.ID, help="Into this session; default: a new one.")
 @click.option("--arch", help="Architecture; default: from the file's name.")
 @click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
-@click.option("--rocm-version", help="ROCm that the database was made with.")
-@click.option("--miopen-version", help="MIOpen that the database was made with.")
+@click.option("--rocm-version", "rocm_v", help="ROCm that the database was made with.")
+@click.option("--miopen-version", "miopen_v", help="MIOpen that the database was made with.")
 @click.option(
     "-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text."
 )
-def import_db(
-    file: Path,
-    session_id: int | None,
-    arch: str | None,
-    num_cu: int | None,
-    rocm_version: str | None,
-    miopen_version: str | None,
-    reason: str,
-) -> None:
+def import_db(file: Path, session_id: int | None, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
     into a session."""
-    given = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
-    facts = {name: str(value) for name, value in given.items() if value is not None}
-    show.imported_database(api.import_database(file, session_id, reason, facts))
+    given = options.given(facts)
+    show.imported_database(api.import_database(file, session_id, reason, given))
 
 
 @click.command()
@@ -140,16 +127,14 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it
     does."""
     if as_json:
-        each: list[dict[str, Any]] = []
-        found = api.compare_databases(
-            a, b, lambda pair: each.append(asdict(pair)) if entries else None
-        )
+        each: list[object] = []
+        found = api.compare_databases(a, b, each.append if entries else lambda _: None)
         print_json(found.as_json() | ({"entries": each} if entries else {}))
         return int(found.differs)
     found = api.compare_databases(a, b, lambda pair: say(api.diff_line(pair)) if entries else None)
     if found.differs:
         print_table(
-            "", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4)
+            ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4)
         )
     say(found.summary())
     return int(found.differs)
@@ -164,14 +149,8 @@ def check_db(directory: Path, library: str, as_json: bool) -> int:
     is broken."""
     found = api.check_databases(directory, library)
     if as_json:
-        print_json(
-            {
-                "files": list(map(str, found.files)),
-                "entries": found.entries,
-                "left_out": dict(found.left_out),
-                "faults": [asdict(fault) | {"file": str(fault.file)} for fault in found.faults],
-            }
-        )
+        names = ("files", "entries", "left_out", "faults")
+        print_json({name: getattr(found, name) for name in names})
         return int(bool(found.faults))
     for fault in found.faults:
         say(f"{fault.file}: {fault.rule}: {fault.text}")

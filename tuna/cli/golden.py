@@ -1,4 +1,4 @@
-"""`tuna golden`, and the seeds' `update_golden.py`: numbered releases of results."""
+"""`tuna golden`: numbered releases of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
-from tuna.cli.mituna import common
 from tuna.errors import NotFound
 from tuna.messages import choices
 
@@ -32,7 +31,7 @@ class _Kind(click.ParamType[str]):
         return value
 
 
-_KINDS = _Kind()
+KINDS = _Kind()
 _NUMBER = options.GOLDEN
 _version = click.argument("version", type=_NUMBER)
 _library = click.option(
@@ -66,6 +65,19 @@ def _gate(command: Callable[..., int | None]) -> Callable[..., int | None]:
     return loss(gain(command))
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """Results and versions that a build takes though it would rather not."""
+
+    overwrite: bool = options.option(
+        "Write into a version that exists, if it is still a draft.", "-o"
+    )
+    allow_imported: bool = options.option("Accept results that were imported and not measured.")
+    allow_noisy: bool = options.option(
+        "Accept results that were measured on a device that was not quiet."
+    )
+
+
 @click.group()
 def golden() -> None:
     """Build, compare, promote and roll back numbered releases of results."""
@@ -75,41 +87,21 @@ def golden() -> None:
 @_version
 @click.option("--session-id", type=options.ID, help="Session whose results go in.")
 @click.option("--base", type=_NUMBER, help="Version to start from.")
-@click.option(
-    "-o",
-    "--overwrite",
-    is_flag=True,
-    help="Write into a version that exists, if it is still a draft.",
-)
-@click.option("--kind", type=_KINDS, help="Only the session's results for layers of this kind.")
-@click.option(
-    "--allow-imported", is_flag=True, help="Accept results that were imported and not measured."
-)
-@click.option(
-    "--allow-noisy",
-    is_flag=True,
-    help="Accept results that were measured on a device that was not quiet.",
-)
+@click.option("--kind", type=KINDS, help="Only the session's results for layers of this kind.")
+@options.collected(Accepted)
 @_library
-def build(
-    version: int, session_id: int | None, base: int | None, library: str | None, **wishes: Any
-) -> None:
+def build(version: int, base: int | None, wanted: Accepted, **chosen: Any) -> None:
     """Build a version from a base version, a session, or both; where both have a result the
     session's counts."""
-    engine = api.open_database()
-    _tell(
+    print_build(
         api.golden.build(
-            engine,
-            version=version,
-            session_id=session_id,
-            base_version=base,
-            library=library,
-            **wishes,
+            api.open_database(), version=version, base_version=base, **chosen, **asdict(wanted)
         )
     )
 
 
-def _tell(report: api.golden.BuildReport) -> None:
+def print_build(report: api.golden.BuildReport) -> None:
+    """Print what a build made, and what to type next."""
     say(str(report))
     say(
         f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`",
@@ -124,41 +116,34 @@ def list_versions(library: str | None, as_json: bool) -> None:
     """List the versions; the current one is marked."""
     with api.reading(api.open_database()) as connection:
         found = api.golden.versions(connection, library)
-    names = sorted({one.library for one in found})
-    now = {
-        one.id
-        for name in names
-        if (one := api.golden.current(v for v in found if v.library == name)) is not None
-    }
+    now = set()
+    for name in {one.library for one in found}:
+        now.add(api.golden.current(one for one in found if one.library == name))
     if not found and library is not None:
         raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
     if as_json:
-        print_json([_document(one, one.id in now) for one in found])
+        print_json([_document(one, one in now) for one in found])
     elif not found:
         say("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
         columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
-        print_table("", columns, [_row(one, one.id in now) for one in found], right=(1, 4, 5))
+        print_table(columns, [_row(one, one in now) for one in found], right=(1, 4, 5))
 
 
 def _document(one: api.golden.Version, current: bool) -> dict[str, Any]:
-    return {
-        "library": one.library,
-        "version": one.version,
-        "state": one.state.value,
-        "current": current,
-        "base_version": one.base_version,
-        "entries": one.entries,
-        "created_at": one.created_at.isoformat(),
-        "promoted_at": one.promoted_at.isoformat() if one.promoted_at else None,
-    }
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(one, name) for name in names}
+
+    more = named("base_version", "entries", "created_at", "promoted_at")
+    return {**named("library", "version", "state"), "current": current, **more}
 
 
 def _row(one: api.golden.Version, current: bool) -> tuple[object, ...]:
     base = "-" if one.base_version is None else one.base_version
-    promoted = f"{one.promoted_at:%Y-%m-%d %H:%M}" if one.promoted_at else "-"
+    built, promoted = (
+        f"{at:%Y-%m-%d %H:%M}" if at else "-" for at in (one.created_at, one.promoted_at)
+    )
     mark = "current" if current else ""
-    built = f"{one.created_at:%Y-%m-%d %H:%M}"
     return (one.library, one.version, mark, one.state.value, base, one.entries, built, promoted)
 
 
@@ -252,62 +237,8 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
     with api.reading(api.open_database()) as connection:
         found = api.golden.explain(connection, version, key, solver, library)
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json(found)
         return
     for one in found:
         for line in one.lines():
             say(line)
-
-
-@dataclass(frozen=True)
-class _GoldenBuild:
-    """The parts that a version is built from."""
-
-    version: int = options.option(
-        "--golden_v", type=_NUMBER, required=True, help="Golden version to create."
-    )
-    base_version: int | None = options.option(
-        "--base_golden_v", type=_NUMBER, help="Golden version to start from."
-    )
-    overwrite: bool = options.option(
-        "-o",
-        "--overwrite",
-        is_flag=True,
-        help="Write into a version that exists, if it is still a draft.",
-    )
-    kind: str | None = options.option(
-        "-C",
-        "--config_type",
-        type=_KINDS,
-        help="Only the session's results for layers of this kind.",
-    )
-    allow_imported: bool = options.option(
-        "--allow_imported", is_flag=True, help="Accept results that were imported and not measured."
-    )
-    allow_noisy: bool = options.option(
-        "--allow_noisy",
-        is_flag=True,
-        help="Accept results that were measured on a device that was not quiet.",
-    )
-
-
-@click.command(context_settings=common.CONTEXT)
-@common.session_id
-@options.collected(_GoldenBuild)
-@common.debug
-@click.pass_context
-def update_golden_command(
-    ctx: click.Context,
-    session_id: int | None,
-    wanted: _GoldenBuild,
-) -> int:
-    """Build a golden version from a session, an earlier version, or both."""
-    library = ctx.obj if isinstance(ctx.obj, str) else None
-    report = api.golden.build(
-        api.open_database(), session_id=session_id, library=library, **asdict(wanted)
-    )
-    _tell(report)
-    return 0
-
-
-update_golden = common.program(update_golden_command, "update_golden.py")

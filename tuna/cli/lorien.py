@@ -22,7 +22,7 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, COMMANDS[_NAMES[name]][2]) for name in self.list_commands(ctx)]
+                [(name, COMMANDS[_NAMES[name]][1]) for name in self.list_commands(ctx)]
             )
 
 

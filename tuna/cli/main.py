@@ -7,6 +7,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -21,145 +22,62 @@ from tuna.version import __version__
 #: command.
 _GC_THRESHOLD = 100_000
 
-#: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of
-#: them.
+#: name -> (module, one line of help). Listed here so that `tuna --help` imports none of them.
 COMMANDS = {
-    "quickstart": (
-        "tuna.cli.quickstart",
-        "quickstart",
-        "Tune some ResNet-50 layers on this machine, end to end.",
-    ),
-    "init-session": (
-        "tuna.cli.setup",
-        "init_session",
-        "Start a tuning effort in this machine's environment.",
-    ),
-    "session": (
-        "tuna.cli.session",
-        "session",
-        "List, archive, restore and delete sessions; set their options.",
-    ),
-    "import": (
-        "tuna.cli.setup",
-        "import_configs",
-        "Import layers from a file of driver commands or a log.",
-    ),
-    "capture": (
-        "tuna.cli.capture",
-        "capture",
-        "Run a program and import the layers that it asks its libraries for.",
-    ),
-    "configs": ("tuna.cli.setup", "configs", "List the layers that carry a tag."),
-    "update-solvers": ("tuna.cli.setup", "update_solvers", "Store the solvers that a library has."),
-    "solvers": ("tuna.cli.setup", "solvers", "List a library's solvers."),
-    "applicability": (
-        "tuna.cli.setup",
-        "applicability",
-        "Work out which solvers can run which layers.",
-    ),
-    "load-jobs": ("tuna.cli.setup", "load_jobs", "Make the jobs of a session."),
-    "run": ("tuna.cli.work", "run", "Work through a session with workers on this machine."),
-    "enqueue": (
-        "tuna.cli.work",
-        "enqueue",
-        "Fill the queues and drain results; workers run elsewhere.",
-    ),
-    "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
+    "quickstart": ("tune", "Tune some ResNet-50 layers on this machine, end to end."),
+    "init-session": ("setup", "Start a tuning effort in this machine's environment."),
+    "session": ("session", "List, archive, restore and delete sessions; set their options."),
+    "import": ("setup", "Import layers from a file of driver commands or a log."),
+    "capture": ("setup", "Run a program and import the layers that it asks its libraries for."),
+    "configs": ("setup", "List the layers that carry a tag."),
+    "update-solvers": ("setup", "Store the solvers that a library has."),
+    "solvers": ("setup", "List a library's solvers."),
+    "applicability": ("setup", "Work out which solvers can run which layers."),
+    "load-jobs": ("setup", "Make the jobs of a session."),
+    "run": ("work", "Work through a session with workers on this machine."),
+    "enqueue": ("work", "Fill the queues and drain results; workers run elsewhere."),
+    "worker": ("work", "Run a worker: compile or eval."),
     "rpc-client": (
-        "tuna.cli.rpc",
-        "rpc_client",
+        "remote_workers",
         "Join a master over the network, and compile and measure for it.",
     ),
-    "gateway": (
-        "tuna.cli.remote_workers",
-        "gateway",
-        "Let workers on other machines join, over HTTPS.",
-    ),
-    "token": (
-        "tuna.cli.remote_workers",
-        "token",
-        "Make, list and revoke tokens with which workers join.",
-    ),
-    "key": ("tuna.cli.keys", "key", "Show and rotate the key that signs artifacts."),
-    "workers": ("tuna.cli.remote_workers", "workers", "List workers; cordon, drain or revoke one."),
-    "model": (
-        "tuna.cli.model",
-        "model",
-        "Import models, see their tasks, build them with the kernels that won.",
-    ),
-    "benchmark-model": (
-        "tuna.cli.benchmark",
-        "benchmark_model",
-        "Time a built model on a board behind TVM RPC, or here.",
-    ),
-    "tune": ("tuna.cli.tune", "tune", "Tune a list of layers, or an ONNX model, with one command."),
-    "tune-rpc": ("tuna.cli.rpc_master", "tune_rpc", "Tune on workers that join over the network."),
-    "results": (
-        "tuna.cli.query",
-        "results",
-        "List the winners of a session with all that is known of each.",
-    ),
-    "reproduce": (
-        "tuna.cli.work",
-        "reproduce",
-        "Repeat one job or one candidate, outside of any session.",
-    ),
-    "status": (
-        "tuna.cli.status",
-        "status",
-        "Show sessions, jobs by state and failures by cause; --watch stays.",
-    ),
-    "simulate": ("tuna.cli.simulate", "simulate", "Simulate sessions under a scheduling policy."),
-    "metrics": ("tuna.cli.status", "metrics", "Answer Prometheus with figures of all sessions."),
-    "retry": ("tuna.cli.work", "retry", "Send errored jobs back to the step that failed."),
-    "cancel": ("tuna.cli.work", "cancel", "End jobs that are not finished."),
-    "export": ("tuna.cli.databases", "export", "Write results as a database."),
-    "report": (
-        "tuna.cli.status",
-        "report",
-        "Print a session's winners, and write a report as one HTML file.",
-    ),
-    "compare": ("tuna.cli.compare", "compare", "Compare the results of sessions, layer by layer."),
-    "query": (
-        "tuna.cli.query",
-        "query",
-        "Find results of all sessions, releases and imports by what they are of.",
-    ),
-    "coverage": (
-        "tuna.cli.query",
-        "coverage",
-        "Say how much of a model or tag has results on an architecture.",
-    ),
-    "golden": (
-        "tuna.cli.golden",
-        "golden",
-        "Build, compare, promote and roll back numbered releases.",
-    ),
-    "import-db": (
-        "tuna.cli.databases",
-        "import_db",
-        "Import a find db or perf db of MIOpen's, or a json or csv export.",
-    ),
-    "merge-db": ("tuna.cli.databases", "merge_db", "Merge two databases into a new one."),
-    "db-diff": ("tuna.cli.databases", "db_diff", "Say how two databases differ."),
-    "check-db": (
-        "tuna.cli.databases",
-        "check_db",
-        "Check a folder of databases by MIOpen's own rules.",
-    ),
-    "doctor": (
-        "tuna.cli.doctor",
-        "doctor",
-        "Check this machine and its services, and say what to change.",
-    ),
-    "db": ("tuna.cli.doctor", "db", "Look after the database."),
+    "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
+    "token": ("remote_workers", "Make, list and revoke tokens with which workers join."),
+    "key": ("doctor", "Show and rotate the key that signs artifacts."),
+    "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
+    "model": ("model", "Import models, see their tasks, build them with the kernels that won."),
+    "benchmark-model": ("benchmark", "Time a built model on a board behind TVM RPC, or here."),
+    "tune": ("tune", "Tune a list of layers, or an ONNX model, with one command."),
+    "tune-rpc": ("rpc_master", "Tune on workers that join over the network."),
+    "results": ("query", "List the winners of a session with all that is known of each."),
+    "reproduce": ("work", "Repeat one job or one candidate, outside of any session."),
+    "status": ("status", "Show sessions, jobs by state and failures by cause; --watch stays."),
+    "simulate": ("simulate", "Simulate sessions under a scheduling policy."),
+    "metrics": ("status", "Answer Prometheus with figures of all sessions."),
+    "retry": ("work", "Send errored jobs back to the step that failed."),
+    "cancel": ("work", "End jobs that are not finished."),
+    "export": ("databases", "Write results as a database."),
+    "report": ("report", "Print a session's winners, and write a report as one HTML file."),
+    "compare": ("report", "Compare the results of sessions, layer by layer."),
+    "query": ("query", "Find results of all sessions, releases and imports by what they are of."),
+    "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
+    "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
+    "import-db": ("databases", "Import a find db or perf db of MIOpen's, or a json or csv export."),
+    "merge-db": ("databases", "Merge two databases into a new one."),
+    "db-diff": ("databases", "Say how two databases differ."),
+    "check-db": ("databases", "Check a folder of databases by MIOpen's own rules."),
+    "doctor": ("doctor", "Check this machine and its services, and say what to change."),
+    "db": ("doctor", "Look after the database."),
 }
 
 
 def load_command(name: str) -> click.Command:
-    """One of `COMMANDS`."""
-    module, attribute, _ = COMMANDS[name]
-    command: click.Command = getattr(importlib.import_module(module), attribute)
+    """One of `COMMANDS`: its module has it under its name, such as `init_session` or `import_`."""
+    module, attribute = COMMANDS[name][0], name.replace("-", "_")
+    command: click.Command = getattr(
+        importlib.import_module(f"tuna.cli.{module}"),
+        f"{attribute}_" if iskeyword(attribute) else attribute,
+    )
     return command
 
 
@@ -172,14 +90,14 @@ class _Lazy(click.Group):
             return None
         command = load_command(name)
         if ctx.resilient_parsing:  # a shell asks for completions
-            importlib.import_module("tuna.cli.completion").attach(command)
+            importlib.import_module("tuna.cli.options").attach(command)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands and options, without loading any command."""
         found = [
             CompletionItem(name, help=text)
-            for name, (*_, text) in COMMANDS.items()
+            for name, (_, text) in COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -193,7 +111,7 @@ class _Lazy(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,6 +14,7 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.show import failed
 from tuna.errors import BadInput
 from tuna.messages import counted, size
 
@@ -57,24 +58,18 @@ def list_models(as_json: bool) -> None:
     if as_json:
         print_json([{"name": entry.name, "version": entry.version} for entry in found])
         return
-    rows = []
-    for entry in found:
-        tasks = entry.manifest.tasks
-        shapes = " ".join(
-            f"{value.name}:{'x'.join(map(str, value.shape))}" for value in entry.manifest.inputs
+    rows = [
+        (
+            *(entry.name, entry.version[:12]),
+            " ".join(
+                f"{one.name}:{'x'.join(map(str, one.shape))}" for one in entry.manifest.inputs
+            ),
+            *(len(entry.manifest.tasks), sum(task.count for task in entry.manifest.tasks)),
+            size(entry.manifest.size_bytes),
         )
-        calls = sum(task.count for task in tasks)
-        rows.append(
-            (
-                entry.name,
-                entry.version[:12],
-                shapes,
-                len(tasks),
-                calls,
-                size(entry.manifest.size_bytes),
-            )
-        )
-    print_table("", ("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
+        for entry in found
+    ]
+    print_table(("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
 
 
 @model.command()
@@ -89,13 +84,8 @@ def show(name: str, as_json: bool) -> None:
                 "name": found.name,
                 "version": found.version,
                 "tasks": [
-                    {
-                        "task": task.label,
-                        "key": task.key,
-                        "count": task.count,
-                        "solver": task.winner and task.winner.solver,
-                        "time_ms": task.winner and task.winner.time_ms,
-                    }
+                    {"task": task.label, "key": task.key, "count": task.count}
+                    | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
                     for task in tasks
                 ],
             }
@@ -103,19 +93,16 @@ def show(name: str, as_json: bool) -> None:
         return
     rows = [
         (
-            task.label,
-            task.count,
-            task.models,
-            task.winner.solver if task.winner else "-",
-            f"{task.winner.time_ms:.4f}" if task.winner else "-",
+            *(task.label, task.count, task.models),
+            *((task.winner.solver, f"{task.winner.time_ms:.4f}") if task.winner else "--"),
         )
         for task in tasks
     ]
     print_table(
-        f"{found.name} {found.version[:12]}",
         ("task", "calls", "other models", "fastest", "ms"),
         rows,
         (1, 2, 4),
+        title=f"{found.name} {found.version[:12]}",
     )
 
 
@@ -124,30 +111,22 @@ class _Kernels:
     """The kernels that a model is built with, and what it is compared with."""
 
     winograd: bool = options.option(
+        "Whether kernels may use Winograd, or direct sums only.",
         "--winograd/--no-winograd",
         default=True,
-        help="Whether kernels may use Winograd, or direct sums only.",
     )
     compare: bool = options.option(
+        "Whether the fastest few kernels are timed in the model.",
         "--compare/--no-compare",
         default=True,
-        help="Whether the fastest few kernels are timed in the model.",
     )
     rivals: bool = options.option(
-        "--rivals/--no-rivals",
-        default=True,
-        help="Whether onnxruntime and PyTorch are timed beside it.",
+        "Whether onnxruntime and PyTorch are timed beside it.", "--rivals/--no-rivals", default=True
     )
     untuned: bool = options.option(
-        "--untuned",
-        is_flag=True,
-        help="Also time what TVM makes of the model without tuning; takes long.",
+        "Also time what TVM makes of the model without tuning; takes long."
     )
-    recorded: Path | None = options.option(
-        "--input",
-        type=click.Path(path_type=Path),
-        help="A .npz file with the inputs to run it on.",
-    )
+    recorded: Path | None = options.option("A .npz file with the inputs to run it on.", "--input")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `api.build_model` and `api.check_model`."""
@@ -192,60 +171,41 @@ model.add_command(benchmarks)
 
 
 @dataclass(frozen=True)
-class _Tuning(_Kernels):
-    """Limits of tuning a model, and the kernels it is built with."""
+class _Tuning:
+    """A model to import and tune, and the limits."""
 
+    name: str | None = options.option("Name of the model; default: the file's.")
+    output: Path | None = options.option(
+        "The shared library to build, check and time. Without it nothing is built.",
+        "-o",
+        type=options.OUTPUT_FILE,
+    )
+    batch: int | None = options.option("First extent of every input.", type=options.COUNT)
+    shapes: tuple[str, ...] = options.option(
+        "Shape of an input, or size of an open extent.", "--shape", metavar="INPUT=N,C,H,W"
+    )
     candidates: int = options.option(
-        "--candidates",
-        type=options.COUNT,
-        default=4,
-        show_default=True,
-        help="Candidates for each task and solver.",
+        "Candidates for each task and solver.", type=options.COUNT, default=4
     )
     minutes: float | None = options.option(
-        "--minutes",
-        type=click.FloatRange(min=0, min_open=True),
-        help="All tasks end by then, the heaviest first; default: until done.",
+        "All tasks end by then, the heaviest first; default: until done.", type=options.POSITIVE
     )
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", help="Name of the model; default: the file's.")
-@click.option(
-    "-o",
-    "--output",
-    type=options.OUTPUT_FILE,
-    help="The shared library to build, check and time. Without it nothing is built.",
-)
-@click.option("--batch", type=options.COUNT, help="First extent of every input.")
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="INPUT=N,C,H,W",
-    help="Shape of an input, or size of an open extent.",
-)
 @options.collected(_Tuning)
+@options.collected(_Kernels, into="kernels")
 @options.cores
-def tune(
-    file: Path,
-    name: str | None,
-    output: Path | None,
-    batch: int | None,
-    shapes: tuple[str, ...],
-    wanted: _Tuning,
-) -> int:
+def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
     """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and,
     with -o, build it.
 
     Time goes to the tasks on which the model spends most. Tasks that another model has are not
     tuned again. Interrupted, the same command goes on from there.
     """
-    arguments = wanted.arguments()
-    imported = api.import_model(
-        name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes))
-    )
+    arguments, shapes = kernels.arguments(), dict(map(_shape, wanted.shapes))
+    imported = api.import_model(wanted.name or file.stem, file, batch=wanted.batch, shapes=shapes)
     show_import(imported)
     stored = imported.model
     error = api.check_model(f"{stored.name}@{stored.version}", **arguments)
@@ -256,14 +216,14 @@ def tune(
             f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
             f" {tuned.known} of them have a result;"
             f" {counted(tuned.wanted, 'job is', 'jobs are')} missing; kernels for"
-            f" {_of_all_cores()} (--cores)"
+            f" {api.of_all()} (--cores)"
         )
 
     with ProgressView("tuning") as view:
         tuned = api.tune_model(
             f"{stored.name}@{stored.version}",
             candidates=wanted.candidates,
-            winograd=wanted.winograd,
+            winograd=kernels.winograd,
             minutes=wanted.minutes,
             on_start=started,
             events=api.RunEvents(view.update, view.stopping),
@@ -274,19 +234,14 @@ def tune(
             f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
             " command goes on"
         )
-    if output is not None:
-        show_built(api.build_model(f"{stored.name}@{stored.version}", output, **arguments))
+    if wanted.output is not None:
+        show_built(api.build_model(f"{stored.name}@{stored.version}", wanted.output, **arguments))
     else:
         say(
             f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
             f" {shlex.quote(stored.name)}.so`"
         )
-    if tuned.errored:
-        say(
-            f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id"
-            f" {tuned.session_id}`",
-            err=True,
-        )
+    failed(tuned.errored, tuned.session_id)
     return 1 if tuned.errored else 0
 
 
@@ -305,7 +260,6 @@ def show_import(imported: api.ImportedModel) -> None:
 def show_built(built: api.BuiltModel) -> None:
     """Print how good a built model is, and where its kernels come from."""
     print_table(
-        "",
         ("kernels", "tasks", "of the time"),
         [
             *(
@@ -340,36 +294,19 @@ def show_built(built: api.BuiltModel) -> None:
     if built.remark:
         say(built.remark)
     say(
-        f"{built.path}: built for {_of_all_cores(built.cores)}; largest error over largest value"
+        f"{built.path}: built for {api.of_all(built.cores)}; largest error over largest value"
         f" {errors}"
     )
 
 
-def _of_all_cores(number: int | None = None) -> str:
-    return api.of_all(number)
-
-
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:
-    plain = {
-        "model": built.model.name,
-        "version": built.model.version,
-        "path": str(built.path),
-        "tasks": {str(kind): count for kind, count in built.tasks.items()},
-        "shares": {str(kind): share for kind, share in built.shares.items()},
-        "cores": built.cores,
-        "threads": built.threads,
-    }
-    timed = (
-        "times_ms",
-        "wall_ms",
-        "absent",
-        "runtime_share",
-        "functions_ms",
-        "tuned_ms",
-        "lookup_s",
+    names = (
+        *("path", "tasks", "shares", "cores", "threads", "times_ms", "wall_ms", "absent"),
+        *("runtime_share", "functions_ms", "tuned_ms", "lookup_s", "errors", "remark", "refused"),
+        *("compared", "made_at", "cached"),
     )
-    names = (*timed, "errors", "remark", "refused", "compared", "made_at", "cached")
-    return plain | {name: getattr(built, name) for name in names}
+    facts = {name: getattr(built, name) for name in names}
+    return {"model": built.model.name, "version": built.model.version, **facts}
 
 
 def _batches(text: str | None) -> list[int | None]:

@@ -1,15 +1,16 @@
-"""Options that several commands share, and how their text becomes values."""
+"""Options that several commands share, how their text becomes values, and their completion."""
 
 from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from tuna import api
 from tuna.errors import BadInput
@@ -58,6 +59,7 @@ class _Output(click.Path):
 ID = _Id()
 #: A number that the database can hold.
 COUNT = click.IntRange(min=1, max=2**31 - 1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 #: Number of a golden version.
 GOLDEN = click.IntRange(min=0, max=2**31 - 1)
 OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = (
@@ -102,26 +104,49 @@ def boards(command: _Command) -> _Command:
     return tracker(key(command))
 
 
-def option(*names: str, **attributes: Any) -> Any:
-    """A field of a dataclass that `collected` makes an option of the command line."""
-    return field(metadata={"option": (names, attributes)})
+def option(text: str = "", *names: str, **attributes: Any) -> Any:
+    """A field of a dataclass that `collected` makes an option of the command line, with this help.
+
+    `names`: short ones beside the field's name, or with a long one all of them.
+    """
+    return field(metadata={"option": (names, {"help": text, **attributes})})
 
 
-def collected(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option for each field of the dataclass `cls`, which the command gets as `wanted`."""
+def collected(
+    cls: type, spelling: str = "-", into: str = "wanted"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for each field of the dataclass `cls`, which the command gets as parameter `into`.
+
+    The name, and the type of flags, paths and lists, are the field's. `spelling`: the mark between
+    the words of an option.
+    """
+    types = get_type_hints(cls)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def wrapped(*args: Any, **rest: Any) -> Any:
-            wanted = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
-            return command(*args, wanted=wanted, **rest)
+            rest[into] = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
+            return command(*args, **rest)
 
         for one in reversed(fields(cls)):
             names, attributes = one.metadata["option"]
+            if not any(name.startswith("--") for name in names):
+                names = (*names, f"--{one.name.replace('_', spelling)}")
+            attributes = {**_of_type(types[one.name]), **attributes}
+            attributes.setdefault("show_default", attributes.get("default") is not None)
             wrapped = click.option(*names, one.name, **attributes)(wrapped)
         return wrapped
 
     return decorate
+
+
+def _of_type(kind: Any) -> dict[str, Any]:
+    """The attributes of an option that its type says."""
+    if kind is bool:
+        return {"is_flag": True, "show_default": False}
+    if get_origin(kind) is tuple:
+        return {"multiple": True}
+    return {"type": click.Path(path_type=Path)} if Path in (kind, *get_args(kind)) else {}
 
 
 def session_options(command: Callable[..., Any], spelling: str = "-") -> Callable[..., Any]:
@@ -156,6 +181,11 @@ def sessions(session_ids: Sequence[int], *, every: bool) -> list[int] | None:
     return None if every else list(dict.fromkeys(session_ids))
 
 
+def given(facts: Mapping[str, object]) -> dict[str, str]:
+    """The facts that were given, as text."""
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
 def split(text: str | None) -> list[str]:
     """The comma-separated words of an option."""
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
@@ -170,61 +200,36 @@ def job_options(
     return options | {name: value for name, value in given.items() if value is not None}
 
 
-_SEARCH = (
-    click.option(
-        "--candidates",
-        "--trials",
-        "candidates",
-        type=COUNT,
-        help="Candidates for each layer and solver.",
-    ),
-    click.option(
-        "--search",
-        type=click.Choice(["search", "random"]),
-        help="How those of a large space are chosen.",
-    ),
-    click.option(
-        "--warm-start/--no-warm-start",
-        default=None,
-        help="Whether a search learns from earlier ones.",
-    ),
-    click.option(
-        "--effort",
-        type=click.Choice(["quick", "full"]),
-        help="How far a search goes, if no limit is set.",
-    ),
-    click.option(
-        "--minutes",
-        type=click.FloatRange(min=0, min_open=True),
-        help="A search ends by then, but for its first round; default: --effort.",
-    ),
-    click.option(
-        "--target-ms",
-        type=click.FloatRange(min=0, min_open=True),
-        help="This time of a layer is enough.",
-    ),
-)
+@dataclass(frozen=True)
+class JobChoices:
+    """Options of jobs."""
+
+    candidates: int | None = option(
+        "Candidates for each layer and solver.", "--candidates", "--trials", type=COUNT
+    )
+    search: str | None = option(
+        "How those of a large space are chosen.", type=click.Choice(["search", "random"])
+    )
+    warm_start: bool | None = option(
+        "Whether a search learns from earlier ones.", "--warm-start/--no-warm-start", default=None
+    )
+    effort: str | None = option(
+        "How far a search goes, if no limit is set.", type=click.Choice(["quick", "full"])
+    )
+    minutes: float | None = option(
+        "A search ends by then, but for its first round; default: --effort.", type=POSITIVE
+    )
+    target_ms: float | None = option("This time of a layer is enough.", type=POSITIVE)
+    pairs: tuple[str, ...] = option("An option of the library's.", "--option", metavar="NAME=VALUE")
+
+    def given(self) -> dict[str, int | float | str]:
+        """Return the options that were typed, by name."""
+        typed = asdict(self)
+        return job_options(typed.pop("pairs"), **typed)
 
 
-def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of jobs: `asked` has those that were typed, with those of `--option`."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:
-        mine = {
-            name: rest.pop(name)
-            for name in ("candidates", "search", "warm_start", "effort", "minutes", "target_ms")
-        }
-        return command(*args, asked=job_options(pairs, **mine), **rest)
-
-    for option in reversed((*_SEARCH, _pairs)):
-        wrapped = option(wrapped)
-    return wrapped
-
-
-_pairs = click.option(
-    "--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's."
-)
+#: `JobChoices`, which the command gets as `asked`.
+job_choices = collected(JobChoices, into="asked")
 
 
 def _named(pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -291,3 +296,56 @@ policy = click.option(
     type=_Policy(PUBLISHING_POLICIES),
     help="What is published next; default: TUNA_POLICY.",
 )
+
+
+_Values = Callable[[click.Context], Iterable[tuple[str, str | None]]]
+
+
+class _Known(click.ParamType[Any]):
+    """A value that is looked up; with `several`, the last of a comma-separated list."""
+
+    name = "text"
+
+    def __init__(self, values: _Values, *, several: bool = False) -> None:
+        self._values, self._several = values, several
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",") if self._several else ("", "", incomplete)
+        return [
+            CompletionItem(f"{before}{comma}{value}", help=text)
+            for value, text in self._values(ctx)
+            if value.startswith(last)
+        ]
+
+
+def _plain(values: Iterable[str]) -> list[tuple[str, None]]:
+    return [(value, None) for value in values]
+
+
+_SESSIONS = _Known(lambda _: api.known_sessions())
+_TAGS = _Known(lambda _: _plain(api.known_tags()))
+_LIBRARIES = _Known(lambda _: _plain(api.known_libraries()))
+#: What is known of a parameter, by its name.
+KNOWN: dict[str, _Known] = {
+    "session_id": _SESSIONS,
+    "session_ids": _SESSIONS,
+    "tag": _TAGS,
+    "config_tag": _TAGS,
+    "library": _LIBRARIES,
+    "solver": _Known(lambda ctx: _plain(api.known_solvers(ctx.params.get("library")))),
+    "solvers": _Known(
+        lambda ctx: _plain(api.known_solvers(ctx.params.get("library"))), several=True
+    ),
+}
+
+
+def attach(command: click.Command) -> None:
+    """Let the parameters of a command, and of those below it, complete what is known."""
+    for parameter in command.params:
+        if parameter.name in KNOWN:
+            parameter.type = KNOWN[parameter.name]
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            attach(below)

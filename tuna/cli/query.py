@@ -6,16 +6,16 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import GAP, print_json, print_table, say, terminal_width
-from tuna.cli.winners import marked_ms, noisy_times
+from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
+from tuna.cli.report import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.messages import counted
 from tuna.reports import formats
@@ -85,7 +85,7 @@ def query(
         ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv
     )
     if as_json:
-        print_json([row.as_json() for row in rows])
+        print_json(rows.rows)
     elif as_csv:
         _print_csv(rows)
     elif explain:
@@ -120,7 +120,7 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
         raise BadInput("Choose one of --json and --csv.")
     rows = api.winners(session_id, tag, with_commands=as_json or as_csv)
     if as_json:
-        print_json([row.as_json() for row in rows])
+        print_json(rows.rows)
     elif as_csv:
         _print_csv(rows)
     else:
@@ -174,62 +174,26 @@ def _explain(row: api.ResultRow) -> None:
     say(f"  {command}\n", wrap=False)
 
 
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    cell: Callable[[api.ResultRow], str]
-    #: how soon it is left out where the terminal is narrow, the highest number first
-    optional: int = 0
-    right: bool = False
-
-
 def _print_rows(
     rows: api.ResultRows, *, with_params: bool = False, without: Sequence[tuple[str, str]] = ()
 ) -> None:
     """`without`: layers without a solver, each with the reason."""
     decimals = formats.decimals_for(row.time_ms for row in rows)
-    columns = [
-        _Column("layer", lambda row: row.layer),
-        _Column("solver", lambda row: row.solver),
-        _Column("ms", lambda row: marked_ms(row.time_ms, decimals, noisy=row.noisy), right=True),
-        _Column("±", lambda row: formats.spread(row.spread), 2, right=True),
-        *([_Column("params", _readable, 2)] if with_params else []),
-        _Column("marks", lambda row: row.marks, 1),
-        _Column(
-            "error",
-            lambda row: "" if row.max_error is None else f"{row.max_error:.0e}",
-            5,
-            right=True,
-        ),
-        _Column("arch", lambda row: row.arch, 4),
-        _Column("environment", lambda row: row.environment[:8], 7),
-        _Column("from", _origin, 3),
-        _Column("device", lambda row: row.device, 8),
-        _Column("date", lambda row: f"{row.measured_at:%Y-%m-%d}" if row.measured_at else "", 6),
+    columns: list[Column[api.ResultRow]] = [
+        Column("layer", lambda row: row.layer),
+        Column("solver", lambda row: row.solver),
+        Column("ms", lambda row: marked_ms(row.time_ms, decimals, noisy=row.noisy), right=True),
+        Column("±", lambda row: formats.spread(row.spread), 2, right=True),
+        *([Column("params", _readable, 2)] if with_params else []),
+        *([Column("marks", attrgetter("marks"), 1)] if any(row.marks for row in rows) else []),
+        Column("error", _error, 5, right=True),
+        Column("arch", lambda row: row.arch, 4),
+        Column("environment", lambda row: row.environment[:8], 7),
+        Column("from", _origin, 3),
+        Column("device", lambda row: row.device, 8),
+        Column("date", lambda row: f"{row.measured_at:%Y-%m-%d}" if row.measured_at else "", 6),
     ]
-    columns = [
-        column for column in columns if column.title != "marks" or any(row.marks for row in rows)
-    ]
-    filled: dict[int, list[str]] = {}
-    left = terminal_width()
-    for place in sorted(range(len(columns)), key=lambda place: columns[place].optional):
-        # cells of a column that does not fit are not made: params take loading the library
-        column = columns[place]
-        cells = [
-            *map(column.cell, rows),
-            *(one[place] if place < len(one) else "" for one in without),
-        ]
-        left -= max(map(len, [column.title, *cells])) + GAP
-        if left < 0 and column.optional:
-            break
-        filled[place] = cells
-    kept = sorted(filled)
-    print_table(
-        "",
-        [columns[place].title for place in kept],
-        list(zip(*(filled[place] for place in kept), strict=True)),
-        right=[position for position, place in enumerate(kept) if columns[place].right],
-    )
+    print_table(*fitted(columns, rows.rows, terminal_width(), without))
     if noisy := sum(row.noisy for row in rows):
         say(noisy_times(noisy))
 
@@ -240,6 +204,10 @@ def _readable(row: api.ResultRow) -> str:
         return " ".join(api.get_library(row.library).readable_params(row.params).split())
     except (NotFound, LibraryMissing):
         return row.params
+
+
+def _error(row: api.ResultRow) -> str:
+    return "" if row.max_error is None else f"{row.max_error:.0e}"
 
 
 def _origin(row: api.ResultRow) -> str:
@@ -263,7 +231,7 @@ def coverage(name: str, arch: str, device: str | None, library: str | None, as_j
     """
     found = api.coverage(name, arch, device=device, library=library)
     if as_json:
-        print_json(found.as_json())
+        print_json(found)
         return
     _print_coverage(found)
 
@@ -279,15 +247,14 @@ def _print_coverage(found: api.Coverage) -> None:
         for cover in api.Cover
     ]
     print_table(
-        f"{found.subject} on {found.arch}",
         ("result", "layers", "of weight", "of FLOPs"),
         rows,
         (1, 2, 3),
+        title=f"{found.subject} on {found.arch}",
     )
     lacking = [layer for layer in found.layers if layer.cover is not api.Cover.EXACT]
     if lacking:
         print_table(
-            "",
             ("without a result", "weight", "near"),
             [(one.layer, one.weight, one.near or "-") for one in lacking],
             (1,),

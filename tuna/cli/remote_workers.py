@@ -1,10 +1,10 @@
-"""Commands about workers: gateway, token, workers."""
+"""Commands about workers of other machines: gateway, token, workers, rpc-client."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -66,21 +66,14 @@ def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None
 def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
-        {
-            "id": one.id,
-            "role": one.role,
-            "state": one.state,
-            "expires_at": one.expires_at.isoformat(timespec="seconds"),
-        }
+        asdict(one) | {"expires_at": one.expires_at.isoformat(timespec="seconds")}
         for one in api.list_tokens()
     ]
     if as_json:
         print_json(documents)
     else:
         print_table(
-            "",
-            ("id", "role", "state", "expires"),
-            [tuple(document.values()) for document in documents],
+            ("id", "role", "state", "expires"), [tuple(document.values()) for document in documents]
         )
 
 
@@ -101,7 +94,7 @@ def workers(context: click.Context, as_json: bool) -> None:
         return
     found = api.list_workers()
     if as_json:
-        print_json([asdict(worker) for worker in found])
+        print_json(found)
         return
     rows = [
         (
@@ -126,7 +119,7 @@ def workers(context: click.Context, as_json: bool) -> None:
         "items/min",
         "silent s",
     )
-    print_table("", columns, rows, right=(6, 7))
+    print_table(columns, rows, right=(6, 7))
     show.aside({one.name: one.aside for one in found if one.aside})
 
 
@@ -173,3 +166,38 @@ def join_line(given: str | None) -> str | None:
                 hint="make one where the database is: `tuna token create --role ROLE`",
             ) from None
     return line
+
+
+@dataclass(frozen=True)
+class _Client:
+    """A master, and the place to measure for it."""
+
+    server: str = options.option(
+        "The master that `tuna tune-rpc` started.", required=True, metavar="HOST:PORT"
+    )
+    target: str = options.option("The master's target, as text or JSON.", required=True)
+    device: str | None = options.option(
+        "Measure on a board with this key; default: on this machine.", metavar="KEY"
+    )
+    runner_port: int | None = options.option(
+        "Port of the board's TVM tracker on this machine.",
+        type=click.IntRange(1, 65535),
+        metavar="PORT",
+    )
+    line: str | None = options.option(
+        "What the master's `tuna token create --role client` printed, or a file of it.",
+        "--token",
+        metavar="URL#TOKENS",
+    )
+
+
+@click.command()
+@options.collected(_Client)
+def rpc_client(wanted: _Client) -> int:
+    """Join a master and work for it until Ctrl-C: compile, and measure here or on a board.
+
+    The token is that of --token or TUNA_JOIN; a client of the master's own user on its machine
+    needs none.
+    """
+    given = asdict(wanted) | {"line": join_line(wanted.line)}
+    return api.rpc_client(**given, say=lambda text: say(f"INFO {text}"))

@@ -10,25 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from tuna import api
 from tuna.cli import options, safe_yaml, show
 from tuna.cli.at_files import AtFileCommand
-from tuna.cli.console import say
+from tuna.cli.console import LiveLine, say
 from tuna.configs import Config, from_json, read_line
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.messages import choices, counted
 
-#: Seconds between two lines of the bar where there is no terminal, if nothing changes.
-_LINE_EVERY_S = 10.0
 _BAR_CHARS = 36
+_TRIALS = click.IntRange(1, 10_000)
 _NOT_HERE = {
     "local": "`tuna tune FILE -t TAG` tunes on this machine alone",
     "batch": "start `tuna worker ROLE --once` in the jobs of any batch system",
@@ -77,7 +72,7 @@ class _RpcType(click.ParamType[_Rpc, Any]):
             raise BadInput("rpc's target is a text, such as llvm -mcpu=znver4.")
         if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
             raise BadInput(f"rpc's port is a number from 0 to 65535, not {port!r}.")
-        return _Rpc(_json(target) if isinstance(target, dict) else target, port)
+        return _Rpc(json.dumps(target) if isinstance(target, dict) else target, port)
 
 
 class _Workload(click.ParamType[Any, Any]):
@@ -108,8 +103,48 @@ _TAGGED = (
 )
 
 
-def _json(target: dict[str, Any]) -> str:
-    return json.dumps(target)
+@dataclass(frozen=True)
+class _MasterOptions:
+    """The target, its layers, and where trials and results go."""
+
+    rpc: _Rpc = options.option(
+        "{target: TEXT, port: NUMBER}", type=_RpcType(), required=True, metavar="YAML"
+    )
+    workloads: tuple[Sequence[Config], ...] = options.option(
+        "A driver command, or a mapping with its kind; may be repeated.",
+        "--workload",
+        type=_Workload(),
+        metavar="LAYER",
+    )
+    tuner: str = options.option(
+        "The search.", "-t", type=click.Choice(list(_TUNERS)), default="random"
+    )
+    ntrial: int = options.option("Trials per job.", "-n", type=_TRIALS, default=3000)
+    table: str = options.option(
+        "Label, and name of the table.", "--commit-table-name", default="lorien"
+    )
+    n_best: int = options.option(
+        "Kept of each layer.", "--commit-nbest", type=options.COUNT, default=20
+    )
+    log_url: str = options.option(
+        "Where all trials go: a folder, s3://...",
+        "--commit-log-to",
+        default="",
+        show_default=False,
+        metavar="URL",
+    )
+    trace_file: Path | None = options.option(
+        "Go on with this; default: a new one.", type=click.Path(dir_okay=False, path_type=Path)
+    )
+    host: str = options.option(
+        "Address that the port is opened on.", "--listen", default="127.0.0.1"
+    )
+    log_run: bool = options.option("Write the lines also into run-<date>.log.")
+    output: Path | None = options.option(
+        "Default: a folder named as the table.",
+        "-o",
+        type=click.Path(file_okay=False, path_type=Path),
+    )
 
 
 @click.command(
@@ -118,107 +153,31 @@ def _json(target: dict[str, Any]) -> str:
     refused=_NOT_HERE,
     epilog="Each word @FILE stands for the options that the YAML file FILE holds.",
 )
-@click.option(
-    "--rpc", type=_RpcType(), required=True, metavar="YAML", help="{target: TEXT, port: NUMBER}"
-)
-@click.option(
-    "--workload", "workloads", type=_Workload(), multiple=True, metavar="LAYER",
-    help="A driver command, or a mapping with its kind; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "-t",
-    "--tuner",
-    type=click.Choice(list(_TUNERS)),
-    default="random",
-    show_default=True,
-    help="The search.",
-)
-@click.option(
-    "-n",
-    "--ntrial",
-    type=click.IntRange(1, 10_000),
-    default=3000,
-    show_default=True,
-    help="Trials per job.",
-)
-@click.option(
-    "--commit-table-name",
-    "table",
-    default="lorien",
-    show_default=True,
-    help="Label, and name of the table.",
-)
-@click.option(
-    "--commit-nbest",
-    "n_best",
-    type=options.COUNT,
-    default=20,
-    show_default=True,
-    help="Kept of each layer.",
-)
-@click.option(
-    "--commit-log-to",
-    "log_url",
-    default="",
-    metavar="URL",
-    help="Where all trials go: a folder, s3://...",
-)
-@click.option(
-    "--trace-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Go on with this; default: a new one.",
-)
-@click.option(
-    "--listen",
-    "host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address that the port is opened on.",
-)
-@click.option("--log-run", is_flag=True, help="Write the lines also into run-<date>.log.")
+@options.collected(_MasterOptions)
 @options.boards
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Default: a folder named as the table.",
-)
-def tune_rpc(
-    rpc: _Rpc,
-    workloads: tuple[Sequence[Config], ...],
-    tuner: str,
-    ntrial: int,
-    table: str,
-    n_best: int,
-    log_url: str,
-    trace_file: Path | None,
-    host: str,
-    log_run: bool,
-    tvm_tracker: str | None,
-    device_key: str | None,
-    output: Path | None,
-) -> int:
+def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | None) -> int:
     """Tune workloads for one target on workers that join over the network, and commit the best of
     each.
 
     The port is for `tuna rpc-client`. A master that was interrupted goes on with its trace file,
     with or without its database.
     """
-    if tuner == "gridsearch":
+    target, port, table = wanted.rpc.target, wanted.rpc.port, wanted.table
+    if wanted.tuner == "gridsearch":
         raise BadInput(f"There is no gridsearch: {_GRID}.")
-    layers = list({config.key: config for found in workloads for config in found}.values())
-    trace = trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
+    layers = list({config.key: config for found in wanted.workloads for config in found}.values())
+    trace = wanted.trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
     if not layers and not trace.exists():
         raise BadInput(
             "There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml"
         )
-    given = {"candidates": ntrial, "search": _TUNERS[tuner]}
+    given = {"candidates": wanted.ntrial, "search": _TUNERS[wanted.tuner]}
     plan = api.MasterPlan(
-        rpc.target, layers, table, given, log_url, tvm_tracker or "", device_key or ""
+        target, layers, table, given, wanted.log_url, tvm_tracker or "", device_key or ""
     )
     with (
-        api.listening(host, rpc.port),
-        _lines(log_run) as info,
+        api.listening(wanted.host, port),
+        _lines(wanted.log_run) as info,
         api.start_master(plan, trace) as master,
     ):
         info(f"INFO Master: Loaded {len(layers)} workloads")
@@ -228,11 +187,11 @@ def tune_rpc(
                 f" {master.logs.url}"
             )
         _say_of(master)
-        info(f"INFO RPCServer: Launching RPC server at port {rpc.port}")
+        info(f"INFO RPCServer: Launching RPC server at port {port}")
         info("INFO RPCServer: Server has been initialized")
-        with Bar(master.target) as bar:
+        with _Bar(master.target) as bar:
             master.run(bar.update)
-        return _committed(master, output or Path(table), table, n_best)
+        return _committed(master, wanted.output or Path(table), table, wanted.n_best)
 
 
 @contextlib.contextmanager
@@ -282,46 +241,25 @@ def _committed(master: api.Master, folder: Path, table: str, n_best: int) -> int
     return 0 if done.layers == total else 1
 
 
-class Bar:
+class _Bar(LiveLine):
     """The seed's line of progress: in place on a terminal, else when it changes and now and
     then."""
 
     def __init__(self, target: str) -> None:
-        self._target, self._console = target, Console(stderr=True)
-        self._live: Live | None = None
-        self._started_at = time.monotonic()
+        super().__init__()
+        self._target, self._started_at = target, time.monotonic()
         self._shown: tuple[int, int] | None = None
-        self._printed_at = 0.0
         self._at_start: int | None = None
-
-    def __enter__(self) -> Bar:
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def update(self, counts: api.LayerCounts) -> None:
         """Show new counts."""
-        now = time.monotonic()
         if self._at_start is None:
             self._at_start = counts.done
-        line = bar_line(self._target, counts, now - self._started_at, counts.done - self._at_start)
-        if self._live is not None:
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif (
-            self._shown != (counts.done, counts.workers) or now - self._printed_at >= _LINE_EVERY_S
-        ):
-            self._shown, self._printed_at = (counts.done, counts.workers), now
-            say(line, err=True)
+        seconds = time.monotonic() - self._started_at
+        line = bar_line(self._target, counts, seconds, counts.done - self._at_start)
+        now = (counts.done, counts.workers)
+        self.change(line, line, due=self._shown != now)
+        self._shown = now
 
 
 def bar_line(target: str, counts: api.LayerCounts, seconds: float, done_here: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
@@ -30,31 +29,6 @@ _ORIGINS = {
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 
-@dataclass
-class _Counts:
-    """Jobs that are done, for the progress."""
-
-    verb: str
-    finished: int = 0
-    wanted: int = 0
-    states: dict[str, int] = field(default_factory=dict)
-    rounds: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def done(self) -> int:
-        """Jobs that the rate counts."""
-        return self.finished
-
-    @property
-    def left(self) -> int:
-        """Jobs that are to be done."""
-        return self.wanted - self.finished
-
-    def of(self, finished: int, wanted: int) -> _Counts:
-        """The same with new numbers."""
-        return _Counts(self.verb, finished, wanted, {self.verb: finished})
-
-
 @click.group()
 def session() -> None:
     """List, archive, restore and delete sessions; set their options."""
@@ -66,7 +40,7 @@ def list_sessions(as_json: bool) -> None:
     """List sessions with their state, counts, and what they take."""
     found = api.list_sessions()
     if as_json:
-        print_json([_document(one) for one in found])
+        print_json(found)
         return
     rows = [
         (
@@ -76,7 +50,7 @@ def list_sessions(as_json: bool) -> None:
         for one in found
     ]
     columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
-    print_table("", columns, rows, right=(0, 4, 5, 6, 7, 8))
+    print_table(columns, rows, right=(0, 4, 5, 6, 7, 8))
 
 
 @session.command()
@@ -86,8 +60,12 @@ def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
     (one,) = api.list_sessions(session_id)
     if as_json:
-        more = {"warm_starts": _warm_document(api.warm_starts(session_id))}
-        print_json(_document(one) | more | {"outlook": show_outlook(api.outlook(session_id))})
+        learned = [
+            start._asdict() | {"siblings": [sibling._asdict() for sibling in start.siblings]}
+            for start in api.warm_starts(session_id)
+        ]
+        more = {"warm_starts": learned, "outlook": show_outlook(api.outlook(session_id))}
+        print_json(vars(one) | more)
         return
     outlook = api.outlook(session_id)
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
@@ -124,11 +102,8 @@ def archive(session_id: int, file: Path) -> None:
     With it go its layers and their tags, jobs, attempts, trials, results, and the artifacts of the
     winners. Artifacts of jobs that have not ended, golden versions, and models stay here.
     """
-    counts = _Counts("archived")
     with ProgressView("archive") as view:
-        header = api.archive_session(
-            session_id, file, lambda *numbers: view.update(counts.of(*numbers))
-        )
+        header = api.archive_session(session_id, file, view.count("archived"))
     took = size(file.stat().st_size)
     say(
         f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}:"
@@ -147,9 +122,8 @@ def restore(file: Path, reason: str | None) -> None:
 
     Its artifacts are code that will be exported: restore only what you trust.
     """
-    counts = _Counts("restored")
     with ProgressView("restore") as view:
-        found = api.restore_session(file, reason, lambda *numbers: view.update(counts.of(*numbers)))
+        found = api.restore_session(file, reason, view.count("restored"))
     new = (
         f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken"
         if found.new_ids
@@ -183,11 +157,8 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
         click.confirm(f"Delete {what} with {has}?", abort=True)
     if cancels:
         api.cancel(session_id)
-    counts = _Counts("deleted")
     with ProgressView("delete") as view:
-        done, left = api.delete_session(
-            session_id, lambda *numbers: view.update(counts.of(*numbers))
-        )
+        done, left = api.delete_session(session_id, view.count("deleted"))
     kernels = counted(done.kernels, "artifact")
     say(
         f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}"
@@ -220,18 +191,6 @@ def _warm_lines(found: Sequence[api.WarmStart]) -> list[str]:
     return lines + ([f"{hidden} more: --json has them all"] if hidden > 0 else [])
 
 
-def _warm_document(found: Sequence[api.WarmStart]) -> list[dict[str, object]]:
-    return [
-        one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]}
-        for one in found
-    ]
-
-
-def _document(one: api.SessionSize) -> dict[str, object]:
-    document = {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
-    return document | {"options": one.options.model_dump(mode="json")}
-
-
 @session.command("set")
 @_ID
 @options.session_options
@@ -250,17 +209,9 @@ def _outlook_lines(one: api.Outlook | None) -> list[tuple[str, str]]:
     """Return the jobs that are left, and the error of the prediction."""
     lines: list[tuple[str, str]] = []
     if one is not None and one.unfinished and one.eta_s is not None:
-        lines.append(
-            (
-                "left",
-                f"{counted(one.unfinished, 'job')}, {duration(one.eta_s)} with the live workers",
-            )
-        )
+        left = counted(one.unfinished, "job")
+        lines.append(("left", f"{left}, {duration(one.eta_s)} with the live workers"))
     if one is not None and one.prediction_error is not None:
-        lines.append(
-            (
-                "prediction",
-                f"{one.prediction_error:.0%} off, the median over the stages that are left",
-            )
-        )
+        off = f"{one.prediction_error:.0%} off, the median over the stages that are left"
+        lines.append(("prediction", off))
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,23 +15,24 @@ from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.messages import counted
 
+#: Layers of a captured program that are listed.
+_MOST_LAYERS = 30
+
 
 @dataclass(frozen=True)
 class _Facts:
     """The environment of a session of another machine, or of a board."""
 
     arch: str | None = options.option(
-        "--arch", help="Architecture, for a session of another machine (miopen): gfx90a."
+        "Architecture, for a session of another machine (miopen): gfx90a."
     )
-    num_cu: int | None = options.option("--num-cu", type=options.COUNT, help="Its compute units.")
+    num_cu: int | None = options.option("Its compute units.", type=options.COUNT)
     rocm_v: str | None = options.option(
-        "--rocm-version", help="Its ROCm, where that is not installed here."
+        "Its ROCm, where that is not installed here.", "--rocm-version"
     )
-    miopen_v: str | None = options.option("--miopen-version", help="Its MIOpen, likewise.")
+    miopen_v: str | None = options.option("Its MIOpen, likewise.", "--miopen-version")
     target: str | None = options.option(
-        "--target",
-        help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's"
-        " own.",
+        "TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own."
     )
 
 
@@ -57,18 +59,17 @@ def init_session(
     Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
     """
     named = asdict(wanted) | {"tvm_tracker": tvm_tracker, "device_key": device_key}
-    facts = {name: str(value) for name, value in named.items() if value is not None}
-    session = api.init_session(
-        library, reason, facts, conditions=conditions, options=session_options
+    facts = options.given(named)
+    show.started(
+        api.init_session(library, reason, facts, conditions=conditions, options=session_options)
     )
-    show.started(session)
 
 
-@click.command()
+@click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
-def import_configs(file: Path, tag: str, strict: bool) -> None:
+def import_(file: Path, tag: str, strict: bool) -> None:
     """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line.
 
     FILE may be - for standard input. It may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1),
@@ -90,7 +91,6 @@ def configs(tag: str, as_json: bool) -> None:
             say(json.dumps(config.to_json()))
         return
     print_table(
-        "",
         ("layer", "GFLOP"),
         [(config.label, f"{config.flops / 1e9:.3f}") for config in found],
         right=(1,),
@@ -127,7 +127,7 @@ def solvers(library: str, show_options: bool, show_conditions: bool, as_json: bo
         return
     found = api.list_solvers(library)
     if as_json:
-        print_json([asdict(solver) for solver in found])
+        print_json(found)
     else:
         show.solvers(found)
 
@@ -140,38 +140,116 @@ def applicability(session_id: int, tag: str | None) -> None:
     show.applicability(api.update_applicability(session_id, tag))
 
 
+@dataclass(frozen=True)
+class _Jobs:
+    """The layers, solvers and steps of jobs, and why."""
+
+    tag: str | None = options.option(
+        "Only layers that carry this tag; default: all of the session.", "-t"
+    )
+    steps: str | None = options.option("Comma-separated steps; default: all of the library's.")
+    solvers: str | None = options.option(
+        "Comma-separated solvers; default: every applicable one.", "-s"
+    )
+    recurrent: bool = options.option(
+        "Only layers that are marked to be tuned again with each release."
+    )
+    reason: str = options.option("Why: a short text.", "-l", "--label", default="tuning")
+
+
 @click.command()
 @options.session_id
-@click.option("-t", "--tag", help="Only layers that carry this tag; default: all of the session.")
-@click.option("--steps", help="Comma-separated steps; default: all of the library's.")
-@click.option("-s", "--solvers", help="Comma-separated solvers; default: every applicable one.")
-@click.option(
-    "--recurrent",
-    is_flag=True,
-    help="Only layers that are marked to be tuned again with each release.",
-)
-@click.option(
-    "-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text."
-)
+@options.collected(_Jobs)
 @options.job_choices
-def load_jobs(
-    session_id: int,
-    tag: str | None,
-    steps: str | None,
-    solvers: str | None,
-    recurrent: bool,
-    reason: str,
-    asked: Mapping[str, int | float | str],
-) -> None:
+def load_jobs(session_id: int, wanted: _Jobs, asked: options.JobChoices) -> None:
     """Make the jobs of a session: one for each layer and applicable solver that has none yet."""
     show.loaded(
         api.load_jobs(
             session_id,
-            tag=tag,
-            steps=options.split(steps),
-            reason=reason,
-            solvers=options.split(solvers),
-            only=api.Only(recurrent=recurrent),
-            options=asked,
+            tag=wanted.tag,
+            steps=options.split(wanted.steps),
+            reason=wanted.reason,
+            solvers=options.split(wanted.solvers),
+            only=api.Only(recurrent=wanted.recurrent),
+            options=asked.given(),
         )
+    )
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-t", "--tag", required=True, help="Name for this set of layers.")
+@click.option(
+    "--model", help="The model that gets the numbers of calls as weights; default: the tag."
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
+    """Run COMMAND, and import the layers that it asks MIOpen, hipBLASLt, oneDNN and PyTorch's
+    TunableOp for.
+
+    Put `--` before COMMAND. Its input and output are those of the terminal or the pipe that you
+    started this in; only the lines of the logs are taken out. The exit code is that of COMMAND.
+    What is printed here goes to stderr.
+    """
+    found = api.capture(command, tag, model=model, waiting=_say_waiting)
+    if found.status < 0:
+        name = (
+            signal.Signals(-found.status).name
+            if -found.status in set(signal.Signals)
+            else f"signal {-found.status}"
+        )
+        say(f"The program was ended by {name}; what it had logged until then counts.", err=True)
+    if found.stopped:
+        say(f"Later lines were not read: {found.stopped}", err=True)
+    show.rejections(found.parsed.rejections)
+    show.left_out(found.parsed.left_out)
+    if found.imported is None:
+        _say_nothing(found)
+    else:
+        _show_layers(found, tag)
+    return found.exit_code
+
+
+def _show_layers(found: api.CapturedProgram, tag: str) -> None:
+    assert found.imported is not None
+    rows = [
+        (config.label, count, f"{config.flops * count / 1e9:.3f}")
+        for config, count in found.layers[:_MOST_LAYERS]
+    ]
+    print_table(("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
+    if len(found.layers) > _MOST_LAYERS:
+        say(f"and {len(found.layers) - _MOST_LAYERS} more: `tuna configs -t {tag}`", err=True)
+    counts = found.parsed.counts
+    say(
+        f"{counted(sum(count for _, count in found.layers), 'call')} of"
+        f" {counted(len(found.layers), 'layer')} in"
+        f" {counted(counts.total, 'logged line')} ({counts.unsupported} unsupported,"
+        f" {counts.rejected} rejected): {counted(found.imported.added, 'layer')} added,"
+        f" {found.imported.tagged} newly tagged {tag!r}",
+        err=True,
+    )
+
+
+def _say_nothing(found: api.CapturedProgram) -> None:
+    counts = found.parsed.counts
+    if counts.total:
+        say(
+            f"Nothing was imported: none of {counts.total} logged lines names a layer that Tuna"
+            " tunes.",
+            err=True,
+        )
+        return
+    say("Nothing was imported: the program's libraries logged nothing.", err=True)
+    say(
+        "  Does it use MIOpen, hipBLASLt or oneDNN, or PyTorch on a GPU? Products in fp32 on x86"
+        " CPUs go to other libraries (MKL, OpenBLAS); a program that sets its own environment may"
+        " switch the logging off.",
+        err=True,
+    )
+
+
+def _say_waiting() -> None:
+    say(
+        "The program has ended; processes that it started still hold its output. Ctrl-C imports"
+        " without waiting.",
+        err=True,
     )

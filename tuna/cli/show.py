@@ -127,11 +127,8 @@ def rejections(found: Sequence[api.Rejection]) -> None:
     for rejection in found:
         lines = unsupported.pop(rejection.reason, 0) if rejection.unsupported else rejection.lines
         if lines:
-            say(f"{rejection}{_more(lines)}", err=True)
-
-
-def _more(lines: int) -> str:
-    return f" (and {lines - 1} more such lines)" if lines > 1 else ""
+            more = f" (and {lines - 1} more such lines)" if lines > 1 else ""
+            say(f"{rejection}{more}", err=True)
 
 
 def left_out(found: Mapping[str, int]) -> None:
@@ -146,7 +143,7 @@ def networks(found: api.Networks) -> None:
         ("model", model.name, model.version, count) for model, count in found.models
     ]
     rows += [("framework", item.name, item.version, "") for item in found.frameworks]
-    print_table("", ("", "name", "version", "layers"), rows, right=(3,))
+    print_table(("", "name", "version", "layers"), rows, right=(3,))
 
 
 def solvers(found: Iterable[api.StoredSolver]) -> None:
@@ -161,18 +158,18 @@ def solvers(found: Iterable[api.StoredSolver]) -> None:
         )
         for s in found
     ]
-    print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
+    print_table(("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
 
 
 def conditions(offered: Sequence[api.Condition], as_json: bool) -> None:
     """Print the conditions of measurement that sessions of a library may choose."""
     if as_json:
-        print_json([asdict(condition) for condition in offered])
+        print_json(offered)
         return
     rows = [
         (condition.name, ", ".join(condition.values), condition.meaning) for condition in offered
     ]
-    print_table("", ("condition", "values, the default first", "meaning"), rows)
+    print_table(("condition", "values, the default first", "meaning"), rows)
 
 
 def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:
@@ -181,7 +178,7 @@ def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     elif rows:
-        print_table("", names, rows)
+        print_table(names, rows)
     else:
         say(f"{library} has no job options.")
 
@@ -233,6 +230,13 @@ def loaded(found: api.LoadedJobs) -> None:
         )
 
 
+def failed(jobs: int, session_id: int) -> None:
+    """Say that jobs failed, if any did, and where the reasons are."""
+    if jobs:
+        why = f"see why: `tuna status --session-id {session_id}`"
+        say(f"{counted(jobs, 'job')} failed; {why}", err=True)
+
+
 def findings(found: Sequence[api.Finding]) -> None:
     """Print the findings of `tuna doctor`."""
     rows = [
@@ -243,7 +247,7 @@ def findings(found: Sequence[api.Finding]) -> None:
         )
         for f in found
     ]
-    print_table("", ("", "what", "found"), rows, width=_PROSE_WIDTH)
+    print_table(("", "what", "found"), rows, width=_PROSE_WIDTH)
 
 
 def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
@@ -260,7 +264,7 @@ def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
         f"Beside {builds} of {found.library} at a time, median of"
         f" {counted(found.pairs, 'measurement')}"
     )
-    print_table(title, ("kernel", "CPU time", "wall time"), rows, right=(1, 2))
+    print_table(("kernel", "CPU time", "wall time"), rows, right=(1, 2), title=title)
     say(f"Builds {'disturb' if found.noisy else 'do not disturb'} measurements on this machine.")
     say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
 
@@ -281,11 +285,8 @@ def option_texts(chosen: api.SessionOptions, outlook: api.Outlook | None) -> dic
 
 
 def outlook(one: api.Outlook | None) -> dict[str, Any]:
-    """Return the outlook of a session as JSON has it."""
-    if one is None:
-        return {}
-    deadline = one.deadline.isoformat() if one.deadline else None
-    return {**asdict(one), "deadline": deadline, "can_be_kept": one.can_be_kept}
+    """Return the outlook of a session for JSON."""
+    return {} if one is None else asdict(one) | {"can_be_kept": one.can_be_kept}
 
 
 def _marked(session: api.Overview) -> str:
@@ -358,7 +359,7 @@ def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
         *extra,
         "failed attempts",
     )
-    print_table("", columns, rows, right=(0, 4, 5))
+    print_table(columns, rows, right=(0, 4, 5))
     for session in found:
         if session.fault:
             say(f"session {session.session_id} is set aside: {one_line(session.fault)}")

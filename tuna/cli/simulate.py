@@ -25,35 +25,26 @@ class _Scenario:
     """Sessions or a scenario, and policies."""
 
     session_ids: tuple[int, ...] = options.option(
-        "--session-id", type=options.ID, multiple=True, help="A recorded session; may be repeated."
+        "A recorded session; may be repeated.", "--session-id", type=options.ID
     )
     workers: int | None = options.option(
-        "--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions."
+        "Processes for the CPU steps of recorded sessions.", type=_PROCESSES
     )
     devices: int | None = options.option(
-        "--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions."
+        "Devices of each environment of recorded sessions.", type=_PROCESSES
     )
     policies: tuple[str, ...] = options.option(
+        f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
         "--policy",
         type=click.Choice([*POLICIES, "all"]),
-        multiple=True,
         default=("fair",),
-        show_default=True,
         metavar="NAME",
-        help=f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
     )
     seed: int = options.option(
-        "--seed",
-        type=click.IntRange(0, 2**31 - 1),
-        default=0,
-        show_default=True,
-        help="Of all random numbers.",
+        "Of all random numbers.", type=click.IntRange(0, 2**31 - 1), default=0
     )
     output: Path | None = options.option(
-        "-o",
-        "--output",
-        type=options.OUTPUT_FILE,
-        help="Write the scenario as JSON, to change and simulate it.",
+        "Write the scenario as JSON, to change and simulate it.", "-o", type=options.OUTPUT_FILE
     )
 
 
@@ -63,39 +54,32 @@ class _Scenario:
 )
 @options.collected(_Scenario)
 @options.as_json
-def simulate(
-    file: Path | None,
-    as_json: bool,
-    wanted: _Scenario,
-) -> None:
+def simulate(file: Path | None, as_json: bool, wanted: _Scenario) -> None:
     """Simulate sessions under a scheduling policy: how long they take, and how busy devices are.
 
     FILE is a scenario in TOML or JSON: sessions with the durations of their steps, pools of workers
     and devices, failures, late joiners. Or name sessions, whose recorded durations are replayed
     side by side. docs/scheduling.md has the fields of both, and of --json.
     """
-    scenario = _scenario(file, wanted.session_ids, wanted.workers, wanted.devices)
+    scenario = _scenario(file, wanted)
     if wanted.output:
         with atomic_file(wanted.output) as path:
             path.write_text(scenario.model_dump_json(indent=1) + "\n")
     names = list(POLICIES) if "all" in wanted.policies else list(dict.fromkeys(wanted.policies))
     found = [api.simulate(scenario, name, wanted.seed) for name in names]
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json(found)
     else:
         _show(found)
 
 
-def _scenario(
-    file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None
-) -> api.Scenario:
-    if (file is None) == (not session_ids):
+def _scenario(file: Path | None, wanted: _Scenario) -> api.Scenario:
+    if (file is None) == (not wanted.session_ids):
         raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
     if file is None:
-        return api.recorded_scenario(
-            list(dict.fromkeys(session_ids)), workers=workers, devices=devices
-        )
-    if workers or devices:
+        ids = list(dict.fromkeys(wanted.session_ids))
+        return api.recorded_scenario(ids, workers=wanted.workers, devices=wanted.devices)
+    if wanted.workers or wanted.devices:
         raise BadInput(
             "--workers and --devices are of recorded sessions; a scenario file has its own pools."
         )
@@ -126,7 +110,7 @@ def _show(found: list[api.Simulated]) -> None:
         for one in found
     ]
     columns = ("policy", "all done s", "/ bound", "session s", "waited s", "busy", "errored")
-    print_table("", columns, rows, right=(1, 2, 3, 4, 6))
+    print_table(columns, rows, right=(1, 2, 3, 4, 6))
     missed = [
         f"{one.policy}: {session.name or session.session_id}"
         for one in found

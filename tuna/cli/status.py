@@ -1,20 +1,34 @@
-"""Commands that look at sessions: status, metrics, report."""
+"""`tuna status`, also as a live view, and `tuna metrics`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
+from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.console import print_json, say
-from tuna.cli.watch import watch
-from tuna.cli.winners import print_winners
-from tuna.errors import BadInput
-from tuna.messages import counted
+from tuna.cli.console import Column, duration, fitted, print_json, say, table
+from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
+from tuna.vocabulary import State
+
+#: More sessions than this do not fit a screen; those with work to do come first, then the newest.
+_MOST_SESSIONS = 12
+_MOST_WORKERS = 16
+#: Columns that the jobs by state need at least: they are wrapped.
+_NARROWEST = 20
+#: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers`
+#: has them all.
+_HOST_CHARS = 30
+_DASH = "–"
 
 
 @click.command()
@@ -35,7 +49,7 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         return
     found = api.status(session_id, commands=as_json or session_id is not None)
     if as_json:
-        print_json([_document(session) for session in found])
+        print_json([_session_document(session) for session in found])
     else:
         show.sessions(found, details=session_id is not None)
         # or there is nothing that they could leave undone
@@ -57,47 +71,176 @@ def metrics(listen: str) -> None:
     api.serve_metrics(listen, lambda url: say(f"metrics at {url}", err=True))
 
 
-def _document(session: api.Overview) -> dict[str, Any]:
+def _session_document(session: api.Overview) -> dict[str, Any]:
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(session, name) for name in names}
+
+    outlook = api.outlook(session.session_id) if session.options.deadline else None
     return {
         "session": session.session_id,
-        "library": session.library,
-        "reason": session.reason,
-        "environment": session.environment,
-        "arch": session.arch,
-        "jobs": session.jobs,
-        "without_solver": session.without_solver,
+        **named("library", "reason", "environment", "arch", "jobs", "without_solver"),
         "searches": {**asdict(session.searches), "total": session.searches.total},
-        "in_flight": session.in_flight,
-        "simulated": session.simulated,
-        "noisy": session.noisy,
+        **named("in_flight", "simulated", "noisy"),
         **session.options.model_dump(mode="json"),
-        "outlook": show.outlook(api.outlook(session.session_id))
-        if session.options.deadline
-        else {},
-        "undrained": session.undrained,
-        "fault": session.fault,
-        "failures": [asdict(failure) for failure in session.failures],
+        "outlook": show.outlook(outlook),
+        **named("undrained", "fault", "failures"),
     }
 
 
-@click.command()
-@options.session_id
-@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Default: session-N.html.")
-@click.option(
-    "--against",
-    type=options.ID,
-    help="Compare with the times of this session, such as the vendor's library.",
-)
-@options.as_json
-def report(session_id: int, output: Path | None, against: int | None, as_json: bool) -> None:
-    """Print the winners of a session, and write a report as one HTML file; or print all figures as
-    JSON."""
-    if as_json and output is not None:
-        raise BadInput("With --json the figures are printed: leave -o out.")
-    figures = api.report(session_id, against)
-    if as_json:
-        print_json(figures.as_json())
-        return
-    path = api.write_report(figures, output or Path(f"session-{session_id}.html"))
-    print_winners(figures)
-    say(str(path))
+def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
+    """Refresh every `interval_s` seconds until Ctrl-C."""
+    watcher = api.watcher(session_id)
+    console = Console()
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json or not console.is_terminal:
+            while True:
+                snapshot = watcher.look(interval_s)
+                for text in (
+                    [json.dumps(_snapshot_document(snapshot))] if as_json else lines(snapshot)
+                ):
+                    say(text)
+                time.sleep(interval_s)
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                snapshot = watcher.look()
+                live.update(view(snapshot, console.width, console.height), refresh=True)
+                time.sleep(0.0 if snapshot.read_share < 1.0 else interval_s)
+
+
+def lines(snapshot: api.LiveSnapshot) -> list[str]:
+    """A line for each session."""
+    workers = _DASH if snapshot.workers is None else str(len(snapshot.workers))
+    return [
+        f"{snapshot.at:%H:%M:%S} session {session.overview.session_id}: {_jobs(session)};"
+        f" {session.rate_per_s:.2f} results/s, ETA {_eta(session)}, efficiency"
+        f" {_percent(_efficiency(session))}, idle {_percent(_idle(session))}, workers {workers}"
+        + "".join(f"; {failure.attempts} {failure.cause}" for failure in session.overview.failures)
+        for session in _chosen(snapshot)
+    ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
+
+
+def view(snapshot: api.LiveSnapshot, width: int = 160, height: int = 50) -> RenderableType:
+    """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left
+    out."""
+    workers = _workers(snapshot, width, min(_MOST_WORKERS, max(3, height // 4)))
+    room = height - _lines(workers, width) - 1
+    sessions = (_sessions(snapshot, width, most) for most in range(_MOST_SESSIONS, 0, -1))
+    first = next(sessions)
+    while _lines(first, width) > room and (smaller := next(sessions, None)) is not None:
+        first = smaller
+    parts: list[RenderableType] = [first, workers]
+    aside = [f"{one.name} is aside: {one.aside}" for one in snapshot.workers or () if one.aside]
+    parts += [Text(one_line(text), overflow="fold") for text in aside]
+    parts += [
+        Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)
+    ]
+    if snapshot.read_share < 1.0:
+        parts.append(Text(f"reading the history: {100 * snapshot.read_share:.0f} %"))
+    parts.append(Text(f"{snapshot.at:%Y-%m-%d %H:%M:%S} UTC, Ctrl-C to leave", style="dim"))
+    return Group(*parts)
+
+
+def _lines(part: RenderableType, width: int) -> int:
+    return len(Console(width=width).render_lines(part))
+
+
+def _chosen(snapshot: api.LiveSnapshot, most: int = _MOST_SESSIONS) -> list[api.LiveSession]:
+    first = sorted(
+        snapshot.sessions,
+        key=lambda session: (not session.unfinished, -session.overview.session_id),
+    )
+    return sorted(
+        first[: min(most, _MOST_SESSIONS)], key=lambda session: session.overview.session_id
+    )
+
+
+def _sessions(snapshot: api.LiveSnapshot, width: int, most: int) -> RenderableType:
+    chosen = _chosen(snapshot, most)
+    columns: list[Column[api.LiveSession]] = [
+        Column("session", lambda one: str(one.overview.session_id), right=True),
+        Column("done", lambda one: _percent(_done(one)), right=True),
+        Column("results/s", lambda one: f"{one.rate_per_s:.2f}", right=True),
+        Column("ETA", _eta, right=True),
+        Column("jobs by state", _jobs, 1, most=_NARROWEST),
+        Column("library", lambda one: f"{one.overview.library} {one.overview.arch}", 2),
+        Column("reason", lambda one: one.overview.reason, 3),
+        Column("efficiency", lambda one: _percent(_efficiency(one)), 4, right=True),
+        Column("device idle", lambda one: _percent(_idle(one)), 5, right=True),
+    ]
+    left = len(snapshot.sessions) - len(chosen)
+    title = f"{counted(len(snapshot.sessions), 'session')}, {left} of them not shown"
+    return table(title if left else "", *fitted(columns, chosen, width), width)
+
+
+def _done(session: api.LiveSession) -> float | None:
+    """The share of the jobs that are done, of those that are not canceled."""
+    jobs = session.overview.jobs
+    wanted = (
+        sum(jobs.values()) - jobs.get(State.CANCELED.value, 0) + session.overview.searches.total
+    )
+    return (wanted - session.unfinished) / wanted if wanted else None
+
+
+def _workers(snapshot: api.LiveSnapshot, width: int, most: int) -> RenderableType:
+    if snapshot.workers is None:
+        return Text(f"workers: {_DASH} (Redis does not answer)")
+    if not snapshot.workers:
+        return Text("workers: none")
+    roles = Counter(worker.role for worker in snapshot.workers)
+    columns: list[Column[api.WorkerStatus]] = [
+        Column("worker", lambda one: f"{one_line(one.host, _HOST_CHARS)}:{one.pid}"),
+        Column("role", lambda one: one.role),
+        Column("device", lambda one: one.device or _DASH, 1),
+        Column("current jobs", lambda one: str(len(one.job_ids)), right=True),
+        Column("done", lambda one: str(one.done), right=True),
+    ]
+    title = "workers: " + ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
+    return table(title, *fitted(columns, snapshot.workers[:most], width), width)
+
+
+def _failures(session: api.LiveSession) -> list[str]:
+    number, fault = session.overview.session_id, session.overview.fault
+    texts = [f"session {number} is set aside: {one_line(fault)}"] if fault else []
+    for failure in session.overview.failures:
+        last = last_line(failure.output_tail, 200)
+        texts.append(
+            f"session {session.overview.session_id}: {failure.attempts} {failure.cause}: {last}"
+        )
+        if failure.reproduce:
+            texts.append(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}")
+    return texts
+
+
+def _jobs(session: api.LiveSession) -> str:
+    searches = show.searches(session.overview.searches)
+    parts = [show.jobs_text(session.overview), *([f"searches {searches}"] if searches else [])]
+    return "; ".join(filter(None, parts)) or "no jobs"
+
+
+def _percent(share: float | None) -> str:
+    return _DASH if share is None else f"{100 * share:.0f} %"
+
+
+def _efficiency(session: api.LiveSession) -> float | None:
+    return session.totals.efficiency if session.totals else None
+
+
+def _idle(session: api.LiveSession) -> float | None:
+    return session.totals.idle_share if session.totals else None
+
+
+def _eta(session: api.LiveSession) -> str:
+    return _DASH if session.eta_s is None else duration(session.eta_s)
+
+
+def _snapshot_document(snapshot: api.LiveSnapshot) -> dict[str, Any]:
+    fields = asdict(snapshot) | {"at": snapshot.at.isoformat()}
+    for session, shown in zip(snapshot.sessions, fields["sessions"], strict=True):
+        options = shown["overview"].pop("options")
+        shown["overview"] |= options.model_dump(mode="json")
+        if session.totals is not None:
+            shown["totals"] |= {
+                "efficiency": session.totals.efficiency,
+                "lower_bound_s": session.totals.lower_bound_s,
+            }
+    return fields

@@ -1,9 +1,12 @@
-"""`tuna tune`: a list of layers, or a model, tuned with one command."""
+"""`tuna tune`: layers or a model, tuned with one command; `tuna quickstart`: those of ResNet-50."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +15,30 @@ import click
 from tuna import api
 from tuna.cli import model, options, show
 from tuna.cli.console import say
-from tuna.cli.winners import print_winners
+from tuna.cli.report import print_winners
 from tuna.cli.work import work_through
-from tuna.messages import counted
+from tuna.errors import LibraryMissing
+
+#: Of the quickstart: tag, databases, candidates per layer and solver, and the library that is
+#: measured beside ours where it is installed.
+_TAG, _FORMS, _CANDIDATES, _VENDOR = "resnet50", ("find", "perf", "kernel", "tvm"), 8, "onednn"
+#: As its layers run inside a network: one kernel hands its blocks of channels to the next.
+_CONDITIONS = {"layouts": "native"}
 
 
 @dataclass(frozen=True)
 class _Layers:
     """Options for a list of layers."""
 
-    tag: str = options.option("-t", "--tag", required=True, help="Name for this set of layers.")
-    library: str = options.option(
-        "--library", default="tvm", show_default=True, help="What is tuned."
-    )
+    tag: str = options.option("Name for this set of layers.", "-t", required=True)
+    library: str = options.option("What is tuned.", default="tvm")
     output: Path | None = options.option(
-        "-o",
-        "--output",
-        type=options.OUTPUT_FOLDER,
-        help="The folder to write databases and a report into.",
+        "The folder to write databases and a report into.", "-o", type=options.OUTPUT_FOLDER
     )
     reason: str = options.option(
-        "-l", "--label", default="", help="Why: a short text; default: tune TAG."
+        "Why: a short text; default: tune TAG.", "-l", "--label", default="", show_default=False
     )
-    strict: bool = options.option(
-        "--strict", is_flag=True, help="Do nothing if any line of FILE is rejected."
-    )
+    strict: bool = options.option("Do nothing if any line of FILE is rejected.")
 
 
 @click.command()
@@ -47,7 +49,7 @@ class _Layers:
 @options.cores
 def layers(
     file: Path,
-    asked: Mapping[str, int | float | str],
+    asked: options.JobChoices,
     conditions: Mapping[str, str],
     wanted: _Layers,
 ) -> int:
@@ -56,7 +58,7 @@ def layers(
         lambda: api.prepare_tuning(
             file,
             wanted.tag,
-            api.Tuning(wanted.library, wanted.reason, asked, conditions),
+            api.Tuning(wanted.library, wanted.reason, asked.given(), conditions),
             strict=wanted.strict,
         ),
         wanted.library,
@@ -74,11 +76,7 @@ def layers(
             marks=False,
         )
         say(str(api.write_report(figures, wanted.output / "report.html")))
-    if errored:
-        say(
-            f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`",
-            err=True,
-        )
+    show.failed(errored, number)
     say(f"all results: `tuna results --session-id {number}`", err=True)
     done = figures.with_winner + len(prepared.loaded.met)
     return 0 if done and done >= len(figures.layers) else 1
@@ -94,8 +92,9 @@ class _ByFile(click.Command):
 
     def __init__(self, name: str, help_text: str) -> None:
         both = {str(one.name): one for command in (model.tune, layers) for one in command.params}
-        params = [_for_either(one, _help_of(name)) for name, one in both.items()]
-        params.sort(key=lambda one: isinstance(one, click.Option))
+        params = sorted(
+            map(_for_either, both.values()), key=lambda one: isinstance(one, click.Option)
+        )
         super().__init__(name, params=params, help=help_text)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -124,40 +123,28 @@ class _ByFile(click.Command):
 def _help_of(name: str) -> str:
     """The help of an option: what it means for layers and for models, where that is not the
     same."""
-    of = {"Layers": layers, "Models": model.tune}
     texts = {
         sort: f"{one.help} (default: {one.default})" if one.show_default else one.help or ""
-        for sort, command in of.items()
+        for sort, command in {"Layers": layers, "Models": model.tune}.items()
         for one in command.params
         if isinstance(one, click.Option) and one.name == name
     }
-    distinct = set(texts.values())
-    if len(texts) == len(of) and len(distinct) == 1:
-        return distinct.pop()
+    if len(texts) == 2 and len(set(texts.values())) == 1:
+        return texts["Layers"]
     return " ".join(f"{sort}: {text[:1].lower()}{text[1:]}" for sort, text in texts.items())
 
 
-def _for_either(parameter: click.Parameter, help_text: str) -> click.Parameter:
-    """The parameter as one of both commands: what one of them requires may be missing."""
-    if isinstance(parameter, click.Argument):
-        return parameter
-    assert isinstance(parameter, click.Option)
-    kind = options.OUTPUT if parameter.name == "output" else parameter.type
-    flags = {"is_flag": True} if parameter.is_flag and not parameter.secondary_opts else {}
-    names = [
-        "/".join((parameter.opts[-1], *parameter.secondary_opts)),
-        *parameter.opts[:-1],
-        str(parameter.name),
-    ]
-    return click.Option(
-        names,
-        type=None if parameter.is_flag else kind,
-        multiple=parameter.multiple,
-        metavar=parameter.metavar,
-        help=help_text,
-        default=parameter.default if parameter.secondary_opts else None,
-        **flags,
-    )
+def _for_either(parameter: click.Parameter) -> click.Parameter:
+    """The parameter as one of both commands, without what one of them requires or does with it."""
+    either = copy.copy(parameter)
+    if isinstance(either, click.Option):
+        either.help, either.show_default = _help_of(str(either.name)), False
+        either.required, either.expose_value, either.callback = False, True, None
+        if either.name == "output":
+            either.type = options.OUTPUT
+        if not either.secondary_opts:
+            either.default = None
+    return either
 
 
 tune = _ByFile(
@@ -170,3 +157,62 @@ tune = _ByFile(
     on from there.
     """,
 )
+
+
+@click.command()
+@click.option("-o", "--output", type=options.OUTPUT_FOLDER, default=Path("quickstart-results"))
+@click.option(
+    "--candidates",
+    type=options.COUNT,
+    default=_CANDIDATES,
+    show_default=True,
+    help="Per layer and solver.",
+)
+def quickstart(output: Path, candidates: int) -> int:
+    """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
+
+    Where oneDNN is installed (`pip install 'tuna-autotuner[onednn]'`) its times stand beside. A
+    second start resumes; nothing is measured twice.
+    """
+    # an unwritable folder is reported before the tuning, not after it
+    output.mkdir(parents=True, exist_ok=True)
+    session_id = _prepared("tvm", {"candidates": candidates})
+    errored = work_through([session_id], workers=True)
+    vendor = _vendor()
+    figures = api.report(session_id, vendor)
+    print_winners(figures)
+    say("\nDatabases:")
+    show.exported(*(api.export(session_id, form, output) for form in _FORMS), marks=False)
+    say("\nReport:")
+    say(str(api.write_report(figures, output / "report.html")))
+    show.failed(errored, session_id)
+    say(
+        f"\nTry the result with TVM alone: `{sys.executable} examples/use_exported_db.py"
+        f" {output}/*.tvm`"
+    )
+    return 0 if figures.with_winner == len(figures.layers) else 1
+
+
+def _prepared(library: str, given: Mapping[str, int], solvers: Sequence[str] = ()) -> int:
+    """The session with its layers and jobs."""
+    wanted = api.Tuning(library, "quickstart", given, _CONDITIONS, solvers)
+    network = api.Network("ResNet-50", "1.5", "torchvision", "any")
+    with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
+        found = show.prepared(
+            lambda: api.prepare_tuning(path, _TAG, wanted, network=network), library, _TAG
+        )
+    return found.session.id
+
+
+def _vendor() -> int | None:
+    """The session with the vendor's times, measured now; None where its library is not
+    installed."""
+    try:
+        names = [one.name for one in api.get_library(_VENDOR).solvers()]
+        # its slowest way: a layer as a product of matrices
+        session_id = _prepared(_VENDOR, {}, [name for name in names if "Gemm" not in name])
+    except LibraryMissing as error:
+        say(f"Without the vendor's times beside: {error} {error.hint}")
+        return None
+    work_through([session_id], workers=True)
+    return session_id

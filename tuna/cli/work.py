@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import click
 
@@ -35,11 +34,8 @@ def run(
     """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
     chosen = options.sessions(session_ids, every=every)
     wanted = options.split(steps)
-    return (
-        1
-        if work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy)
-        else 0
-    )
+    errored = work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy)
+    return int(errored > 0)
 
 
 @click.command()
@@ -93,11 +89,8 @@ def work_through(
                 session_ids, steps, policy=policy, on_progress=view.update, events=events
             )
     for key, one in sorted(end.sessions.items()):
-        parts = [
-            by_state(one.states),
-            *([f"rounds of searches: {by_state(one.rounds)}"] if one.rounds else []),
-        ]
-        say(f"session {key}: {'; '.join(filter(None, parts))}")
+        rounds = f"rounds of searches: {by_state(one.rounds)}" if one.rounds else ""
+        say(f"session {key}: {'; '.join(filter(None, (by_state(one.states), rounds)))}")
     if not end.sessions:
         say("No session has open jobs.")
     return end.errored
@@ -121,35 +114,28 @@ class _WorkerOptions:
     """Numbers of workers, their devices and boards."""
 
     processes: int = options.option(
+        "Worker processes; with --tvm-tracker one for each board.",
         "-c",
-        "--processes",
         type=options.COUNT,
         default=1,
-        show_default=True,
-        help="Worker processes; with --tvm-tracker one for each board.",
     )
     devices: str | None = options.option(
-        "--devices",
-        help="all, or numbers such as 0,2: one eval worker for each, with its own cores.",
+        "all, or numbers such as 0,2: one eval worker for each, with its own cores."
     )
     session_id: int | None = options.option(
-        "--session-id", type=options.ID, help="Work only for this session; needs the database."
+        "Work only for this session; needs the database.", type=options.ID
     )
-    once: bool = options.option(
-        "--once", is_flag=True, help="Leave when the queues are empty and no job is to come."
-    )
+    once: bool = options.option("Leave when the queues are empty and no job is to come.")
     target: str | None = options.option(
-        "--target", help="The boards' target, where the session has another than their own."
+        "The boards' target, where the session has another than their own."
     )
     reset: str | None = options.option(
-        "--reset",
-        metavar="COMMAND",
-        help="What may bring a lost board back; tried once a minute at most.",
+        "What may bring a lost board back; tried once a minute at most.", metavar="COMMAND"
     )
     line: str | None = options.option(
+        "Join with this token, or that of a file; default: TUNA_JOIN.",
         "--join",
         metavar="URL#TOKEN",
-        help="Join with this token, or that of a file; default: TUNA_JOIN.",
     )
 
 
@@ -159,7 +145,7 @@ class _WorkerOptions:
 @options.boards
 def worker(
     role: api.Role, wanted: _WorkerOptions, tvm_tracker: str | None, device_key: str | None
-) -> None:
+) -> int:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again
     ends them at once."""
     boards = None
@@ -168,7 +154,7 @@ def worker(
         boards = api.WorkerBoards(*(given or "" for given in named))
     if line := remote_workers.join_line(wanted.line):
         api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
-    start_worker(
+    return api.serve_workers(
         role,
         wanted.processes,
         devices=wanted.devices,
@@ -178,45 +164,22 @@ def worker(
     )
 
 
-def start_worker(
-    role: api.Role,
-    processes: int,
-    *,
-    devices: str | None = None,
-    session_id: int | None = None,
-    once: bool = False,
-    boards: api.WorkerBoards | None = None,
-) -> NoReturn:
-    """Run workers until they have ended; does not return."""
-    raise SystemExit(
-        api.serve_workers(
-            role, processes, devices=devices, session_id=session_id, once=once, boards=boards
-        )
-    )
-
-
 @dataclass(frozen=True)
 class _Repeated:
     """The job or candidate that is repeated."""
 
     trial: int | None = options.option(
-        "--trial",
-        type=options.ID,
-        help="Only this candidate, built from its params; it takes nothing else.",
+        "Only this candidate, built from its params; it takes nothing else.", type=options.ID
     )
-    library: str | None = options.option("--library")
-    solver: str | None = options.option("--solver")
-    last: str | None = options.option("--step", help="The steps up to this one are run.")
-    seed: int = options.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+    library: str | None = options.option()
+    solver: str | None = options.option()
+    last: str | None = options.option("The steps up to this one are run.", "--step")
+    seed: int = options.option(type=click.IntRange(0, 2**63 - 1), default=0, show_default=False)
     index: int | None = options.option(
-        "--index",
-        type=click.IntRange(min=0, max=2**31 - 1),
-        help="Only this candidate; default: all.",
+        "Only this candidate; default: all.", type=click.IntRange(min=0, max=2**31 - 1)
     )
-    pairs: tuple[str, ...] = options.option("--option", multiple=True, metavar="NAME=VALUE")
-    target: str | None = options.option(
-        "--target", help="The session's target; default: this machine's."
-    )
+    pairs: tuple[str, ...] = options.option("", "--option", metavar="NAME=VALUE")
+    target: str | None = options.option("The session's target; default: this machine's.")
 
 
 @click.command()
@@ -261,7 +224,7 @@ def reproduce(
 def _show(results: Sequence[api.StepResult], driver: str, as_json: bool) -> int:
     final = results[-1]
     if as_json:
-        print_json([result.model_dump(mode="json") for result in results])
+        print_json(results)
     else:
         _print_trials(final, driver)
     return 0 if final.ok else 1
@@ -279,7 +242,7 @@ def _print_trials(final: api.StepResult, driver: str) -> None:
         for trial in final.trials
     ]
     columns = ("candidate", "ms", "error", "outcome", "output")
-    print_table(f"{final.step}: {api.read_one(driver).label}", columns, rows, right=(0, 1))
+    print_table(columns, rows, right=(0, 1), title=f"{final.step}: {api.read_one(driver).label}")
     if not final.ok:
         say(
             f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}",

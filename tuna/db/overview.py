@@ -15,6 +15,7 @@ from tuna.db.engine import reading
 from tuna.db.plain_table import plain_table
 from tuna.db.searches import Searches
 from tuna.db.session_options import DEFAULTS, SessionOptions
+from tuna.errors import NotFound
 from tuna.vocabulary import IN_FLIGHT, State
 
 _job = plain_table("job", "id session_id step state failures uncharged")
@@ -154,10 +155,26 @@ def counts_statement(dialect: str) -> sa.Executable:
     return _COUNTS if dialect == "sqlite" else _COUNTS_MYSQL
 
 
+def require_session(connection: sa.Connection, session_id: int) -> None:
+    """Raise NotFound, whose hint lists the existing ids, unless the session is there."""
+    same = sa.select(_session.c.id).where(_session.c.id == session_id)
+    if connection.execute(same).first() is None:
+        raise missing_session(connection, session_id)
+
+
+def missing_session(connection: sa.Connection, session_id: int) -> NotFound:
+    """Return the error for a session that is not there; its hint lists the existing ids."""
+    first = sa.select(_session.c.id).order_by(_session.c.id).limit(20)
+    there = ", ".join(map(str, connection.execute(first).scalars()))
+    return NotFound(f"There is no session {session_id}.", hint=f"sessions: {there or 'none yet'}")
+
+
 def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
-    """Every session, or just `session_id`; empty if there is none. Jobs, searches and failures are
-    read concurrently."""
+    """Every session, or just `session_id`; raises NotFound. Jobs, searches and failures are read
+    concurrently."""
     with ThreadPoolExecutor(2) as pool, reading(engine) as connection:
+        if session_id is not None:
+            require_session(connection, session_id)
         pending = pool.submit(_failures, engine)
         sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
         rows = connection.execute(sessions).all()

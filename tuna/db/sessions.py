@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tuna.db.models import EnvironmentRow, FormerKey, Installation, Session
+from tuna.db.overview import missing_session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
-from tuna.errors import BadInput, NotFound
+from tuna.errors import BadInput
 
 if TYPE_CHECKING:
     from tuna.artifacts.signatures import Keys
@@ -78,16 +79,12 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
 def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     """The session; raises NotFound, whose hint lists the existing ids."""
     row = connection.execute(
-        sa.select(
-            Session.reason,
-            Session.options,
-            EnvironmentRow,
-        )
+        sa.select(Session.reason, Session.options, EnvironmentRow)
         .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
         .where(Session.id == session_id)
     ).first()
     if row is None:
-        raise _missing(connection, session_id)
+        raise missing_session(connection, session_id)
     from tuna.libraries.base import Environment
 
     environment = Environment(
@@ -102,20 +99,6 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         conditions=row.conditions or {},
     )
     return SessionInfo(session_id, row.reason, environment, SessionOptions.stored(row.options))
-
-
-def require(connection: sa.Connection, session_id: int) -> None:
-    """Raise NotFound, whose hint lists the existing ids, unless the session is there."""
-    if connection.execute(sa.select(Session.id).where(Session.id == session_id)).scalar() is None:
-        raise _missing(connection, session_id)
-
-
-def _missing(connection: sa.Connection, session_id: int) -> NotFound:
-    there = connection.execute(sa.select(Session.id).order_by(Session.id).limit(20)).scalars().all()
-    return NotFound(
-        f"There is no session {session_id}.",
-        hint=f"sessions: {', '.join(map(str, there)) or 'none yet'}",
-    )
 
 
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:

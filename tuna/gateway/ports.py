@@ -18,6 +18,8 @@ from urllib.parse import quote, unquote
 from tuna.errors import BadInput
 from tuna.files import own_folder
 
+#: Default port of `tuna gateway`.
+GATEWAY_PORT = 7117
 _PREFIX = "gateway-"
 #: Connections that wait to be accepted.
 BACKLOG = 128

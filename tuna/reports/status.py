@@ -72,8 +72,6 @@ class Watcher:
         with reading(self._engine) as connection:
             whole = self._totals.advance(connection, budget_s)
             namespace = sessions.namespace(connection)
-            if self._only is not None and not found:
-                sessions.get(connection, self._only)
             rates = _rates(connection)
             workers = live_workers(self._settings, namespace)
             totals = self._totals.sessions() if whole else {}

@@ -12,6 +12,7 @@ from typing import cast
 
 import sqlalchemy as sa
 
+from tuna.db.overview import require_session
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
 from tuna.results.core_tables import (
@@ -180,7 +181,7 @@ def _sessions(
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
-        _require_session(connection, wanted.session_id)
+        require_session(connection, wanted.session_id)
     given = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
     if all(value is None for value in given):
         return None, None
@@ -214,14 +215,6 @@ def _sessions(
             f"There is no session with the device {wanted.device!r}.", hint=_there(connection)
         )
     return found, wanted.device
-
-
-def _require_session(connection: sa.Connection, session_id: int) -> None:
-    there = sa.select(session.c.id).where(session.c.id == session_id)
-    if connection.execute(there).first() is None:
-        from tuna.db import sessions  # takes long to import
-
-        sessions.require(connection, session_id)
 
 
 def _there(connection: sa.Connection) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -28,11 +28,6 @@ def required(value: _T | None, flag: str) -> _T:
     if value is None:
         raise BadInput(f"{flag} is missing.")
     return value
-
-
-def given(**facts: Any) -> dict[str, str]:
-    """The facts that were given, as text."""
-    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 #: Options of `tuna` that have another name in the seeds' programs.

@@ -12,8 +12,7 @@ import click
 from tuna import api
 from tuna.cli import options, show, work
 from tuna.cli.console import say
-from tuna.cli.golden import update_golden_command
-from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
+from tuna.cli.mituna import common, db_files, layer_jobs, yaml_steps
 from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.vocabulary import Resource
@@ -21,12 +20,12 @@ from tuna.vocabulary import Resource
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.
 SUBCOMMANDS: dict[str, click.Command] = {
-    "import_configs": import_configs.import_configs,
-    "load_job": load_job.load_job,
-    "export_db": export_db.export_db,
-    "import_db": files.import_db,
-    "merge_db": files.merge_db,
-    "update_golden": update_golden_command,
+    "import_configs": layer_jobs.import_configs,
+    "load_job": layer_jobs.load_job,
+    "export_db": db_files.export_db,
+    "import_db": db_files.import_db,
+    "merge_db": db_files.merge_db,
+    "update_golden": db_files.update_golden,
 }
 
 
@@ -114,17 +113,13 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
 
 
 def _init_session(library: str, given: dict[str, Any]) -> None:
-    facts = common.given(**{name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
+    facts = options.given({name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
     reason = common.required(given["label"], "-l")
     show.started(api.init_session(library, reason, facts, options=given["session_options"]))
 
 
 def _update_solvers(library: str, _: dict[str, Any]) -> None:
     say(f"{library} has {counted(api.update_solvers(library), 'solver')}")
-
-
-def _list_solvers(library: str, _: dict[str, Any]) -> None:
-    show.solvers(api.list_solvers(library))
 
 
 def _update_applicability(library: str, given: dict[str, Any]) -> None:
@@ -151,14 +146,13 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
             "A worker runs steps of one kind.", hint="name one step, or add --enqueue_only"
         )
     on_device = resources == {Resource.DEVICE}
-    work.start_worker(
+    return api.serve_workers(
         "eval" if on_device else "compile", 1 if on_device else len(api.compile_cpus())
     )
-    return 0
 
 
 def _add_networks(_: str, given: dict[str, Any]) -> None:
-    import_configs.add_networks(
+    layer_jobs.add_networks(
         given["add_model"], given["md_version"], given["add_framework"], given["fw_version"]
     )
 
@@ -198,7 +192,7 @@ _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "init_session": _init_session,
     "update_solvers": _update_solvers,
     "update_applicability": _update_applicability,
-    "list_solvers": _list_solvers,
+    "list_solvers": lambda library, _: show.solvers(api.list_solvers(library)),
     "status": _status,
     "command": _remote_exec,
     "execute": _execute,

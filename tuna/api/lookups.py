@@ -1,0 +1,132 @@
+"""Questions to the database that are answered without the ORM models: importing those takes as long
+as the rest of such a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tuna import api
+from tuna.archives import sizes
+from tuna.archives.sizes import SessionSize
+from tuna.db import overview
+from tuna.db.database import connect_database, open_database
+from tuna.db.engine import reading
+from tuna.db.overview import Overview
+from tuna.errors import TunaError
+from tuna.results import result_query, untried
+from tuna.results.core_tables import config_tag, environment, session, solver
+from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultRows
+from tuna.results.untried import LayerWithoutSolver, TargetMet
+from tuna.settings import get_settings
+
+#: Names that a shell offers at most.
+_MOST_NAMES = 200
+
+
+def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
+    """All sessions, or one: jobs by state, failures by cause, with the commands that repeat them
+    unless `commands` is false.
+
+    Raises NotFound for an unknown session.
+    """
+    engine = open_database()
+    found = overview.read(engine, session_id)
+    if not commands or not any(one.failures for one in found):
+        return found
+    return api.with_commands(engine, found)
+
+
+def undrained_reports() -> int:
+    """The number of reports of workers that are malformed or that the database refused; they are in
+    `dead_letter`."""
+    return overview.undrained(open_database())
+
+
+def list_sessions(session_id: int | None = None) -> list[SessionSize]:
+    """All sessions, or one, with their state, counts and sizes; raises NotFound. It looks at every
+    trial."""
+    return sizes.read(open_database(), session_id)
+
+
+def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
+    """Results of sessions, golden versions and imported databases that meet the filter, `limit` of
+    them at most.
+
+    They come by layer in the order of its import, then by time, solver and session. With `n_best`
+    they are trials. Without commands `ResultRow.command` is empty, and no library is loaded. Raises
+    NotFound for a name that there is not, BadInput for a value that cannot be.
+    """
+    with reading(open_database()) as connection:
+        return result_query.query(connection, wanted, with_commands=with_commands)
+
+
+def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:
+    """The fastest result of each layer of a session, in the order of the layers' import; a baseline
+    where it is the only one.
+
+    `with_commands` as for `query`. Raises NotFound.
+    """
+    found = query(
+        ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands
+    )
+    first: dict[str, ResultRow] = {}
+    for row in found:
+        if row.time_ms is not None and (
+            row.config_key not in first or first[row.config_key].baseline > row.baseline
+        ):
+            first[row.config_key] = row
+    return replace(found, rows=tuple(first.values()))
+
+
+def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...]:
+    """The layers of a session that needed no trial, since a known result was as fast as was asked
+    for."""
+    with reading(open_database()) as connection:
+        return untried.targets_met(connection, session_id, tag)
+
+
+def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithoutSolver]:
+    """The layers of a session that no solver of its library takes, with the reason, in the order of
+    their import."""
+    with reading(open_database()) as connection:
+        return untried.without_solver(connection, session_id, tag)
+
+
+def known_sessions() -> list[tuple[str, str]]:
+    """The latest sessions, each with its library and reason, for the completion of a shell."""
+    found = (
+        sa.select(session.c.id, environment.c.library, session.c.reason)
+        .join(environment, environment.c.id == session.c.environment_id)
+        .order_by(session.c.id.desc())
+    )
+    return [(str(number), f"{library}: {reason}") for number, library, reason in _rows(found)]
+
+
+def known_tags() -> list[str]:
+    """The tags of layers."""
+    tag = config_tag.c.tag
+    return [name for (name,) in _rows(sa.select(tag).distinct().order_by(tag))]
+
+
+def known_solvers(library: str | None = None) -> list[str]:
+    """The stored solvers, of one library or of all."""
+    found = sa.select(solver.c.name).distinct().order_by(solver.c.name)
+    wanted = found if library is None else found.where(solver.c.library == library)
+    return [name for (name,) in _rows(wanted)]
+
+
+def _rows(query: sa.Select[Any]) -> Sequence[Any]:
+    """The first rows; none where there is no database, or none that can be read."""
+    settings = get_settings()
+    if settings.embedded_db and not (settings.home / "tuna.sqlite").exists():
+        return []
+    try:
+        with reading(connect_database()) as connection:
+            return connection.execute(query.limit(_MOST_NAMES)).all()
+    except (TunaError, DBAPIError):
+        return []

@@ -1,0 +1,77 @@
+"""Reports and comparisons of sessions, coverage of models, simulations of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.errors import BadInput
+from tuna.messages import choices
+from tuna.models.coverage import Coverage
+from tuna.models.coverage import coverage as read_coverage
+from tuna.policies import POLICIES
+from tuna.reports.comparison import Comparison, compare
+from tuna.reports.html import write
+from tuna.reports.queries import read_figures
+from tuna.reports.report_data import ReportFigures
+from tuna.simulation.engine import simulate as run
+from tuna.simulation.outcome import Simulated
+from tuna.simulation.recorded import recorded
+from tuna.simulation.scenario import Scenario
+
+
+def report(session_id: int, against: int | None = None) -> ReportFigures:
+    """All figures of a session's report, beside the times of session `against`; raises NotFound,
+    BadInput."""
+    with reading(open_database()) as connection:
+        return read_figures(connection, session_id, against)
+
+
+def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+    """Layer by layer the results of two sessions or more, each against the first; with `tag` only
+    its layers.
+
+    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no
+    layer in common.
+    """
+    with reading(open_database()) as connection:
+        return compare(connection, session_ids, tag)
+
+
+def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
+    """Write figures, or those of a session (beside the times of session `against`), as one HTML
+    file; returns its path.
+
+    Raises NotFound, BadInput, StorageFull.
+    """
+    return write(report(figures, against) if isinstance(figures, int) else figures, path)
+
+
+def coverage(
+    name: str, arch: str, *, device: str | None = None, library: str | None = None
+) -> Coverage:
+    """Return the part of a model, network or tag that has results on `arch`; see `models.coverage`.
+    Raises NotFound."""
+    with reading(open_database()) as connection:
+        return read_coverage(connection, name, arch, device=device, library=library)
+
+
+def recorded_scenario(
+    session_ids: Sequence[int], *, workers: int | None = None, devices: int | None = None
+) -> Scenario:
+    """A scenario of sessions as they were recorded; see `tuna.simulation.recorded`. Raises
+    NotFound, BadInput."""
+    with reading(open_database()) as connection:
+        return recorded(connection, session_ids, workers=workers, devices=devices)
+
+
+def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
+    """Simulate a scenario under the policy of this name; equal arguments give equal outcomes.
+    Raises BadInput."""
+    if policy not in POLICIES:
+        raise BadInput(
+            f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")
+        )
+    return run(scenario, POLICIES[policy], seed)
