@@ -145,7 +145,7 @@ from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.registry import get_library as get_library
 from tuna.models.coverage import Cover as Cover
 from tuna.models.coverage import Coverage as Coverage
-from tuna.models.refusals import TOLERANCE as TOLERANCE
+from tuna.models.process import TOLERANCE as TOLERANCE
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer
 from tuna.reports.comparison import Comparison as Comparison

@@ -110,7 +110,7 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
     """Make jobs of the first `count` that wait."""
     for _ in range(min(count, len(waiting))):
         job = waiting.popleft()
-        # the model decides, see `in_model`
+        # the model decides, see `choosing`
         options: dict[str, Any] = {"candidates": job.candidates, "finalists": 0}
         options |= {"first": job.first} if job.first else {}
         jobs.load_jobs(

@@ -17,7 +17,7 @@ from tuna.libraries.repeats import Timing, timing
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.models import arguments
 from tuna.models.arguments import Argument
-from tuna.models.refusals import accepted
+from tuna.models.process import accepted
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 

@@ -111,12 +111,12 @@ def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
 
 def _calls(function: Any) -> Counter[str]:
     """Count the calls of each TIR function, in the order of the first call."""
-    found: Counter[str] = Counter()
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")).startswith(
-                "relax.call_tir"
-            ):
-                found[str(value.args[0].name_hint)] += 1
-    return found
+    names = (called(binding.value) for block in function.body.blocks for binding in block.bindings)
+    return Counter(name for name in names if name)
+
+
+def called(value: Any) -> str:
+    """The name of the function that a `call_tir` calls, empty for anything else."""
+    if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
+        return str(value.args[0].name_hint)
+    return ""

@@ -51,6 +51,10 @@ class TaskKernels:
         #: functions of tasks without a core as they were imported, by task key
         self.plain: dict[str, Any] = {}
 
+    def with_records(self, records: Mapping[str, Record]) -> TaskKernels:
+        """Return the kernels by other records."""
+        return TaskKernels(self._target, records, winograd=self._winograd)
+
     def __call__(self, task: TaskConfig) -> Chosen | None:
         """The kernel; None where no family has one."""
         if task.key not in self._found:
@@ -93,19 +97,16 @@ class TaskKernels:
 
 
 def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
-    if isinstance(task.core, GemmConfig):
-        problem = problems.with_family(task, GEMM.name, Mode(task.layouts), target)
-        return None if problem is None else _chosen(problem, problem.candidate(0).mod)
     assert task.core is not None
-    layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
-    if layer is None:
-        return None
-    families = [family for family in FAMILIES.values() if winograd or not family.outputs]
-    order = ranked(layer, families, cold_weights=True)
-    if not order:
-        return None
-    family, index = order[0]
-    problem = problems.with_family(task, family.name, layer.mode, target)
+    name, index = GEMM.name, 0
+    if not isinstance(task.core, GemmConfig):
+        layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
+        families = [family for family in FAMILIES.values() if winograd or not family.outputs]
+        order = [] if layer is None else ranked(layer, families, cold_weights=True)
+        if not order:
+            return None
+        name, index = order[0][0].name, order[0][1]
+    problem = problems.with_family(task, name, Mode(task.layouts), target)
     return None if problem is None else _chosen(problem, problem.candidate(index).mod)
 
 
