@@ -134,7 +134,7 @@ from tuna.doctor import measure_noise as measure_noise
 from tuna.doctor.findings import Finding as Finding
 from tuna.exports import ExportReport as ExportReport
 from tuna.exports.csv_table import text_cell as text_cell
-from tuna.exports.diff import diff_line as diff_line
+from tuna.exports.database_files import diff_line as diff_line
 from tuna.exports.intake import ImportReport as ImportReport
 from tuna.exports.registry import exporters as exporters
 from tuna.libraries.conditions import Condition as Condition
