@@ -1,5 +1,4 @@
-"""Compares a golden version or a session with a version, and checks the result against the
-promotion gate's limits.
+"""Compares a golden version or a session with a version.
 
 A layer here is a config on a device model (architecture and number of compute units); its time is
 that of its fastest solver.
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import networks
-from tuna.golden import entries, releasable
-from tuna.golden.entries import ReleaseEntry
+from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
-from tuna.golden.versions import Version, find, of_library
+from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.messages import counted
 from tuna.results.selectable import Results
 
@@ -26,8 +24,6 @@ TOTAL = "total"
 #: Longest list in a report.
 _MAX_ITEMS = 20
 _MAX_PARAMS_CHARS = 60
-#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -185,10 +181,8 @@ def report(
     """Compare a version with its base, or with `against`. Raises NotFound."""
     subject = find(connection, version, library)
     number = subject.base_version if against is None else against
-    there = {one.version: one for one in of_library(connection, subject.library)}
-    if number is not None and number not in there:
-        find(connection, number, subject.library)  # raises
-    return compare(connection, subject, there[number] if number is not None else None)
+    other = None if number is None else find(connection, number, subject.library)
+    return compare(connection, subject, other)
 
 
 def report_session(
@@ -203,7 +197,7 @@ def report_session(
     other = find(connection, version, environment.library)
     wanted = ResultSelection(session_id, allow_imported=True, allow_noisy=True)
     subject = _Side(environment.library, releasable.releasable(wanted), None, session_id)
-    device = entries.of_version(other, environment.arch, environment.num_cu)
+    device = entries_of(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
     return replace(found, left_out=releasable.refused(connection, wanted))
 
@@ -211,7 +205,7 @@ def report_session(
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
     """Compare a version with another one, or with nothing."""
     sides = [
-        _Side(one.library, entries.of_version(one), one.version)
+        _Side(one.library, entries_of(one), one.version)
         for one in (subject, other)
         if one is not None
     ]
@@ -231,10 +225,10 @@ def _compare(
     )
     faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
     shown = [*slower[:_MAX_ITEMS], *faster[:_MAX_ITEMS]]
-    new = entries.read(connection, subject.rows, [after[layer].id for layer in shown])
+    new = read_entries(connection, subject.rows, [after[layer].id for layer in shown])
     gone = [*shown, *lost[:_MAX_ITEMS]]
     old = (
-        entries.read(connection, other.rows, [before[layer].id for layer in gone])
+        read_entries(connection, other.rows, [before[layer].id for layer in gone])
         if other is not None
         else {}
     )
@@ -258,50 +252,6 @@ def _compare(
         missing_layers=tuple(old[before[layer].id] for layer in lost[:_MAX_ITEMS]),
         slower_ratios=tuple(ratios[layer] for layer in slower),
     )
-
-
-def check_gate(
-    report: PromotionReport, max_regression: float | None, min_gain: float | None
-) -> list[str]:
-    """Violations of the promotion gate, one clause each; both limits are fractions (0.05 is 5 %),
-    None: no limit.
-
-    `max_regression`: no layer may be slower by more than this, and none may be missing. `min_gain`:
-    the total weighted time must shrink by at least this.
-    """
-    violations: list[str] = []
-    if max_regression is not None:
-        count = sum(ratio > 1 + max_regression + _TOLERANCE for ratio in report.slower_ratios)
-        if count:
-            worst = report.regressions[0]
-            violations.append(
-                f"{_layers(count)} more than {_percent(max_regression)} slower, the worst by"
-                f" {_percent(worst.ratio - 1)}: {worst.after.layer} on {worst.after.arch} x"
-                f" {worst.after.num_cu}"
-            )
-        if report.total.missing:
-            entry = report.missing_layers[0]
-            violations.append(
-                f"{_layers(report.total.missing)} missing that version {report.against} has, such"
-                f" as {entry.layer} on {entry.arch} x {entry.num_cu}"
-            )
-    if min_gain is not None:
-        ratio = report.total.ratio
-        if ratio is None:
-            violations.append(
-                "there is no layer to measure a gain on: no version to compare with has one of"
-                " these"
-            )
-        elif 1 - ratio < min_gain - _TOLERANCE:
-            shrinks = (
-                f"shrinks by {_percent(1 - ratio)}"
-                if ratio <= 1
-                else f"grows by {_percent(ratio - 1)}"
-            )
-            violations.append(
-                f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}"
-            )
-    return violations
 
 
 def _fastest(connection: sa.Connection, rows: Results) -> dict[_Layer, _Fastest]:
@@ -362,14 +312,6 @@ def _tally_line(tally: ModelTally) -> str:
     times = f"{tally.before_ms:.6g} -> {tally.after_ms:.6g} ms"
     change = "" if tally.ratio is None else f"{times} ({(tally.ratio - 1) * 100:+.2f} %)"
     return f"{tally.name:40} {numbers}  {change}".rstrip()
-
-
-def _layers(count: int) -> str:
-    return counted(count, "layer is", "layers are")
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.4g} %"
 
 
 def _short(entry: ReleaseEntry) -> str:

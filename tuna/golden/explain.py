@@ -15,9 +15,7 @@ from tuna.db.batches import parts
 from tuna.db.models import ConfigRow, GoldenEntry, SolverRow
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
-from tuna.golden import entries
-from tuna.golden.entries import ReleaseEntry
-from tuna.golden.versions import Version, find, of_library
+from tuna.golden.versions import KEY, ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.results.selectable import RELEASES
 
 _COMPARED = (
@@ -153,19 +151,17 @@ def _named(key: str) -> sa.ColumnElement[bool]:
 
 
 def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -> list[Explanation]:
-    found = entries.read(connection, entries.of_version(subject), ids)
+    found = read_entries(connection, entries_of(subject), ids)
     before: dict[int, int] = {}
     if subject.base_version is not None:
-        older = {one.version: one for one in of_library(connection, subject.library)}[
-            subject.base_version
-        ]
+        older = find(connection, subject.base_version, subject.library)
         entry, base = aliased(GoldenEntry), aliased(GoldenEntry)
-        same = [getattr(entry, name) == getattr(base, name) for name in entries.KEY]
+        same = [getattr(entry, name) == getattr(base, name) for name in KEY]
         query = sa.select(entry.id, base.id.label("before")).join(
             base, sa.and_(base.golden_id == older.id, *same)
         )
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
-        found |= entries.read(connection, entries.of_version(older), before.values())
+        found |= read_entries(connection, entries_of(older), before.values())
     kernels, ended = _kernels(connection, list(found)), _searches_ended(connection, ids)
     return [
         Explanation(
