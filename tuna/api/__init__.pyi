@@ -149,7 +149,7 @@ from tuna.models.process import TOLERANCE as TOLERANCE
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer
 from tuna.reports.comparison import Comparison as Comparison
-from tuna.reports.ratios import Ratio as Ratio
+from tuna.reports.comparison import Ratio as Ratio
 from tuna.reports.report_data import LayerFigures as LayerFigures
 from tuna.reports.report_data import ReportFigures as ReportFigures
 from tuna.reports.report_data import TotalFigures as TotalFigures

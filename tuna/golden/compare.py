@@ -255,15 +255,9 @@ def _compare(
 
 
 def _fastest(connection: sa.Connection, rows: Results) -> dict[_Layer, _Fastest]:
-    """The fastest entry of each layer; ties are broken by the solver's name."""
-    layer = ("arch", "num_cu", "config_id")
-    rank = sa.func.row_number().over(
-        partition_by=[rows[name] for name in layer], order_by=(rows["time_ms"], rows["solver"])
-    )
-    ranked = rows.select(*layer, "id", "time_ms", "solver").add_columns(rank.label("place"))
-    found = ranked.subquery()
-    best = connection.execute(sa.select(found).where(found.c.place == 1))
-    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in best}
+    """The fastest entry of each layer."""
+    query = rows.fastest(_Layer._fields, *_Layer._fields, *_Fastest._fields)
+    return {_Layer(*row[:3]): _Fastest(*row[3:]) for row in connection.execute(query)}
 
 
 def _tallies(

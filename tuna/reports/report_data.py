@@ -4,6 +4,7 @@ show it."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,20 @@ from tuna.db.searches import MET, Searches
 
 #: The name of a total that counts each layer of the session once.
 EACH_ONCE = "each layer once"
+#: Networks with a total; of more, those with the most layers in the session.
+_MAX_NETWORKS = 20
+#: How often each network has each config: {network: {config id: count}}.
+Counts = Mapping[str, Mapping[int, int]]
+
+
+def ordered(networks: Counts, configs: Iterable[int]) -> list[str]:
+    """The networks by the number of these configs that they have, most first, then by name; those
+    without any are left out."""
+    ids = set(configs)
+    shared = {name: len(ids & counts.keys()) for name, counts in networks.items()}
+    return sorted(
+        (name for name in shared if shared[name]), key=lambda name: (-shared[name], name)
+    )[:_MAX_NETWORKS]
 
 
 @dataclass(frozen=True)
@@ -190,6 +205,21 @@ class DeviceFigures:
     def idle_share(self) -> float | None:
         """Part of the span in which it measured nothing; None if the span is not known."""
         return min(1.0, max(0.0, 1 - self.busy_s / self.span_s)) if self.span_s > 0 else None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Devices and times of the accepted attempts."""
+
+    first: datetime | None
+    last: datetime | None
+    devices: tuple[DeviceFigures, ...]
+    device_of_job: Mapping[int, str]
+
+    def peak_gflops(self, job_id: int) -> float | None:
+        """Return the peak of the device that measured the job."""
+        name = self.device_of_job.get(job_id, "")
+        return next((device.peak_gflops for device in self.devices if device.name == name), None)
 
 
 @dataclass(frozen=True)

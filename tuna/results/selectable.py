@@ -90,6 +90,16 @@ class Results:
         query = self.over([sa.func.count()], [mark]).where(self[mark] == sa.true())
         return int(connection.execute(query).scalar_one())
 
+    def fastest(self, of: Sequence[str], *names: str) -> sa.Select[Any]:
+        """Return a query for the columns `names` of the fastest result of each value of `of`; ties
+        are broken by the solver's name."""
+        place = sa.func.row_number().over(
+            partition_by=[self[name] for name in of], order_by=(self["time_ms"], self["solver"])
+        )
+        ranked = self.select(*names, by=(*of, "solver")).add_columns(place.label("place"))
+        found = ranked.subquery()
+        return sa.select(*(found.c[name] for name in names)).where(found.c.place == 1)
+
     def over(self, columns: Iterable[Any], by: Iterable[str]) -> sa.Select[Any]:
         """Return a query for expressions over the columns `by`."""
         query = sa.select(*columns).select_from(self.table).where(*self.where)
