@@ -245,12 +245,8 @@ def _layers(
         .where(ConfigRow.id.in_(of_sessions(*ids).select("config_id")))
         .order_by(ConfigRow.id)
     )
-    with_jobs = {
-        (row.session_id, row.config_id)
-        for row in connection.execute(
-            sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
-        )
-    }
+    jobs = sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
+    with_jobs = {(row.session_id, row.config_id) for row in connection.execute(jobs)}
     counts = networks.occurrences(connection)
     layers = []
     for config_id, label, driver in texts:
@@ -279,18 +275,11 @@ def _ratio(best: Best | None, base: Best | None) -> Ratio | None:
 
 def _fastest(ids: Sequence[int], bests: Sequence[Best | None]) -> int | None:
     """The session whose time is less than every other's beyond doubt."""
-    there = sorted(
-        (
-            (best.time_ms, session_id, best)
-            for session_id, best in zip(ids, bests, strict=True)
-            if best
-        ),
-        key=lambda entry: entry[:2],
-    )
+    there = [(session_id, best) for session_id, best in zip(ids, bests, strict=True) if best]
     if len(there) < 2:
         return None
-    (_, session_id, first), *others = there
-    return session_id if all(_faster(first, other) for *_, other in others) else None
+    (session_id, first), *others = sorted(there, key=lambda one: (one[1].time_ms, one[0]))
+    return session_id if all(_faster(first, other) for _, other in others) else None
 
 
 def _faster(best: Best, other: Best) -> bool:

@@ -286,9 +286,8 @@ class ReportFigures:
         """Idle part of the time of all devices together."""
         known = [device for device in self.devices if device.idle_share is not None]
         span = sum(device.span_s for device in known)
-        return (
-            1 - sum(min(device.busy_s, device.span_s) for device in known) / span if span else None
-        )
+        busy = sum(min(device.busy_s, device.span_s) for device in known)
+        return 1 - busy / span if span else None
 
     @property
     def trials_per_minute(self) -> float | None:
@@ -313,9 +312,7 @@ class ReportFigures:
     @property
     def peak_share(self) -> float | None:
         """Share of the peak over all layers that have one, each counted with its time."""
-        known = [
-            (layer.peak_share, layer.best_ms or 0.0) for layer in self.layers if layer.peak_share
-        ]
+        known = [(one.peak_share, one.best_ms or 0.0) for one in self.layers if one.peak_share]
         total = sum(time for _, time in known)
         return sum(share * time for share, time in known) / total if total else None
 
@@ -337,16 +334,10 @@ class ReportFigures:
         for device, shown in zip(self.devices, fields["devices"], strict=True):
             shown["idle_share"] = device.idle_share
         derived = (
-            "trials",
-            "failed",
-            "with_winner",
-            "without_trial",
-            "wall_s",
-            "idle_share",
-            "peak_share",
+            *("trials", "failed", "with_winner", "without_trial", "wall_s", "idle_share"),
+            *("peak_share", "mean_gain_untuned", "mean_gain_other", "mean_speed_up"),
         )
-        means = ("mean_gain_untuned", "mean_gain_other", "mean_speed_up")
-        return fields | {name: getattr(self, name) for name in (*derived, *means)}
+        return fields | {name: getattr(self, name) for name in derived}
 
 
 def _mean(gains: Any) -> float | None:
