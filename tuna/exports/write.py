@@ -217,8 +217,10 @@ def export(
     tag, or nothing to export (then nothing is written), BadInput, also for results of an emulated
     board, or StorageFull.
     """
+    writer = exporter(form)
+    given = writer.options_of(options)
     source = of_session(connection, session_id, config_tag)
-    return _export(source, form, directory, filename, options)
+    return _counted(source, writer.export(source, directory, given, filename))
 
 
 def export_golden(
@@ -241,17 +243,12 @@ def export_golden(
     that of fewer CUs; a kernel db the code of the winners of each CU count; the generic forms all
     of them. There is no TVM database of a golden version.
     """
+    writer = exporter(form)
+    given = writer.options_of(options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
-    return _export(source, form, directory, filename, options)
+    return _counted(source, writer.export(source, directory, given, filename))
 
 
-def _export(
-    source: SqlSource,
-    form: str,
-    directory: Path,
-    filename: str | None,
-    options: Mapping[str, Any],
-) -> ExportReport:
-    writer, count = exporter(form), partial(source.selected.count, source.connection)
-    report = writer.export(source, directory, writer.options_of(options), filename)
+def _counted(source: SqlSource, report: ExportReport) -> ExportReport:
+    count = partial(source.selected.count, source.connection)
     return replace(report, simulated=count("simulated"), noisy=count("noisy"))

@@ -42,8 +42,6 @@ _OF_WINNER = (
     *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
     *("low_ms", "high_ms"),
 )
-#: A row of `_jobs`.
-_JobRow = sa.Row[Any]
 #: How a search with several rounds ended: the first of these that one of them has.
 _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
@@ -159,7 +157,7 @@ def _one_line(params: str) -> str:
     return words if len(words) <= _SHORT else words[: _SHORT - 1] + "…"
 
 
-def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]]:
+def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[Any]]:
     """By config id."""
     query = (
         sa.select(
@@ -183,7 +181,7 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
         .where(Job.session_id == session_id, Job.steps != FINALS)
         .order_by(Job.config_id, SolverRow.name, Job.steps, Job.round, Job.id)
     )
-    jobs: dict[int, list[_JobRow]] = defaultdict(list)
+    jobs: dict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(query):
         jobs[row.config_id].append(row)
     return dict(jobs)
@@ -195,7 +193,7 @@ def _winners(connection: sa.Connection, session_id: int) -> dict[int, Mapping[st
     query = SESSIONS.select("job_id", *_OF_WINNER).where(
         SESSIONS["session_id"] == session_id, SESSIONS["job_id"].is_not(None)
     )
-    return {row.job_id: row._mapping for row in connection.execute(query)}
+    return {row.job_id: row._asdict() for row in connection.execute(query)}
 
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
@@ -255,7 +253,7 @@ def _trial_params(
 
 
 def _layer(
-    rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, other: OtherTime | None
+    rows: Sequence[Any], facts: _Facts, steps: Steps, count: int, other: OtherTime | None
 ) -> LayerFigures:
     first = rows[0]
     flops, data_type = _work(first.json)
@@ -307,15 +305,15 @@ def _work(json_text: str) -> tuple[int | None, DataType | None]:
     return config.flops, data_type if isinstance(data_type, DataType) else None
 
 
-def _together(rows: Sequence[_JobRow]) -> list[list[_JobRow]]:
+def _together(rows: Sequence[Any]) -> list[list[Any]]:
     """The rounds of each search, in order, and every other job alone."""
-    found: dict[object, list[_JobRow]] = defaultdict(list)
+    found: dict[object, list[Any]] = defaultdict(list)
     for row in rows:
         found[("search", row.search_id) if row.search_id else row.id].append(row)
     return list(found.values())
 
 
-def _state(rows: Sequence[_JobRow]) -> State:
+def _state(rows: Sequence[Any]) -> State:
     """Return the state of a search: whether it goes on, or how it ended."""
     if rows[0].stopped is None:
         return State.SEARCHING
@@ -323,12 +321,15 @@ def _state(rows: Sequence[_JobRow]) -> State:
     return next(iter(ended), State(rows[-1].state))
 
 
-def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> SolverFigures:
+def _solver(rows: Sequence[Any], facts: _Facts, flops: int | None) -> SolverFigures:
     """Return the figures of a job, or of the rounds of a search."""
     timed = [one for one in rows if facts.winner_ms(one.id)]
     row = min(timed, key=lambda one: facts.winner_ms(one.id) or 0.0, default=rows[0])
     winner, time_ms = facts.winners.get(row.id, {}), facts.winner_ms(row.id)
-    interval = winner.get("low_ms"), winner.get("high_ms")
+    low_ms, high_ms = winner.get("low_ms"), winner.get("high_ms")
+    interval = None
+    if time_ms is not None and low_ms is not None and high_ms is not None:
+        interval = low_ms, high_ms
     found = [facts.searches[one.id] for one in rows if one.id in facts.searches]
     measured = [trial for search in found for trial in search.measured]
     return SolverFigures(
@@ -347,7 +348,7 @@ def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> Solver
         rounds=len({one.round for one in rows}) if row.search_id else 0,
         stopped=rows[0].stopped or "",
         params_short=facts.readable(winner.get("params") or ""),
-        interval_ms=interval if time_ms and None not in interval else None,
+        interval_ms=interval,
         noisy=bool(winner.get("noisy")),
         clock=winner.get("clock") or "",
         baseline=row.algorithm == BASELINE,
