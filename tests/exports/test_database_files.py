@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports.database_files import diff, diff_line, merge
 from tuna.exports.database_files import check as check_known
+from tuna.exports.database_files import diff, diff_line, merge
 from tuna.libraries import compressed
 from tuna.libraries.exporter import CheckFacts, Findings, Pair, base_name
 from tuna.libraries.miopen import names

@@ -15,7 +15,7 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.models import build, choosing, importer, inputs, runtimes
-from tuna.models.kernels import Record
+from tuna.models.build import Record
 from tuna.models.manifest import Class
 
 

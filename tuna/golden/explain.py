@@ -19,14 +19,8 @@ from tuna.golden.versions import KEY, ReleaseEntry, Version, entries_of, find, r
 from tuna.results.selectable import RELEASES
 
 _COMPARED = (
-    "time_ms",
-    "solver",
-    "workspace_bytes",
-    "params",
-    "algorithm",
-    "problem_key",
-    "session_id",
-    "source",
+    *("time_ms", "solver", "workspace_bytes", "params", "algorithm", "problem_key"),
+    *("session_id", "source"),
 )
 
 
@@ -107,17 +101,11 @@ def explain(
     subject = find(connection, version, library)
     query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))
     if solver is not None:
-        query = query.join(SolverRow, SolverRow.id == GoldenEntry.solver_id).where(
-            SolverRow.name == solver
-        )
-    order = (
-        GoldenEntry.arch,
-        GoldenEntry.num_cu,
-        GoldenEntry.config_id,
-        GoldenEntry.time_ms,
-        GoldenEntry.id,
-    )
-    ids = list(connection.execute(query.order_by(*order)).scalars())
+        named = sa.select(SolverRow.id).where(SolverRow.name == solver)
+        query = query.where(GoldenEntry.solver_id.in_(named))
+    order = ("arch", "num_cu", "config_id", "time_ms", "id")
+    query = query.order_by(*(getattr(GoldenEntry, name) for name in order))
+    ids = list(connection.execute(query).scalars())
     if not ids:
         with_solver = f" with {solver}" if solver else ""
         raise NotFound(f"The {subject} has no entry {key}{with_solver}.", hint=_KEYS)
@@ -137,12 +125,8 @@ def _named(key: str) -> sa.ColumnElement[bool]:
     number = key.removeprefix("#")
     if number.isascii() and number.isdigit() and len(number) < 19:
         return GoldenEntry.id == int(number)
-    names = [
-        ConfigRow.key == key,
-        ConfigRow.problem_key == key,
-        ConfigRow.label == key,
-        ConfigRow.driver == key,
-    ]
+    row = ConfigRow
+    names = [column == key for column in (row.key, row.problem_key, row.label, row.driver)]
     with contextlib.suppress(BadInput):
         names += [ConfigRow.key == config.key for config in read_line(key)]
     configs = sa.select(ConfigRow.id).where(sa.or_(*names))

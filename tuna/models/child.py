@@ -16,7 +16,7 @@ import tvm
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import targets
 from tuna.models import build, choosing, importer, inputs, timing
-from tuna.models.kernels import Record, TaskKernels
+from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.process import refusing
 

@@ -28,9 +28,8 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna.models import build
-from tuna.models.build import Planned
+from tuna.models.build import Planned, Record, TaskKernels
 from tuna.models.emit import Chosen
-from tuna.models.kernels import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.timing import clock
 
