@@ -220,18 +220,14 @@ def _compare(
     both = sorted(before.keys() & after.keys())
     lost = sorted(before.keys() - after.keys())
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
-    slower = sorted(
-        (layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer]
-    )
-    faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
+    faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda one: ratios[one])
+    slower = sorted((layer for layer in both if ratios[layer] > 1), key=lambda one: -ratios[one])
     shown = [*slower[:_MAX_ITEMS], *faster[:_MAX_ITEMS]]
     new = read_entries(connection, subject.rows, [after[layer].id for layer in shown])
     gone = [*shown, *lost[:_MAX_ITEMS]]
-    old = (
-        read_entries(connection, other.rows, [before[layer].id for layer in gone])
-        if other is not None
-        else {}
-    )
+    old = {}
+    if other is not None:
+        old = read_entries(connection, other.rows, [before[layer].id for layer in gone])
     changes = {layer: Change(old[before[layer].id], new[after[layer].id]) for layer in shown}
     pairs = Counter(
         (before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver
@@ -275,28 +271,20 @@ def _tallies(
                 times[name][0] += old.time_ms * weight
                 times[name][1] += new.time_ms * weight
     tallies = {
-        name: ModelTally(
-            name,
-            before_ms=times[name][0],
-            after_ms=times[name][1],
-            **{str(outcome): n for outcome, n in outcomes.items()},
-        )
+        name: ModelTally(name, before_ms=times[name][0], after_ms=times[name][1], **outcomes)
         for name, outcomes in counts.items()
     }
     total = tallies.pop(TOTAL, ModelTally(TOTAL))
-    return total, tuple(
-        sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name))
-    )
+    names = sorted(tallies, key=lambda name: (name == NO_MODEL, name))
+    return total, tuple(tallies[name] for name in names)
 
 
 def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
     if old is None or new is None:
         return "new" if old is None else "missing"
-    return (
-        "equal"
-        if new.time_ms == old.time_ms
-        else ("faster" if new.time_ms < old.time_ms else "slower")
-    )
+    if new.time_ms == old.time_ms:
+        return "equal"
+    return "faster" if new.time_ms < old.time_ms else "slower"
 
 
 def _tally_line(tally: ModelTally) -> str:
@@ -309,10 +297,7 @@ def _tally_line(tally: ModelTally) -> str:
 
 
 def _short(entry: ReleaseEntry) -> str:
-    params = (
-        entry.params
-        if len(entry.params) <= _MAX_PARAMS_CHARS
-        else entry.params[:_MAX_PARAMS_CHARS] + "..."
-    )
+    more = "..." if len(entry.params) > _MAX_PARAMS_CHARS else ""
+    params = entry.params[:_MAX_PARAMS_CHARS] + more
     number = f"#{entry.id} " if entry.version is not None else ""
     return f"{number}{entry.solver} [{params}]; {entry.origin}"

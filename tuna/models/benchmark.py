@@ -94,12 +94,8 @@ class BenchmarkProcess:
         """`models` are the libraries that may be loaded, `recorded` a file of inputs."""
         self._recorded = None if recorded is None else recorded.resolve()
         self._place = place
-        threads = str(len(place.cpus) or 1)
-        variables = {
-            "TVM_NUM_THREADS": threads,
-            "OMP_NUM_THREADS": threads,
-            "TVM_BIND_THREADS": "0",
-        }
+        names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+        variables = dict.fromkeys(names, str(len(place.cpus) or 1)) | {"TVM_BIND_THREADS": "0"}
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(
             writable=(Path(self._home.name),),
