@@ -164,6 +164,9 @@ class _Line(_Part):
     provenance: _Provenance
 
 
+_PROVENANCE, _LINE = tuple(_Provenance.model_fields), tuple(_Line.model_fields)
+
+
 class _Header(_Part):
     format: Literal["tuna-results"]
     version: Literal[1]
@@ -202,7 +205,7 @@ class JsonExporter(GenericExporter):
 
 def to_json(record: ResultRecord) -> dict[str, Any]:
     """A record as the JSON line has it."""
-    where, moment = record.environment, record.measured_at
+    fields, where, moment = record._asdict(), record.environment, record.measured_at
     parts = {
         "config": {
             "key": record.config_key,
@@ -217,19 +220,18 @@ def to_json(record: ResultRecord) -> dict[str, Any]:
             "conditions": dict(sorted(where.conditions.items())),
         },
         "provenance": {
-            **{name: getattr(record, name) for name in _Provenance.model_fields},
+            **{name: fields[name] for name in _PROVENANCE},
             "measured_at": None if moment is None else moment.isoformat(),
         },
     }
-    return {
-        name: parts[name] if name in parts else getattr(record, name) for name in _Line.model_fields
-    }
+    fields |= parts
+    return {name: fields[name] for name in _LINE}
 
 
 def from_json(value: str | Mapping[str, Any], where: str) -> ResultRecord:
     """The record that `to_json` wrote, or its text; raises BadInput that begins with `where`."""
     line = _validated(_Line, value, where)
-    fields = dict(line) | dict(line.provenance)
+    fields = {**vars(line), **vars(line.provenance)}
     del fields["provenance"]
     return ResultRecord(
         **fields
@@ -238,7 +240,7 @@ def from_json(value: str | Mapping[str, Any], where: str) -> ResultRecord:
             "kind": line.config.kind,
             "config": line.config.text,
             "label": line.config.label,
-            "spread": None if line.spread is None else Spread(**dict(line.spread)),
+            "spread": None if line.spread is None else Spread(**vars(line.spread)),
         }
     )
 
