@@ -22,7 +22,7 @@ from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job
 from tuna.drain.drain import Drain
-from tuna.exports.source import of_session
+from tuna.exports.write import of_session
 from tuna.golden import releasable
 from tuna.jobs.release import release
 from tuna.jobs.scope import Scope

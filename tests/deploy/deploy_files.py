@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic_settings import TomlConfigSettingsSource
 from ruamel.yaml import YAML
 
-from tuna.reports import metrics
+from tuna.reports import prometheus
 from tuna.settings import Settings
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ DOCKERFILES = [
 PROJECT = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
 
 #: Every metric of `tuna metrics` and its labels.
-METRICS = {name: set(metric.labels) for name, metric in metrics.METRICS.items()}
+METRICS = {name: set(metric.labels) for name, metric in prometheus.METRICS.items()}
 
 
 def name_of(path: Path) -> str:

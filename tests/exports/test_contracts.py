@@ -13,7 +13,7 @@ from builders import DRIVERS, schedule, workload
 
 from tuna.configs import parse_line
 from tuna.exports.csv_table import CsvExporter
-from tuna.exports.diff import diff
+from tuna.exports.database_files import diff
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries.exporter import Entry
 from tuna.libraries.miopen import problem, problem_key

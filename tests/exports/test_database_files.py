@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports.check import check as check_known
-from tuna.exports.diff import diff, diff_line
-from tuna.exports.entries import Pair
-from tuna.exports.merge import merge
+from tuna.exports.database_files import check as check_known
+from tuna.exports.database_files import diff, diff_line, merge
 from tuna.libraries import compressed
-from tuna.libraries.exporter import CheckFacts, Findings, base_name
+from tuna.libraries.exporter import CheckFacts, Findings, Pair, base_name
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.miopen.formats.find_db import FindItem
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord

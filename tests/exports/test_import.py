@@ -15,7 +15,7 @@ from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
 from tuna.exports import export
-from tuna.exports.diff import diff
+from tuna.exports.database_files import diff
 from tuna.exports.importer import import_db
 from tuna.libraries.base import Environment
 from tuna.libraries.miopen import problem_key

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports.merge import merge
+from tuna.exports.database_files import merge
 from tuna.libraries.miopen.formats import find_db
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 

@@ -13,8 +13,7 @@ from builders import DRIVERS, DatabaseBuilder
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.exports import export, registry
-from tuna.exports.check import check
-from tuna.exports.diff import diff
+from tuna.exports.database_files import check, diff
 from tuna.libraries.exporter import CheckFacts, Entry, Exporter, ExportTally, FileOptions
 from tuna.libraries.results import ResultSource
 

@@ -11,7 +11,7 @@ from golden_scene import ASM, GEMM, A, B, C, D, Scene
 
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
-from tuna.golden import ResultsChanged, build, check_gate, compare, entries
+from tuna.golden import ResultsChanged, build, check_gate, compare
 from tuna.golden.compare import ModelTally, PromotionReport
 
 WINO = "ConvBinWinogradRxSf2x3g1"
@@ -279,12 +279,12 @@ def test_a_draft_that_is_overwritten_while_it_is_compared_is_no_crash(
     scene.build(1, scene.session({(A, ASM): 1.0}))
     scene.build(2, scene.session({(A, ASM): 2.0}), base=1)
     newer = scene.session({(A, ASM): 3.0})
-    read = entries.read
+    read = compare.read_entries
 
     def overwrite(*arguments: Any) -> Any:
         scene.build(2, newer, overwrite=True)
         return read(*arguments)
 
-    monkeypatch.setattr(entries, "read", overwrite)
+    monkeypatch.setattr(compare, "read_entries", overwrite)
     with pytest.raises(ResultsChanged):
         scene.report(2)

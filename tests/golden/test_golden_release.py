@@ -14,8 +14,7 @@ from tuna.db.engine import make_engine, reading
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GateViolated, GoldenFrozen, promote, rollback, versions
-from tuna.golden.errors import NotReleasable
-from tuna.golden.versions import current
+from tuna.golden.versions import NotReleasable, current
 
 
 def _current(scene: Scene, library: str = "miopen") -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tuna.models import build_cache
-from tuna.models.build_cache import BuildCache, key_of
+from tuna.models import files
+from tuna.models.files import BuildCache, key_of
 
 
 def test_a_build_is_found_by_all_that_went_into_it(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_build_is_found_by_all_that_went_into_it(tmp_path: Path) -> None:
 def test_the_oldest_builds_are_forgotten_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
     cache, library = BuildCache(tmp_path / "cache"), tmp_path / "made.so"
     library.write_bytes(b"code")
-    for number in range(build_cache._KEPT + 1):
+    for number in range(files._KEPT + 1):
         cache.keep(f"key{number}", library, {})
         os.utime(tmp_path / "cache" / f"key{number}.json", (number, number))
         if number == 1:

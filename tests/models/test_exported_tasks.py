@@ -25,7 +25,7 @@ from tuna.libraries.tvm import functions, packing, problems, tvm_db
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, onnx_reference
-from tuna.models.kernels import TaskKernels
+from tuna.models.build import TaskKernels
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": str(target_here().attrs["mcpu"]), "num-cores": 1})
 #: The passes of TVM's own documentation, then a lookup of each function in the database.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import nets
 import pytest
@@ -13,8 +14,8 @@ from test_plan import TARGET
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.compiler import TvmBuilder
-from tuna.models import choosing, importer, runtimes
-from tuna.models.kernels import Record
+from tuna.models import build, choosing, importer, inputs, runtimes
+from tuna.models.build import Record
 from tuna.models.manifest import Class
 
 
@@ -23,17 +24,23 @@ def records(task: TaskConfig, count: int) -> list[Record]:
     return [Record("TvmConvTile", text) for text in params]
 
 
+def drawn(module: tvm.IRModule) -> list[Any]:
+    return list(inputs.values(inputs.of(module), seed=0).values())
+
+
 def test_the_fastest_inside_the_model_is_chosen_among_records_and_the_prediction() -> None:
     net, target = Net((1, 8, 6, 6)), tvm.target.Target(TARGET)
     model = net.model(net.conv(net.relu(net.conv("x", 8, 8, 1)), 8, 8, 1))
     module = importer.to_relax(model, "net")
-    plain, none = choosing.choose(module, {}, target, winograd=True, compare=True)
+    plain, none = choosing.choose(module, {}, target, winograd=True, compare_on=drawn(module))
     assert none == {}
-    planned = choosing.build.plan(module, plain, target)
+    planned = build.plan(module, plain, target)
     task = next(task for task, _ in planned.tasks() if task.epilogue == ("bias",))
     other = next(task for task, _ in planned.tasks() if task.epilogue == ("bias", "relu"))
     known = {task.key: records(task, 3)[1:], other.key: records(other, 1)}
-    kernels, compared = choosing.choose(module, known, target, winograd=True, compare=True)
+    kernels, compared = choosing.choose(
+        module, known, target, winograd=True, compare_on=drawn(module)
+    )
     assert list(compared) == [task.key]  # the only record of the other one is the predicted kernel
     found = compared[task.key]
     assert len(found.times_ms) == 3
@@ -44,7 +51,7 @@ def test_the_fastest_inside_the_model_is_chosen_among_records_and_the_prediction
     assert kernels.classes[task.key] is (
         Class.EXACT if found.chosen is not None else Class.PREDICTED
     )
-    first, nothing = choosing.choose(module, known, target, winograd=True, compare=False)
+    first, nothing = choosing.choose(module, known, target, winograd=True, compare_on=None)
     first(task)
     assert (first.classes[task.key], nothing) == (Class.EXACT, {})
 
@@ -56,15 +63,15 @@ def test_kernels_of_a_product_of_two_variables_are_compared_on_both() -> None:
     task = TaskConfig(core=GemmConfig(4, 4, 24, batch_count=2, trans_b=True), layouts="layer")
     params = TvmBuilder().propose(KernelJob(task, "TvmGemmTile", json.dumps(TARGET), {}, 0, 2))
     known = {task.key: [Record("TvmGemmTile", params[-1])]}
-    _, compared = choosing.choose(module, known, target, winograd=True, compare=True)
+    _, compared = choosing.choose(module, known, target, winograd=True, compare_on=drawn(module))
     assert len(compared[task.key].times_ms) == 2
 
 
 def test_estimates_are_of_the_families_that_have_the_core() -> None:
     target = tvm.target.Target(TARGET)
     module = importer.to_relax(nets.residual(), "net")
-    kernels, _ = choosing.choose(module, {}, target, winograd=True, compare=False)
-    for task, _ in choosing.build.plan(module, kernels, target).tasks():
+    kernels, _ = choosing.choose(module, {}, target, winograd=True, compare_on=None)
+    for task, _ in build.plan(module, kernels, target).tasks():
         found = choosing.estimates(task, target)
         assert bool(found) is (task.core is not None)
         assert all(cycles > 0 for cycles in found.values())

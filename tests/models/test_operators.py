@@ -18,8 +18,8 @@ from tvm.target import codegen
 
 from tuna.errors import BadInput
 from tuna.models import build, importer, onnx_reference
+from tuna.models.build import TaskKernels
 from tuna.models.fold import fold
-from tuna.models.kernels import TaskKernels
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 RANDOM = np.random.default_rng(0)

@@ -22,8 +22,8 @@ from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, inputs, onnx_reference
-from tuna.models.differences import largest_error
-from tuna.models.kernels import Record, TaskKernels
+from tuna.models.build import Record, TaskKernels
+from tuna.models.inputs import largest_error
 from tuna.models.manifest import Class
 from tuna.models.torch_importer import TorchModel
 

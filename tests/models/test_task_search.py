@@ -21,7 +21,7 @@ from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
 from tuna.models import choosing
-from tuna.models.kernels import Record, TaskKernels
+from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.tuning import Tunable, Wanted, order
 

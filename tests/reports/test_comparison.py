@@ -16,8 +16,7 @@ from tuna.db import networks
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
-from tuna.reports.comparison import ALL_LAYERS, Comparison, compare
-from tuna.reports.ratios import ratio_of_medians
+from tuna.reports.comparison import ALL_LAYERS, Comparison, compare, ratio_of_medians
 
 STEADY = (0.99, 1.0, 1.01, 1.0, 1.0)
 

@@ -23,8 +23,7 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, ServiceError
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.reports import prometheus
-from tuna.reports.metrics import METRICS, Samples, text_of
-from tuna.reports.prometheus import Collector
+from tuna.reports.prometheus import METRICS, Collector, Samples, text_of
 from tuna.settings import Settings
 
 AWAY = dict.fromkeys(("TUNA_REDIS_URL", "TUNA_BROKER_URL"), "redis://127.0.0.1:1/0")

@@ -29,7 +29,7 @@ from tuna.db import models, overview
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
 from tuna.db.searches import Searches
-from tuna.exports.source import of_session
+from tuna.exports.write import of_session
 from tuna.jobs import scope
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, SearchLimits, Step

@@ -133,7 +133,7 @@ from tuna.doctor import measure_noise as measure_noise
 from tuna.doctor.findings import Finding as Finding
 from tuna.exports import ExportReport as ExportReport
 from tuna.exports.csv_table import text_cell as text_cell
-from tuna.exports.diff import diff_line as diff_line
+from tuna.exports.database_files import diff_line as diff_line
 from tuna.exports.intake import ImportReport as ImportReport
 from tuna.exports.registry import exporters as exporters
 from tuna.gateway.ports import GATEWAY_PORT as GATEWAY_PORT
@@ -145,12 +145,12 @@ from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.models.coverage import Cover as Cover
 from tuna.models.coverage import Coverage as Coverage
-from tuna.models.refusals import TOLERANCE as TOLERANCE
+from tuna.models.process import TOLERANCE as TOLERANCE
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer
 from tuna.reports.comparison import Comparison as Comparison
-from tuna.reports.ratios import Ratio as Ratio
+from tuna.reports.comparison import Ratio as Ratio
 from tuna.reports.report_data import LayerFigures as LayerFigures
 from tuna.reports.report_data import ReportFigures as ReportFigures
 from tuna.reports.report_data import TotalFigures as TotalFigures

@@ -14,13 +14,11 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.exports import ExportReport
-from tuna.exports.check import check
-from tuna.exports.diff import Diff, diff
+from tuna.exports.database_files import Diff, MergeReport, check, diff, merge
 from tuna.exports.importer import import_db
 from tuna.exports.intake import ImportReport
-from tuna.exports.merge import MergeReport, merge
 from tuna.exports.registry import exporter_of
-from tuna.exports.source import kernels_of
+from tuna.exports.write import kernels_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library

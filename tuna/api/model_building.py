@@ -20,11 +20,10 @@ from tuna.db.engine import reading
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.golden.versions import find
 from tuna.models import choice, files, store
-from tuna.models.build_cache import BuildCache, key_of
 from tuna.models.choice import Winner
+from tuna.models.files import BuildCache, key_of
 from tuna.models.manifest import Class, Manifest
-from tuna.models.process import ModelProcess
-from tuna.models.refusals import TOLERANCE
+from tuna.models.process import TOLERANCE, ModelProcess
 from tuna.models.store import StoredModel
 from tuna.sandbox.cores import available_cpus, eval_cpus, some_cpus
 from tuna.settings import get_settings

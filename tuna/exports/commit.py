@@ -11,10 +11,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuna.db import sessions
-from tuna.errors import BadInput, NotFound
+from tuna.errors import NotFound
 from tuna.exports.json_lines import JsonExporter
-from tuna.exports.source import of_session
+from tuna.exports.write import of_session
 from tuna.files import atomic_file
 from tuna.libraries.results import ResultRecord, is_time
 
@@ -37,11 +36,6 @@ def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) 
     shorter. Commits wait for each other. Raises BadInput for times of an emulated board, and for a
     file that is no such table; NotFound without any result.
     """
-    if emulator := sessions.get(connection, session_id).environment.flags.get("emulator"):
-        raise BadInput(
-            f"Session {session_id} was measured on a board that {emulator} emulates: nothing is"
-            " committed."
-        )
     source = of_session(connection, session_id, None)
     new = [record for record in source.records(n_best) if is_time(record.time_ms)]
     if not new:

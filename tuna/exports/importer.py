@@ -6,9 +6,8 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 
@@ -26,7 +25,7 @@ from tuna.libraries.miopen.formats import find_db, perf_db
 from tuna.libraries.miopen.formats.find_db import FindRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem import ProblemConfig
-from tuna.libraries.miopen.problem_key import PerfKey, ProblemKey
+from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import NO_TIME, is_time
 from tuna.vocabulary import canonical_name
 
@@ -34,6 +33,7 @@ from tuna.vocabulary import canonical_name
 _Reading: TypeAlias = tuple[
     Callable[[Path], Iterator[Any]], Callable[[ImportRun, Iterator[Any]], None]
 ]
+_Key = TypeVar("_Key")
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
 
@@ -57,22 +57,20 @@ def import_db(
         "perf": (perf_db.read, _import_perf),
     }
     if exporter.form not in readers and not exporter.importable:
-        able = sorted(
-            {*readers, *(other.form for other in registry.exporters() if other.importable)}
-        )
+        others = (other.form for other in registry.exporters() if other.importable)
+        able = sorted({*readers, *others})
         raise BadInput(
             f"{path} is a {exporter.title}, which cannot be imported.",
             hint=f"these can: {', '.join(able)}",
         )
-    reader, store = readers.get(exporter.form, (exporter.imported, _import_results))
-    read: Callable[[], Iterator[Any]] = partial(reader, path)
-    wanted = _survey(read())
+    read, store = readers.get(exporter.form, (exporter.imported, _import_results))
+    wanted = _survey(read(path))
     with writing(engine) as connection:
         session_id = session_id if isinstance(session_id, int) else session_id(connection)[0]
         library = sessions.get(connection, session_id).environment.library
         solvers, new_solvers = _add_solvers(connection, library, wanted)
     task = ImportRun(engine, session_id, source, solvers, new_solvers)
-    store(task, read())
+    store(task, read(path))
     return task.report()
 
 
@@ -102,21 +100,17 @@ def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict
     stored."""
     found: dict[str, _Wanted] = {}
     for record in records:
-        if isinstance(record, PerfRecord):
-            found.setdefault(canonical_name(record.solver), _Wanted()).tunable = True
-            continue
-        if isinstance(record, ImportedResult):
-            wanted = found.setdefault(canonical_name(record.solver), _Wanted())
-            wanted.family, wanted.tunable = (
-                wanted.family or record.family,
-                wanted.tunable or bool(record.params),
-            )
-            wanted.kinds.add(record.kind)
-            continue
-        for item in record.items:
+        for item in record.items if isinstance(record, FindRecord) else [record]:
             wanted = found.setdefault(canonical_name(item.solver), _Wanted())
-            family = item.algorithm.partition("Algo")[2].lower()
-            wanted.family = wanted.family or find_db.ALGORITHMS.get(family, "")
+            if isinstance(item, PerfRecord):
+                wanted.tunable = True
+            elif isinstance(item, ImportedResult):
+                wanted.family = wanted.family or item.family
+                wanted.tunable = wanted.tunable or bool(item.params)
+                wanted.kinds.add(item.kind)
+            else:
+                family = item.algorithm.partition("Algo")[2].lower()
+                wanted.family = wanted.family or find_db.ALGORITHMS.get(family, "")
     return found
 
 
@@ -127,14 +121,8 @@ def _add_solvers(
 
     A solver that is known only from files, and so has no number, is completed.
     """
-    columns = (
-        SolverRow.name,
-        SolverRow.id,
-        SolverRow.algorithm,
-        SolverRow.tunable,
-        SolverRow.valid,
-        SolverRow.number,
-    )
+    names = ("name", "id", "algorithm", "tunable", "valid", "number")
+    columns = (getattr(SolverRow, name) for name in names)
     query = sa.select(*columns).where(SolverRow.library == library)
     known = {row.name: row for row in connection.execute(query)}
     new = {
@@ -158,11 +146,9 @@ def _add_solvers(
     upsert(connection, SolverRow, rows, key=("library", "name"))
     for name in wanted.keys() & known.keys():
         row, facts = known[name], wanted[name]
-        values = {
-            "algorithm": row.algorithm or facts.family,
-            "tunable": row.tunable or facts.tunable,
-        }
-        if row.number is None and values != {"algorithm": row.algorithm, "tunable": row.tunable}:
+        algorithm, tunable = row.algorithm or facts.family, row.tunable or facts.tunable
+        if row.number is None and (algorithm, tunable) != (row.algorithm, row.tunable):
+            values = {"algorithm": algorithm, "tunable": tunable}
             connection.execute(sa.update(SolverRow).where(SolverRow.id == row.id).values(values))
     ids = {row.name: row.id if row.valid else None for row in connection.execute(query)}
     return ids, len(new)
@@ -201,18 +187,26 @@ def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
         row[0] or "": row[1]
         for row in batch.connection.execute(query.order_by(ConfigRow.id.desc()))
     }
+    missing = {record.key: len(record.items) for record in part if record.key not in ids}
+    return ids | _made(batch, missing, _layer_or_problem)
+
+
+def _made(
+    batch: Batch, missing: Mapping[_Key, int], layer: Callable[[_Key], Config]
+) -> dict[_Key, int]:
+    """Store the layers of keys that none has yet; `missing` are the numbers of their entries."""
     made = {}
-    for record in part:
-        if record.key not in ids:
-            try:
-                made[record.key] = _layer_or_problem(problem_key.parse(record.key))
-            except BadInput:
-                batch.skipped["its key is no problem of MIOpen's"] += len(record.items)
-    return ids | batch.store_configs(made)
+    for key, entries in missing.items():
+        try:
+            made[key] = layer(key)
+        except BadInput:
+            batch.skipped["its key is no problem of MIOpen's"] += entries
+    return batch.store_configs(made)
 
 
-def _layer_or_problem(key: ProblemKey) -> Config:
+def _layer_or_problem(text: str) -> Config:
     """The layer with this key, or where none can have it the key itself."""
+    key = problem_key.parse(text)
     try:
         return problem_key.to_conv(key)
     except BadInput:
@@ -247,11 +241,8 @@ def _put_items(
             before = batch.before.get((config_id, solver_id))
             if perf_key and not (before and before.params) and (perf_key, solver_id) in params:
                 values["params"] = params[perf_key, solver_id]
-            if batch.put(config_id, solver_id, values):
-                batch.counts["rows"] += 1
+            if batch.put([config_id], solver_id, values):
                 batch.counts["zero_times"] += item.time_ms == 0
-            else:
-                batch.skipped["the session has measured it"] += 1
 
 
 def _params_without_times(task: ImportRun) -> dict[tuple[PerfKey, int], str]:
@@ -282,7 +273,8 @@ def _import_perf(task: ImportRun, records: Iterator[PerfRecord]) -> None:
     layers = _layers_of(task, wanted)
 
     def store(batch: Batch, part: Sequence[PerfKey]) -> None:
-        made = _make(batch, [key for key in part if not layers[key]], wanted)
+        missing = {key: len(wanted[key]) for key in part if not layers[key]}
+        made = _made(batch, missing, _layer_or_problem_of_row)
         ids_of = {key: layers[key] or [made[key]] for key in part if layers[key] or key in made}
         batch.read({config_id for ids in ids_of.values() for config_id in ids})
         there = {config_id for config_id, _ in batch.before}
@@ -299,16 +291,9 @@ def _put_params(batch: Batch, ids: Sequence[int], preferred: int, solver: str, p
     """Params go to every layer that the row stands for and that the session has with the solver,
     else to one."""
     solver_id = batch.solver(solver)
-    if solver_id is None:
-        return
-    targets = [config_id for config_id in ids if (config_id, solver_id) in batch.before] or [
-        preferred
-    ]
-    put = [batch.put(config_id, solver_id, {"params": params}) for config_id in targets]
-    if any(put):
-        batch.counts["rows"] += 1
-    else:
-        batch.skipped["the session has measured it"] += 1
+    if solver_id is not None:
+        there = [config_id for config_id in ids if (config_id, solver_id) in batch.before]
+        batch.put(there or [preferred], solver_id, {"params": params})
 
 
 def _layers_of(task: ImportRun, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]]:
@@ -326,19 +311,6 @@ def _layers_of(task: ImportRun, wanted: Iterable[PerfKey]) -> dict[PerfKey, list
             if key in found:
                 found[key].append(config_id)
     return found
-
-
-def _make(
-    batch: Batch, part: Sequence[PerfKey], wanted: Mapping[PerfKey, Mapping[str, str]]
-) -> dict[PerfKey, int]:
-    """Layers for perf-db rows that none has yet."""
-    made = {}
-    for key in part:
-        try:
-            made[key] = _layer_or_problem_of_row(key)
-        except BadInput:
-            batch.skipped["its key is no problem of MIOpen's"] += len(wanted[key])
-    return batch.store_configs(made)
 
 
 def _layer_or_problem_of_row(key: PerfKey) -> Config:
@@ -387,7 +359,4 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
             "noisy": record.noisy,
             "clock": record.clock,
         }
-        if batch.put(ids[record.config], solver_id, values):
-            batch.counts["rows"] += 1
-        else:
-            batch.skipped["the session has measured it"] += 1
+        batch.put([ids[record.config]], solver_id, values)

@@ -56,10 +56,9 @@ class ImportRun:
     def report(self) -> ImportReport:
         """The counts."""
         names = ("rows", "changed", "configs", "new_configs", "zero_times")
-        counts = {name: self.counts[name] for name in names}
         return ImportReport(
             self.session_id,
-            **counts,
+            **{name: self.counts[name] for name in names},
             new_solvers=self.new_solvers,
             skipped=dict(sorted(self.skipped.items())),
         )
@@ -94,12 +93,7 @@ class Batch:
 
     def read(self, config_ids: Iterable[int]) -> None:
         """Look up what the session has for these configs."""
-        columns = [
-            FindDb.config_id,
-            FindDb.solver_id,
-            *(getattr(FindDb, name) for name in _COLUMNS),
-        ]
-        query = sa.select(*columns).where(
+        query = sa.select(*(getattr(FindDb, name) for name in (*_KEY, *_COLUMNS))).where(
             FindDb.session_id == self.task.session_id, FindDb.config_id.in_(list(config_ids))
         )
         self.before = {
@@ -133,9 +127,17 @@ class Batch:
             return False
         return earlier["time_ms"] is not None and (time_ms is None or earlier["time_ms"] <= time_ms)
 
-    def put(self, config_id: int, solver_id: int, values: Mapping[str, Any]) -> bool:
-        """Set some values of a result; False if what is there was measured."""
-        name = (config_id, solver_id)
+    def put(self, config_ids: Sequence[int], solver_id: int, values: Mapping[str, Any]) -> bool:
+        """Set some values of an entry's results, and count it; False if all that is there was
+        measured."""
+        found = [self._put((config_id, solver_id), values) for config_id in config_ids]
+        if any(found):
+            self.counts["rows"] += 1
+        else:
+            self.skipped["the session has measured it"] += 1
+        return any(found)
+
+    def _put(self, name: tuple[int, int], values: Mapping[str, Any]) -> bool:
         row = self.before.get(name)
         if row is not None and row.job_id is not None:
             return False
@@ -148,31 +150,17 @@ class Batch:
 
     def write(self) -> None:
         """Store what changed."""
-        rest = {
-            "job_id": None,
-            "trial_number": None,
-            "final_job_id": None,
-            "workload": None,
-            "updated_at": utc_now(),
-        }
+        rest = dict.fromkeys(("job_id", "trial_number", "final_job_id", "workload"))
         rows = [
-            {
-                "session_id": self.task.session_id,
-                "config_id": config_id,
-                "solver_id": solver_id,
-                **values,
-                **rest,
-            }
-            for (config_id, solver_id), values in self.changed.items()
+            dict(zip(_KEY, (self.task.session_id, *name), strict=True))
+            | values
+            | rest
+            | {"updated_at": utc_now()}
+            for name, values in self.changed.items()
         ]
         if rows:
-            upsert(
-                self.connection,
-                FindDb,
-                rows,
-                key=_KEY,
-                update=[name for name in rows[0] if name not in _KEY],
-            )
+            update = [name for name in rows[0] if name not in _KEY]
+            upsert(self.connection, FindDb, rows, key=_KEY, update=update)
         self.counts["changed"] += len(rows)
 
 

@@ -1,4 +1,5 @@
-"""Whole results as JSON lines; docs/formats.md describes each field.
+"""Whole results of every library and kind as JSON lines, and the base of such forms;
+docs/formats.md describes each field.
 
 The first line is `{"format":"tuna-results","version":1}`, each line after it one result. Keys stand
 in one order, numbers as Python's repr writes them (the shortest text that reads back), text in
@@ -8,24 +9,111 @@ ASCII with escapes: equal results give equal bytes, and a reader needs memory fo
 from __future__ import annotations
 
 import json
+import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from tuna.errors import BadInput
-from tuna.exports.generic import VERSION, GenericExporter
 from tuna.libraries import compressed
-from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread
+from tuna.libraries.exporter import (
+    UNSAFE,
+    Entry,
+    Exporter,
+    ExportTally,
+    FileOptions,
+    ImportedResult,
+)
+from tuna.libraries.results import (
+    NO_TIME,
+    ResultEnvironment,
+    ResultRecord,
+    ResultSource,
+    Spread,
+    is_time,
+)
 
-FORMAT = "tuna-results"
+#: Version of both forms; a reader refuses another one.
+VERSION = 1
+_FORMAT = "tuna-results"
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_HEADER = f"{_encode({'format': FORMAT, 'version': VERSION})}\n"
+_HEADER = f"{_encode({'format': _FORMAT, 'version': VERSION})}\n"
 _Count = Annotated[int, Field(ge=0)]
 _Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _MAX_SHOWN = 200
+
+
+class GenericOptions(FileOptions):
+    """Options of an export of whole results."""
+
+    top: int | None = Field(
+        None, ge=1, description="solvers kept for a config and environment; default: all"
+    )
+    n_best: int = Field(1, ge=1, description="trials kept for a config, solver and environment")
+
+
+class GenericExporter(Exporter[GenericOptions]):
+    """Whole results; a subclass says how a file of them looks."""
+
+    timed = True
+    options = GenericOptions
+    extension: ClassVar[str]
+
+    @abstractmethod
+    def write_records(self, path: Path, records: Iterable[ResultRecord]) -> int:
+        """Write the records in the order given; returns their number."""
+
+    @abstractmethod
+    def read(self, path: Path) -> Iterator[ResultRecord]:
+        """The records of a file, packed or not, one at a time; raises BadInput with the line of one
+        that is none."""
+
+    def ending(self, source: ResultSource, options: GenericOptions) -> str:
+        """After the library, so that the files of two libraries do not replace each other."""
+        return f".{UNSAFE.sub('_', source.library)}{self.extension}"
+
+    def write(
+        self, path: Path, source: ResultSource, options: GenericOptions, tally: ExportTally
+    ) -> int:
+        """By config key, environment key, time, solver, params."""
+        return self.write_records(path, _kept(source.records(options.n_best), options.top, tally))
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """Time, workspace and params by config on a device and solver; without a time it is
+        infinite."""
+        for record in self.read(path):
+            where = record.environment
+            key = f"{record.config} on {where.arch} with {where.num_cu} CUs"
+            time_ms = math.inf if record.time_ms is None else record.time_ms
+            yield Entry(key, record.solver, (time_ms, record.workspace_bytes, record.params))
+
+    def imported(self, path: Path) -> Iterator[ImportedResult]:
+        """The part of a record that any library can import."""
+        for record in self.read(path):
+            yield ImportedResult(*(getattr(record, name) for name in ImportedResult._fields))
+
+
+def _kept(
+    records: Iterable[ResultRecord], top: int | None, tally: ExportTally
+) -> Iterator[ResultRecord]:
+    config, group, solvers = "", ("", ""), set[str]()
+    for record in records:
+        if record.time_ms is not None and not is_time(record.time_ms):
+            tally.skipped[NO_TIME] += 1
+            continue
+        before, group = group, (record.config_key, record.environment.key)
+        solvers = solvers if group == before else set()
+        if top is not None and record.solver not in solvers and len(solvers) >= top:
+            tally.skipped[f"slower than the {top} fastest of its config"] += 1
+            continue
+        solvers.add(record.solver)
+        if record.config_key != config:
+            config = record.config_key
+            tally.configs += 1
+        yield record
 
 
 class _Part(BaseModel):
@@ -49,26 +137,13 @@ class _Spread(_Part):
     repeats: Annotated[int, Field(ge=1)]
 
 
-class _Environment(_Part):
-    key: str
-    library: str
-    library_version: str
-    arch: str
-    num_cu: int
-    toolchain: str
-    device: str
-    target: str
-    flags: dict[str, str]
-    conditions: dict[str, str]
-
-
 class _Provenance(_Part):
     session_id: _Count
     job_id: _Count | None
     trial_number: _Count | None
     worker: str
     device: str
-    measured_at: str | None
+    measured_at: AwareDatetime | None
     imported_from: str | None
 
 
@@ -85,8 +160,11 @@ class _Line(_Part):
     simulated: bool
     noisy: bool
     clock: Annotated[str, Field(max_length=8)]
-    environment: _Environment
+    environment: ResultEnvironment
     provenance: _Provenance
+
+
+_PROVENANCE, _LINE = tuple(_Provenance.model_fields), tuple(_Line.model_fields)
 
 
 class _Header(_Part):
@@ -114,7 +192,7 @@ class JsonExporter(GenericExporter):
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """By the header, whatever its version."""
-        return head.startswith(f'{{"format":"{FORMAT}"'.encode())
+        return head.startswith(f'{{"format":"{_FORMAT}"'.encode())
 
     def read(self, path: Path) -> Iterator[ResultRecord]:
         """Line by line."""
@@ -122,49 +200,49 @@ class JsonExporter(GenericExporter):
         number, line = next(lines, (1, ""))
         _validated(_Header, line, f"{path}:{number}")
         for number, line in lines:
-            yield _record(_validated(_Line, line, f"{path}:{number}"), f"{path}:{number}")
+            yield from_json(line, f"{path}:{number}")
 
 
 def to_json(record: ResultRecord) -> dict[str, Any]:
     """A record as the JSON line has it."""
-    return {
+    fields, where, moment = record._asdict(), record.environment, record.measured_at
+    parts = {
         "config": {
             "key": record.config_key,
             "kind": record.kind,
             "text": record.config,
             "label": record.label,
         },
-        "solver": record.solver,
-        "algorithm": record.algorithm,
-        "family": record.family,
-        "params": record.params,
-        "time_ms": record.time_ms,
         "spread": None if record.spread is None else record.spread._asdict(),
-        "max_error": record.max_error,
-        "workspace_bytes": record.workspace_bytes,
-        "simulated": record.simulated,
-        "noisy": record.noisy,
-        "clock": record.clock,
         "environment": {
-            **record.environment._asdict(),
-            "flags": dict(sorted(record.environment.flags.items())),
-            "conditions": dict(sorted(record.environment.conditions.items())),
+            **where._asdict(),
+            "flags": dict(sorted(where.flags.items())),
+            "conditions": dict(sorted(where.conditions.items())),
         },
         "provenance": {
-            "session_id": record.session_id,
-            "job_id": record.job_id,
-            "trial_number": record.trial_number,
-            "worker": record.worker,
-            "device": record.device,
-            "measured_at": None if record.measured_at is None else record.measured_at.isoformat(),
-            "imported_from": record.imported_from,
+            **{name: fields[name] for name in _PROVENANCE},
+            "measured_at": None if moment is None else moment.isoformat(),
         },
     }
+    fields |= parts
+    return {name: fields[name] for name in _LINE}
 
 
-def from_json(value: Mapping[str, Any], where: str) -> ResultRecord:
-    """The record that `to_json` wrote; raises BadInput that begins with `where`."""
-    return _record(_validated(_Line, value, where), where)
+def from_json(value: str | Mapping[str, Any], where: str) -> ResultRecord:
+    """The record that `to_json` wrote, or its text; raises BadInput that begins with `where`."""
+    line = _validated(_Line, value, where)
+    fields = {**vars(line), **vars(line.provenance)}
+    del fields["provenance"]
+    return ResultRecord(
+        **fields
+        | {
+            "config_key": line.config.key,
+            "kind": line.config.kind,
+            "config": line.config.text,
+            "label": line.config.label,
+            "spread": None if line.spread is None else Spread(**vars(line.spread)),
+        }
+    )
 
 
 def _validated(model: type[_Model], value: str | Mapping[str, Any], where: str) -> _Model:
@@ -180,44 +258,3 @@ def _validated(model: type[_Model], value: str | Mapping[str, Any], where: str) 
         raise BadInput(
             f"{where}: {f'{name}: ' if name else ''}{first['msg'][:_MAX_SHOWN].lower()}"
         ) from None
-
-
-def _record(line: _Line, where: str) -> ResultRecord:
-    config, provenance = line.config, line.provenance
-    return ResultRecord(
-        config.key,
-        config.kind,
-        config.text,
-        config.label,
-        line.solver,
-        line.algorithm,
-        line.family,
-        line.params,
-        line.time_ms,
-        None if line.spread is None else Spread(**dict(line.spread)),
-        line.max_error,
-        line.workspace_bytes,
-        line.simulated,
-        line.noisy,
-        line.clock,
-        ResultEnvironment(**dict(line.environment)),
-        provenance.session_id,
-        provenance.job_id,
-        provenance.trial_number,
-        provenance.worker,
-        provenance.device,
-        _moment(provenance.measured_at, where),
-        provenance.imported_from,
-    )
-
-
-def _moment(text: str | None, where: str) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise BadInput(f"{where}: measured_at {text[:40]!r} is no ISO 8601 time with its zone")
-    return moment

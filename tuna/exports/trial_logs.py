@@ -29,20 +29,8 @@ _NAME_CHARS = 200
 _AGAIN_S = 10.0
 #: Columns of a trial that a line has.
 _FIELDS = (
-    *(
-        "number",
-        "params",
-        "step",
-        "cause",
-        "output_tail",
-        "time_ms",
-        "low_ms",
-        "high_ms",
-        "clock",
-        "times_ms",
-    ),
-    "ended_early",
-    *("max_error", "build_s", "measured_at"),
+    *("number", "params", "step", "cause", "output_tail", "time_ms", "low_ms", "high_ms"),
+    *("clock", "times_ms", "ended_early", "max_error", "build_s", "measured_at"),
 )
 _ENDED = (State.EVALUATED.value, State.ERRORED.value)
 
@@ -152,29 +140,18 @@ def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str,
     Another job of the same layer and solver, such as one with another search, has the same file:
     its trials come first or last, by the jobs' ids.
     """
-    columns = (
-        ConfigRow.key,
-        ConfigRow.json,
-        ConfigRow.label,
-        SolverRow.name,
-        Job.config_id,
-        Job.solver_id,
-    )
-    job = connection.execute(
-        _jobs(session_id).with_only_columns(*columns).where(Job.id == job_id)
-    ).one()
+    columns = (ConfigRow.key, ConfigRow.json, ConfigRow.label, SolverRow.name)
+    query = _jobs(session_id).with_only_columns(*columns, Job.config_id, Job.solver_id)
+    job = connection.execute(query.where(Job.id == job_id)).one()
     about = {"config": json.loads(job.json), "label": job.label, "solver": job.name}
-    same = (
-        Job.session_id == session_id,
-        Job.config_id == job.config_id,
-        Job.solver_id == job.solver_id,
+    same = (Job.config_id == job.config_id, Job.solver_id == job.solver_id)
+    trials = (
+        sa.select(Job.options, *(getattr(TrialRow, name) for name in _FIELDS))
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(Job.session_id == session_id, *same, Job.steps != FINALS)
+        .order_by(TrialRow.job_id, TrialRow.number)
     )
-    query = sa.select(Job.options, *(getattr(TrialRow, name) for name in _FIELDS)).join(
-        Job, Job.id == TrialRow.job_id
-    )
-    rows = connection.execute(
-        query.where(*same, Job.steps != FINALS).order_by(TrialRow.job_id, TrialRow.number)
-    ).mappings()
+    rows = connection.execute(trials).mappings()
     lines = (json.dumps({**about, **row, **_as_json(row)}) + "\n" for row in rows)
     return _name(job.key, job.name), gzip.compress("".join(lines).encode(), mtime=0)
 

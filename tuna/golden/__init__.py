@@ -1,18 +1,20 @@
 """Numbered releases of a library's results: build, compare, promote, roll back, explain."""
 
 from tuna.golden.build import BuildReport, build
-from tuna.golden.compare import PromotionReport, check_gate, report, report_session
-from tuna.golden.errors import (
+from tuna.golden.compare import PromotionReport, report, report_session
+from tuna.golden.explain import Explanation, explain
+from tuna.golden.release import check_gate, promote, rollback
+from tuna.golden.versions import (
     GateViolated,
     GoldenExists,
     GoldenFrozen,
     NotReleasable,
     ResultsChanged,
     SessionChanged,
+    Version,
+    current,
+    versions,
 )
-from tuna.golden.explain import Explanation, explain
-from tuna.golden.release import promote, rollback
-from tuna.golden.versions import Version, current, versions
 
 __all__ = [
     "BuildReport",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,20 @@ from tuna.db.engine import transaction
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.golden import entries, releasable
-from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
+from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
-from tuna.golden.versions import MAX_VERSION, Version, find, missing, of_library
+from tuna.golden.versions import (
+    KEY,
+    MAX_VERSION,
+    GoldenExists,
+    GoldenFrozen,
+    SessionChanged,
+    Version,
+    entries_of,
+    find,
+    missing,
+    of_library,
+)
 from tuna.messages import counted
 from tuna.vocabulary import GoldenState
 
@@ -46,12 +56,11 @@ class BuildReport:
     left_out: int = 0  #: results of the session whose time no run can have taken
 
     def __str__(self) -> str:
-        parts = (
-            [f"{self.from_session} from session {self.session_id}"]
-            if self.session_id is not None
-            else []
-        )
-        parts += [f"{self.from_base} from version {self.base_version}"] if self.from_base else []
+        parts = []
+        if self.session_id is not None:
+            parts.append(f"{self.from_session} from session {self.session_id}")
+        if self.from_base:
+            parts.append(f"{self.from_base} from version {self.base_version}")
         made = "built" if self.new else "overwritten"
         left_out = (
             f"; {counted(self.left_out, 'result')} left out, for no run can have taken less than 1"
@@ -99,11 +108,9 @@ def build(
         raise BadInput(f"A golden version is a number from 0 to {MAX_VERSION}, not {version}.")
     if session_id is None and base_version is None:
         raise BadInput("A golden version needs a session, a base version, or both.")
-    wanted = (
-        None
-        if session_id is None
-        else ResultSelection(session_id, kind, allow_imported, allow_noisy)
-    )
+    wanted = None
+    if session_id is not None:
+        wanted = ResultSelection(session_id, kind, allow_imported, allow_noisy)
 
     def write(connection: sa.Connection) -> BuildReport:
         plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
@@ -162,11 +169,8 @@ def _library(
 def _no_base(
     connection: sa.Connection, version: int, library: str, there: list[Version]
 ) -> BadInput:
-    others = connection.execute(
-        sa.select(Golden.library).where(Golden.version == version).order_by(Golden.library)
-    ).scalars()
-    other = ", ".join(others)
-    if other:
+    query = sa.select(Golden.library).where(Golden.version == version).order_by(Golden.library)
+    if other := ", ".join(connection.execute(query).scalars()):
         return BadInput(
             f"Golden version {version} is one of {other}: libraries do not mix, and this one is"
             f" {library}."
@@ -177,9 +181,7 @@ def _no_base(
 def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
     golden_id = _version_row(connection, plan)
     result = releasable.select(plan.wanted, _READ) if plan.wanted else None
-    base = (
-        entries.of_version(plan.base).select("id", *_READ).subquery("entry") if plan.base else None
-    )
+    base = entries_of(plan.base).select("id", *_READ).subquery("entry") if plan.base else None
     older = {version.id for version in (plan.draft, plan.base) if version is not None}
     replaced = _replaced(connection, older, result) if result is not None and older else 0
     if plan.draft is not None:
@@ -270,21 +272,8 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
         FindDb.solver_id == GoldenEntry.solver_id,
     )
     added = sa.and_(GoldenEntry.golden_id == golden_id, GoldenEntry.id > before)
-    connection.execute(
-        sa.insert(GoldenKernel).from_select(
-            ["golden_entry_id", "number", "kernel", "name", "args"],
-            sa.select(
-                GoldenEntry.id,
-                FindDbKernel.number,
-                FindDbKernel.kernel,
-                FindDbKernel.name,
-                FindDbKernel.args,
-            )
-            .join(FindDb, same)
-            .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id)
-            .where(added),
-        )
-    )
+    through = ((FindDb, same), (FindDbKernel, FindDbKernel.find_db_id == FindDb.id))
+    _add_kernels(connection, FindDbKernel, GoldenEntry, through, added)
     # READ COMMITTED on MySQL: each statement sees the latest commits, so a drain may have happened
     # in between.
     differs = [
@@ -310,26 +299,32 @@ def _add_base(connection: sa.Connection, golden_id: int, base: sa.Subquery) -> i
     count = _insert_entries(
         connection, _as_entries(golden_id, base).where(sa.not_(there)).order_by(base.c.id)
     )
-    connection.execute(
-        sa.insert(GoldenKernel).from_select(
-            ["golden_entry_id", "number", "kernel", "name", "args"],
-            sa.select(
-                entry.id,
-                GoldenKernel.number,
-                GoldenKernel.kernel,
-                GoldenKernel.name,
-                GoldenKernel.args,
-            )
-            .join(base, _same(entry, base.c))
-            .join(GoldenKernel, GoldenKernel.golden_entry_id == base.c.id)
-            .where(entry.golden_id == golden_id, entry.id > before),
-        )
+    through = (
+        (base, _same(entry, base.c)),
+        (GoldenKernel, GoldenKernel.golden_entry_id == base.c.id),
     )
+    added = sa.and_(entry.golden_id == golden_id, entry.id > before)
+    _add_kernels(connection, GoldenKernel, entry, through, added)
     return count
 
 
+def _add_kernels(
+    connection: sa.Connection,
+    kernels: type[FindDbKernel] | type[GoldenKernel],
+    entry: Any,
+    through: Iterable[tuple[Any, sa.ColumnElement[bool]]],
+    added: sa.ColumnElement[bool],
+) -> None:
+    """Copy the kernels of the entries that were `added`, joined `through` these tables."""
+    names = ("number", "kernel", "name", "args")
+    query = sa.select(entry.id, *(getattr(kernels, name) for name in names)).where(added)
+    for table, on in through:
+        query = query.join(table, on)
+    connection.execute(sa.insert(GoldenKernel).from_select(["golden_entry_id", *names], query))
+
+
 def _same(entry: Any, other: Any) -> sa.ColumnElement[bool]:
-    return sa.and_(*(getattr(entry, name) == other[name] for name in entries.KEY))
+    return sa.and_(*(getattr(entry, name) == other[name] for name in KEY))
 
 
 def _as_entries(golden_id: int, rows: sa.Subquery) -> sa.Select[Any]:

@@ -1,5 +1,4 @@
-"""Compares a golden version or a session with a version, and checks the result against the
-promotion gate's limits.
+"""Compares a golden version or a session with a version.
 
 A layer here is a config on a device model (architecture and number of compute units); its time is
 that of its fastest solver.
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import networks
-from tuna.golden import entries, releasable
-from tuna.golden.entries import ReleaseEntry
+from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
-from tuna.golden.versions import Version, find, of_library
+from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.messages import counted
 from tuna.results.selectable import Results
 
@@ -26,8 +24,6 @@ TOTAL = "total"
 #: Longest list in a report.
 _MAX_ITEMS = 20
 _MAX_PARAMS_CHARS = 60
-#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -185,10 +181,8 @@ def report(
     """Compare a version with its base, or with `against`. Raises NotFound."""
     subject = find(connection, version, library)
     number = subject.base_version if against is None else against
-    there = {one.version: one for one in of_library(connection, subject.library)}
-    if number is not None and number not in there:
-        find(connection, number, subject.library)  # raises
-    return compare(connection, subject, there[number] if number is not None else None)
+    other = None if number is None else find(connection, number, subject.library)
+    return compare(connection, subject, other)
 
 
 def report_session(
@@ -203,7 +197,7 @@ def report_session(
     other = find(connection, version, environment.library)
     wanted = ResultSelection(session_id, allow_imported=True, allow_noisy=True)
     subject = _Side(environment.library, releasable.releasable(wanted), None, session_id)
-    device = entries.of_version(other, environment.arch, environment.num_cu)
+    device = entries_of(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
     return replace(found, left_out=releasable.refused(connection, wanted))
 
@@ -211,7 +205,7 @@ def report_session(
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
     """Compare a version with another one, or with nothing."""
     sides = [
-        _Side(one.library, entries.of_version(one), one.version)
+        _Side(one.library, entries_of(one), one.version)
         for one in (subject, other)
         if one is not None
     ]
@@ -226,18 +220,14 @@ def _compare(
     both = sorted(before.keys() & after.keys())
     lost = sorted(before.keys() - after.keys())
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
-    slower = sorted(
-        (layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer]
-    )
-    faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
+    faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda one: ratios[one])
+    slower = sorted((layer for layer in both if ratios[layer] > 1), key=lambda one: -ratios[one])
     shown = [*slower[:_MAX_ITEMS], *faster[:_MAX_ITEMS]]
-    new = entries.read(connection, subject.rows, [after[layer].id for layer in shown])
+    new = read_entries(connection, subject.rows, [after[layer].id for layer in shown])
     gone = [*shown, *lost[:_MAX_ITEMS]]
-    old = (
-        entries.read(connection, other.rows, [before[layer].id for layer in gone])
-        if other is not None
-        else {}
-    )
+    old = {}
+    if other is not None:
+        old = read_entries(connection, other.rows, [before[layer].id for layer in gone])
     changes = {layer: Change(old[before[layer].id], new[after[layer].id]) for layer in shown}
     pairs = Counter(
         (before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver
@@ -260,60 +250,10 @@ def _compare(
     )
 
 
-def check_gate(
-    report: PromotionReport, max_regression: float | None, min_gain: float | None
-) -> list[str]:
-    """Violations of the promotion gate, one clause each; both limits are fractions (0.05 is 5 %),
-    None: no limit.
-
-    `max_regression`: no layer may be slower by more than this, and none may be missing. `min_gain`:
-    the total weighted time must shrink by at least this.
-    """
-    violations: list[str] = []
-    if max_regression is not None:
-        count = sum(ratio > 1 + max_regression + _TOLERANCE for ratio in report.slower_ratios)
-        if count:
-            worst = report.regressions[0]
-            violations.append(
-                f"{_layers(count)} more than {_percent(max_regression)} slower, the worst by"
-                f" {_percent(worst.ratio - 1)}: {worst.after.layer} on {worst.after.arch} x"
-                f" {worst.after.num_cu}"
-            )
-        if report.total.missing:
-            entry = report.missing_layers[0]
-            violations.append(
-                f"{_layers(report.total.missing)} missing that version {report.against} has, such"
-                f" as {entry.layer} on {entry.arch} x {entry.num_cu}"
-            )
-    if min_gain is not None:
-        ratio = report.total.ratio
-        if ratio is None:
-            violations.append(
-                "there is no layer to measure a gain on: no version to compare with has one of"
-                " these"
-            )
-        elif 1 - ratio < min_gain - _TOLERANCE:
-            shrinks = (
-                f"shrinks by {_percent(1 - ratio)}"
-                if ratio <= 1
-                else f"grows by {_percent(ratio - 1)}"
-            )
-            violations.append(
-                f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}"
-            )
-    return violations
-
-
 def _fastest(connection: sa.Connection, rows: Results) -> dict[_Layer, _Fastest]:
-    """The fastest entry of each layer; ties are broken by the solver's name."""
-    layer = ("arch", "num_cu", "config_id")
-    rank = sa.func.row_number().over(
-        partition_by=[rows[name] for name in layer], order_by=(rows["time_ms"], rows["solver"])
-    )
-    ranked = rows.select(*layer, "id", "time_ms", "solver").add_columns(rank.label("place"))
-    found = ranked.subquery()
-    best = connection.execute(sa.select(found).where(found.c.place == 1))
-    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in best}
+    """The fastest entry of each layer."""
+    query = rows.fastest(_Layer._fields, *_Layer._fields, *_Fastest._fields)
+    return {_Layer(*row[:3]): _Fastest(*row[3:]) for row in connection.execute(query)}
 
 
 def _tallies(
@@ -331,28 +271,20 @@ def _tallies(
                 times[name][0] += old.time_ms * weight
                 times[name][1] += new.time_ms * weight
     tallies = {
-        name: ModelTally(
-            name,
-            before_ms=times[name][0],
-            after_ms=times[name][1],
-            **{str(outcome): n for outcome, n in outcomes.items()},
-        )
+        name: ModelTally(name, before_ms=times[name][0], after_ms=times[name][1], **outcomes)
         for name, outcomes in counts.items()
     }
     total = tallies.pop(TOTAL, ModelTally(TOTAL))
-    return total, tuple(
-        sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name))
-    )
+    names = sorted(tallies, key=lambda name: (name == NO_MODEL, name))
+    return total, tuple(tallies[name] for name in names)
 
 
 def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
     if old is None or new is None:
         return "new" if old is None else "missing"
-    return (
-        "equal"
-        if new.time_ms == old.time_ms
-        else ("faster" if new.time_ms < old.time_ms else "slower")
-    )
+    if new.time_ms == old.time_ms:
+        return "equal"
+    return "faster" if new.time_ms < old.time_ms else "slower"
 
 
 def _tally_line(tally: ModelTally) -> str:
@@ -364,19 +296,8 @@ def _tally_line(tally: ModelTally) -> str:
     return f"{tally.name:40} {numbers}  {change}".rstrip()
 
 
-def _layers(count: int) -> str:
-    return counted(count, "layer is", "layers are")
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.4g} %"
-
-
 def _short(entry: ReleaseEntry) -> str:
-    params = (
-        entry.params
-        if len(entry.params) <= _MAX_PARAMS_CHARS
-        else entry.params[:_MAX_PARAMS_CHARS] + "..."
-    )
+    more = "..." if len(entry.params) > _MAX_PARAMS_CHARS else ""
+    params = entry.params[:_MAX_PARAMS_CHARS] + more
     number = f"#{entry.id} " if entry.version is not None else ""
     return f"{number}{entry.solver} [{params}]; {entry.origin}"

@@ -15,20 +15,12 @@ from tuna.db.batches import parts
 from tuna.db.models import ConfigRow, GoldenEntry, SolverRow
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
-from tuna.golden import entries
-from tuna.golden.entries import ReleaseEntry
-from tuna.golden.versions import Version, find, of_library
+from tuna.golden.versions import KEY, ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.results.selectable import RELEASES
 
 _COMPARED = (
-    "time_ms",
-    "solver",
-    "workspace_bytes",
-    "params",
-    "algorithm",
-    "problem_key",
-    "session_id",
-    "source",
+    *("time_ms", "solver", "workspace_bytes", "params", "algorithm", "problem_key"),
+    *("session_id", "source"),
 )
 
 
@@ -109,17 +101,11 @@ def explain(
     subject = find(connection, version, library)
     query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))
     if solver is not None:
-        query = query.join(SolverRow, SolverRow.id == GoldenEntry.solver_id).where(
-            SolverRow.name == solver
-        )
-    order = (
-        GoldenEntry.arch,
-        GoldenEntry.num_cu,
-        GoldenEntry.config_id,
-        GoldenEntry.time_ms,
-        GoldenEntry.id,
-    )
-    ids = list(connection.execute(query.order_by(*order)).scalars())
+        named = sa.select(SolverRow.id).where(SolverRow.name == solver)
+        query = query.where(GoldenEntry.solver_id.in_(named))
+    order = ("arch", "num_cu", "config_id", "time_ms", "id")
+    query = query.order_by(*(getattr(GoldenEntry, name) for name in order))
+    ids = list(connection.execute(query).scalars())
     if not ids:
         with_solver = f" with {solver}" if solver else ""
         raise NotFound(f"The {subject} has no entry {key}{with_solver}.", hint=_KEYS)
@@ -139,12 +125,8 @@ def _named(key: str) -> sa.ColumnElement[bool]:
     number = key.removeprefix("#")
     if number.isascii() and number.isdigit() and len(number) < 19:
         return GoldenEntry.id == int(number)
-    names = [
-        ConfigRow.key == key,
-        ConfigRow.problem_key == key,
-        ConfigRow.label == key,
-        ConfigRow.driver == key,
-    ]
+    row = ConfigRow
+    names = [column == key for column in (row.key, row.problem_key, row.label, row.driver)]
     with contextlib.suppress(BadInput):
         names += [ConfigRow.key == config.key for config in read_line(key)]
     configs = sa.select(ConfigRow.id).where(sa.or_(*names))
@@ -153,19 +135,17 @@ def _named(key: str) -> sa.ColumnElement[bool]:
 
 
 def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -> list[Explanation]:
-    found = entries.read(connection, entries.of_version(subject), ids)
+    found = read_entries(connection, entries_of(subject), ids)
     before: dict[int, int] = {}
     if subject.base_version is not None:
-        older = {one.version: one for one in of_library(connection, subject.library)}[
-            subject.base_version
-        ]
+        older = find(connection, subject.base_version, subject.library)
         entry, base = aliased(GoldenEntry), aliased(GoldenEntry)
-        same = [getattr(entry, name) == getattr(base, name) for name in entries.KEY]
+        same = [getattr(entry, name) == getattr(base, name) for name in KEY]
         query = sa.select(entry.id, base.id.label("before")).join(
             base, sa.and_(base.golden_id == older.id, *same)
         )
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
-        found |= entries.read(connection, entries.of_version(older), before.values())
+        found |= read_entries(connection, entries_of(older), before.values())
     kernels, ended = _kernels(connection, list(found)), _searches_ended(connection, ids)
     return [
         Explanation(

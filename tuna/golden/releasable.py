@@ -3,7 +3,7 @@ releasable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from tuna.db import sessions
 from tuna.db.sessions import SessionInfo
 from tuna.db.types import timed
 from tuna.errors import BadInput
-from tuna.golden.errors import NotReleasable
+from tuna.golden.versions import NotReleasable
 from tuna.results.selectable import SESSIONS, Results
 from tuna.vocabulary import State
 
@@ -21,7 +21,7 @@ from tuna.vocabulary import State
 #: times that no run can have taken.
 IMPOSSIBLE = "impossible"
 #: Fault -> (predicate of the error sentence, what to do), in order of precedence.
-_FAULTS = {
+FAULTS = {
     "environment": (
         "come from an environment without library version or toolchain",
         "tune in a session whose environment is complete",
@@ -44,10 +44,8 @@ _FAULTS = {
     ),
     "noisy": (
         "were measured on a device that was not quiet",
-        (
-            "measure these layers again on a quiet machine, or add --allow-noisy to release them"
-            " nevertheless"
-        ),
+        "measure these layers again on a quiet machine, or add --allow-noisy to release them"
+        " nevertheless",
     ),
     "job": (
         "belong to jobs that are not evaluated",
@@ -131,24 +129,15 @@ def _fault(wanted: ResultSelection) -> sa.Case[Any]:
 def check(connection: sa.Connection, wanted: ResultSelection) -> None:
     """Raise BadInput if there are no results, NotReleasable unless all of them are releasable, or
     left out as IMPOSSIBLE."""
-    result = select(wanted)
-    found = connection.execute(
-        sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.id)).group_by(
-            result.c.fault
-        )
-    ).all()
-    total = sum(count for fault, count, _ in found if fault != IMPOSSIBLE)
+    found = _faults(connection, wanted)
+    total = sum(count for fault, (count, _) in found.items() if fault != IMPOSSIBLE)
     of_kind = f" for {wanted.kind}" if wanted.kind else ""
     if not total:
         raise BadInput(
             f"Session {wanted.session_id} has no results{of_kind}.", hint="see: `tuna status`"
         )
-    _check_duplicates(connection, result)
-    faults = {
-        fault: (count, first) for fault, count, first in found if fault not in (None, IMPOSSIBLE)
-    }
-    if faults:
-        ordered = [(_FAULTS[fault], *faults[fault]) for fault in _FAULTS if fault in faults]
+    ordered = [(FAULTS[fault], *found[fault]) for fault in FAULTS if fault in found]
+    if ordered:
         what = "; ".join(
             f"{count} {said} ({_name(connection, first)})" for (said, _), count, first in ordered
         )
@@ -161,39 +150,23 @@ def check(connection: sa.Connection, wanted: ResultSelection) -> None:
 
 def refused(connection: sa.Connection, wanted: ResultSelection) -> int:
     """The number of results that are not releasable."""
-    return _count(connection, wanted, lambda fault: fault.is_not(None))
+    faults = _faults(connection, wanted).items()
+    return sum(count for fault, (count, _) in faults if fault is not None)
 
 
 def impossible(connection: sa.Connection, wanted: ResultSelection) -> int:
     """Return the number of results that no version takes, for no run can have taken their time."""
-    return _count(connection, wanted, lambda fault: fault == IMPOSSIBLE)
+    return _faults(connection, wanted).get(IMPOSSIBLE, (0, 0))[0]
 
 
-def _count(connection: sa.Connection, wanted: ResultSelection, which: Callable[[Any], Any]) -> int:
+def _faults(
+    connection: sa.Connection, wanted: ResultSelection
+) -> dict[str | None, tuple[int, int]]:
+    """The number of results with each fault and the id of one; None: releasable."""
     result = select(wanted)
-    return connection.execute(
-        sa.select(sa.func.count()).select_from(result).where(which(result.c.fault))
-    ).scalar_one()
-
-
-def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
-    """Raise NotReleasable for duplicates; a guard against a database that lost its unique key."""
-    twice = connection.execute(
-        sa.select(sa.func.count(), sa.func.min(result.c.id))
-        .group_by(result.c.config_id, result.c.solver_id)
-        .having(sa.func.count() > 1)
-        .limit(1)
-    ).first()
-    if twice is not None:
-        count, first = twice
-        raise NotReleasable(
-            f"The session has {count} results for one layer and solver"
-            f" ({_name(connection, first)}).",
-            hint=(
-                "the database lacks its unique keys: compare it with a new one made by `tuna db"
-                " upgrade`"
-            ),
-        )
+    query = sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.id))
+    rows = connection.execute(query.group_by(result.c.fault))
+    return {fault: (count, first) for fault, count, first in rows}
 
 
 def _name(connection: sa.Connection, result_id: int) -> str:

@@ -1,4 +1,5 @@
-"""Moves golden versions between their states: promotes drafts, rolls back releases."""
+"""Moves golden versions between their states: promotes drafts that pass the gate, rolls back
+releases."""
 
 from __future__ import annotations
 
@@ -8,12 +9,23 @@ from tuna.db.engine import transaction
 from tuna.db.models import Golden
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
-from tuna.golden import compare, entries
-from tuna.golden.compare import PromotionReport
-from tuna.golden.errors import GateViolated, GoldenFrozen, NotReleasable
-from tuna.golden.versions import Version, current, find, of_library
-from tuna.messages import choices
+from tuna.golden.compare import PromotionReport, compare
+from tuna.golden.releasable import FAULTS
+from tuna.golden.versions import (
+    GateViolated,
+    GoldenFrozen,
+    NotReleasable,
+    Version,
+    current,
+    entries_of,
+    find,
+    of_library,
+)
+from tuna.messages import choices, counted
 from tuna.vocabulary import GoldenState
+
+#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
+_TOLERANCE = 1e-9
 
 
 def promote(
@@ -42,8 +54,8 @@ def promote(
         other = current(there.values()) or (
             there[draft.base_version] if draft.base_version is not None else None
         )
-        report = compare.compare(connection, draft, other)
-        violations = compare.check_gate(report, max_regression, min_gain)
+        report = compare(connection, draft, other)
+        violations = check_gate(report, max_regression, min_gain)
         if violations:
             against = f" --against {other.version}" if other else ""
             raise GateViolated(
@@ -59,26 +71,57 @@ def promote(
 def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bool) -> None:
     """Raise NotReleasable for what `build` refuses too: a draft may have been built with other
     wishes, or by another version."""
-    mine = entries.of_version(draft)
-    simulated = mine.count(connection, "present_simulated")
-    if simulated:
-        raise NotReleasable(
-            f"The {draft} is not promoted: {simulated} of its results were timed by a stand-in, not"
-            " by a device.",
-            hint=(
-                "build it again from a session on a machine with the device, without TUNA_SIMULATED"
-            ),
-        )
-    noisy = 0 if allow_noisy else mine.count(connection, "noisy")
-    if noisy:
-        raise NotReleasable(
-            f"The {draft} is not promoted: {noisy} of its results were measured on a device that"
-            " was not quiet.",
-            hint=(
-                "measure these layers again on a quiet machine, or add --allow-noisy to release"
-                " them nevertheless"
-            ),
-        )
+    marks = {"present_simulated": "simulated"} | ({} if allow_noisy else {"noisy": "noisy"})
+    for mark, fault in marks.items():
+        said, hint = FAULTS[fault]
+        if count := entries_of(draft).count(connection, mark):
+            raise NotReleasable(
+                f"The {draft} is not promoted: {count} of its results {said}.", hint=hint
+            )
+
+
+def check_gate(
+    report: PromotionReport, max_regression: float | None, min_gain: float | None
+) -> list[str]:
+    """Violations of the promotion gate, one clause each; both limits are fractions (0.05 is 5 %),
+    None: no limit.
+
+    `max_regression`: no layer may be slower by more than this, and none may be missing. `min_gain`:
+    the total weighted time must shrink by at least this.
+    """
+    violations: list[str] = []
+    if max_regression is not None:
+        count = sum(ratio > 1 + max_regression + _TOLERANCE for ratio in report.slower_ratios)
+        if count:
+            worst = report.regressions[0]
+            violations.append(
+                f"{_layers(count)} more than {_percent(max_regression)} slower, the worst by"
+                f" {_percent(worst.ratio - 1)}: {worst.after.layer} on {worst.after.arch} x"
+                f" {worst.after.num_cu}"
+            )
+        if report.total.missing:
+            entry = report.missing_layers[0]
+            violations.append(
+                f"{_layers(report.total.missing)} missing that version {report.against} has, such"
+                f" as {entry.layer} on {entry.arch} x {entry.num_cu}"
+            )
+    if min_gain is not None:
+        ratio = report.total.ratio
+        if ratio is None:
+            violations.append(
+                "there is no layer to measure a gain on: no version to compare with has one of"
+                " these"
+            )
+        elif 1 - ratio < min_gain - _TOLERANCE:
+            shrinks = (
+                f"shrinks by {_percent(1 - ratio)}"
+                if ratio <= 1
+                else f"grows by {_percent(ratio - 1)}"
+            )
+            violations.append(
+                f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}"
+            )
+    return violations
 
 
 def rollback(engine: sa.Engine, library: str) -> tuple[Version, Version | None]:
@@ -110,3 +153,11 @@ def _move(connection: sa.Connection, version: Version, state: GoldenState) -> No
         {"promoted_at": utc_now()} if state is GoldenState.PROMOTED else {}
     )
     connection.execute(sa.update(Golden).where(Golden.id == version.id).values(**values))
+
+
+def _layers(count: int) -> str:
+    return counted(count, "layer is", "layers are")
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction * 100:.4g} %"

@@ -1,19 +1,58 @@
-"""Golden versions in SQL: list, find, current one."""
+"""Golden versions in SQL, their entries with provenance, and their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db.batches import parts
 from tuna.db.models import Golden, GoldenEntry
-from tuna.errors import BadInput, NotFound
+from tuna.errors import BadInput, NotFound, TunaError
+from tuna.results.selectable import RELEASES, Results
 from tuna.vocabulary import GoldenState
 
 MAX_VERSION = 2**31 - 1
+#: Columns of golden_entry that are unique within a version.
+KEY = ("arch", "num_cu", "config_id", "solver_id")
+
+
+class GoldenExists(BadInput):
+    """This golden version exists already."""
+
+    hint = "add --overwrite to change a draft, or take another number"
+
+
+class GoldenFrozen(BadInput):
+    """A golden version that was promoted never changes."""
+
+    hint = "build a new version on it"
+
+
+class NotReleasable(BadInput):
+    """Results cannot become golden: they were not measured, or not on a quiet device, or their
+    origin is unknown."""
+
+
+class SessionChanged(TunaError):
+    """The session's results changed while the golden version was built; nothing was written."""
+
+    hint = "wait until the session's jobs are done, then build again"
+
+
+class ResultsChanged(TunaError):
+    """Results were replaced while they were read."""
+
+    hint = "run the command again"
+
+
+class GateViolated(TunaError):
+    """The golden version violates the limits of its promotion."""
+
+    hint = "look at: `tuna golden report VERSION`"
 
 
 @dataclass(frozen=True)
@@ -61,21 +100,15 @@ def of_session(
         GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == session_id
     )
     query = sa.select(*_COLUMNS).where(has_entry).order_by(Golden.version)
-    return [
-        _version(row)
-        for row in connection.execute(
-            query if state is None else query.where(Golden.state == state.value)
-        )
-    ]
+    query = query if state is None else query.where(Golden.state == state.value)
+    return [_version(row) for row in connection.execute(query)]
 
 
 def find(connection: sa.Connection, version: int, library: str | None = None) -> Version:
     """The version with this number; raises NotFound, or BadInput if several libraries have it and
     none is given."""
-    there = [
-        _version(row)
-        for row in connection.execute(sa.select(*_COLUMNS).order_by(Golden.library, Golden.version))
-    ]
+    query = sa.select(*_COLUMNS).order_by(Golden.library, Golden.version)
+    there = [_version(row) for row in connection.execute(query)]
     mine = [one for one in there if one.version == version and library in (None, one.library)]
     if not mine:
         raise missing(version, library, there)
@@ -88,17 +121,13 @@ def find(connection: sa.Connection, version: int, library: str | None = None) ->
     return mine[0]
 
 
-def missing(version: int, library: str | None, there: Iterable[Version]) -> NotFound:
+def missing(version: int, library: str | None, found: Iterable[Version]) -> NotFound:
     """The error for a version that does not exist; its hint lists those that do."""
-    ours = [one for one in there if library in (None, one.library)]
-    known = (
-        ", ".join(
-            str(one.version) if library else f"{one.version} of {one.library}" for one in ours
-        )
-        or "none yet"
-    )
+    ours = [one for one in found if library in (None, one.library)]
+    known = (str(one.version) if library else f"{one.version} of {one.library}" for one in ours)
     what = f"golden version {version}" + (f" of {library}" if library else "")
-    return NotFound(f"There is no {what}.", hint=f"golden versions: {known}")
+    there = ", ".join(known) or "none yet"
+    return NotFound(f"There is no {what}.", hint=f"golden versions: {there}")
 
 
 def current(there: Iterable[Version]) -> Version | None:
@@ -112,3 +141,80 @@ def current(there: Iterable[Version]) -> Version | None:
 def _version(row: Any) -> Version:
     values = dict(row._mapping)
     return Version(**{**values, "state": GoldenState(values["state"])})
+
+
+@dataclass(frozen=True)
+class ReleaseEntry:
+    """One result of a golden version or of a session, with its provenance."""
+
+    id: int  #: of the golden entry, or of the row of find_db
+    version: int | None  #: None: a result of a session
+    layer: str
+    config_key: str
+    problem_key: str  #: MIOpen's key of the layer; empty if it has none
+    arch: str
+    num_cu: int
+    solver: str
+    time_ms: float
+    workspace_bytes: int
+    params: str
+    algorithm: str
+    session_id: int
+    reason: str  #: of the session
+    library_version: str
+    toolchain: str
+    worker: str  #: empty for an imported result, as are device and measured_at
+    device: str
+    measured_at: datetime | None
+    source: str | None  #: the file it was imported from
+    noisy: bool  #: the device was not quiet while it was measured
+    clock: str  #: see `libraries.items.Trial.clock`
+
+    @property
+    def origin(self) -> str:
+        """Provenance in one line."""
+        built = (
+            f"session {self.session_id} ({self.reason}), library {self.library_version},"
+            f" {self.toolchain}"
+        )
+        if self.source:
+            return f"{built}, imported from {self.source}"
+        moment, noisy = self.measured_at, ", noisy" if self.noisy else ""
+        when = f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "at an unknown time"
+        return (
+            f"{built}, measured {when} by {self.worker or '?'} on"
+            f" {self.device or 'its device'}{noisy}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, JSON-serialisable."""
+        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return document | {
+            "measured_at": self.measured_at.isoformat() if self.measured_at else None
+        }
+
+
+def entries_of(version: Version, arch: str | None = None, num_cu: int | None = None) -> Results:
+    """The version's entries; only those of one device model, if one is given."""
+    found = RELEASES.only(RELEASES["golden_id"] == version.id)
+    if arch is None:
+        return found
+    return found.only(found["arch"] == arch, found["num_cu"] == num_cu)
+
+
+def read_entries(
+    connection: sa.Connection, results: Results, ids: Iterable[int]
+) -> dict[int, ReleaseEntry]:
+    """The entries among `results` with these ids; raises ResultsChanged if one is gone."""
+    wanted = sorted(set(ids))
+    found: dict[int, ReleaseEntry] = {}
+    names = ReleaseEntry.__dataclass_fields__
+    columns = ["golden" if name == "version" else name for name in names]
+    for some in parts(wanted):
+        query = results.select(*columns).where(results["id"].in_(some))
+        for row in connection.execute(query):
+            entry = ReleaseEntry(*row)
+            found[entry.id] = replace(entry, problem_key=entry.problem_key or "")
+    if len(found) < len(wanted):
+        raise ResultsChanged
+    return found

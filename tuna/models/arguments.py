@@ -1,4 +1,5 @@
-"""Arguments of a model as `NAME=SHAPE:TYPE`, and values of open extents. Imports no TVM."""
+"""Arguments of a model as `NAME=SHAPE:TYPE`, and values of open extents, of a built model and of
+one that is imported. Imports no TVM."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ _OPEN = re.compile(r"[A-Za-z_]\w*")
 _MOST_EXTENTS = 16
 #: Points of a sweep.
 _MOST_POINTS = 1000
+#: Most nodes of an operator that a message names.
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -147,3 +150,106 @@ def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str,
             for number, found in enumerate(inner)
         ]
     }
+
+
+def chosen_extents(
+    name: str,
+    given: Mapping[str, Sequence[int | str]],
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None,
+    *,
+    fixed: bool,
+) -> tuple[dict[str, int], dict[str, list[int | str]]]:
+    """Return the values of open extents by their names, and the shapes of all inputs with them.
+
+    `given` are shapes with a name, or ? for one without, for each open extent; `shapes` the wanted
+    ones, and values for names of extents; `batch` is the first extent of other inputs. With `fixed`
+    no other extent can be chosen. Raises BadInput.
+    """
+    named = {one for extents in given.values() for one in extents if isinstance(one, str)} - {"?"}
+    sizes = {
+        extent: values[0]
+        for extent, values in shapes.items()
+        if extent in named and len(values) == 1
+    }
+    if unknown := sorted(set(shapes) - set(given) - set(sizes)):
+        there = f"inputs: {', '.join(given)}" + (
+            f"; open extents: {', '.join(sorted(named))}" if named else ""
+        )
+        raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=there)
+    chosen: dict[str, list[int | str]] = {}
+    for one, extents in given.items():
+        wanted = shapes.get(one) if one not in sizes else None
+        if wanted is not None and len(wanted) != len(extents):
+            raise BadInput(f"The input {one} has {len(extents)} dimensions, not {len(wanted)}.")
+        if wanted is None:
+            wanted = [batch] if batch is not None and extents else []
+        for extent, value in zip(extents, wanted, strict=False):
+            if fixed and isinstance(extent, int) and extent != value:
+                raise BadInput(
+                    f"The input {one} was exported with an extent of {extent}, not {value}.",
+                    hint="export it again: torch.export.export(model, inputs, dynamic_shapes=...)",
+                )
+            if isinstance(extent, str) and extent != "?":
+                said = sizes.setdefault(extent, value)
+                if said != value:
+                    raise BadInput(
+                        f"The input {one} has the extent {extent}, which is {said}, not {value}."
+                    )
+        chosen[one] = [*wanted, *extents[len(wanted) :]]
+    return sizes, {
+        one: [
+            sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents
+        ]
+        for one, extents in chosen.items()
+    }
+
+
+def refuse_obstacles(
+    name: str,
+    operators: Mapping[str, Sequence[str]],
+    shapes: Mapping[str, Sequence[int | str]],
+) -> None:
+    """Raise BadInput with all obstacles to the import of a model in one message, if there are any.
+
+    `operators` are unsupported ones with the names of their nodes; `shapes` are those of inputs
+    with the names of the extents that are still open, or ? for one without a name.
+    """
+    parts, hints = [], []
+    if operators:
+        listed = ", ".join(
+            f"{operator} ({_nodes(nodes)})" for operator, nodes in sorted(operators.items())
+        )
+        parts.append(f"operators that cannot be imported: {listed}")
+    still_open = {
+        given: extents
+        for given, extents in shapes.items()
+        if any(isinstance(extent, str) for extent in extents)
+    }
+    if still_open:
+        shown = (f"{given}={','.join(map(str, extents))}" for given, extents in still_open.items())
+        parts.append(
+            "open extents in the shape of its"
+            f" input{'s' if len(still_open) > 1 else ''} {' and '.join(shown)}"
+        )
+        named = dict.fromkeys(
+            extent
+            for extents in still_open.values()
+            for extent in extents
+            if isinstance(extent, str)
+        )
+        hints += [f"--shape {extent}=N" for extent in named if extent != "?"]
+        for given, extents in still_open.items():
+            if "?" in extents:
+                wanted = ",".join("N" if one == "?" else str(one) for one in extents)
+                hints.append(f"--shape {given}={wanted}")
+    hint = f"give them: {' '.join(hints)}" if hints else ""
+    if any(isinstance(extents[0], str) for extents in still_open.values()):
+        hint += "; --batch N is the first of every input"
+    if parts:
+        raise BadInput(f"{name} has {'; and '.join(parts)}.", hint=hint)
+
+
+def _nodes(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return f"{len(names)}: {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''}"

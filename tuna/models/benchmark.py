@@ -17,7 +17,7 @@ from tuna.libraries.repeats import Timing, timing
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.models import arguments
 from tuna.models.arguments import Argument
-from tuna.models.refusals import accepted
+from tuna.models.process import accepted
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 
@@ -94,12 +94,8 @@ class BenchmarkProcess:
         """`models` are the libraries that may be loaded, `recorded` a file of inputs."""
         self._recorded = None if recorded is None else recorded.resolve()
         self._place = place
-        threads = str(len(place.cpus) or 1)
-        variables = {
-            "TVM_NUM_THREADS": threads,
-            "OMP_NUM_THREADS": threads,
-            "TVM_BIND_THREADS": "0",
-        }
+        names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+        variables = dict.fromkeys(names, str(len(place.cpus) or 1)) | {"TVM_BIND_THREADS": "0"}
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(
             writable=(Path(self._home.name),),

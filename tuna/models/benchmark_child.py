@@ -24,8 +24,7 @@ from tuna.libraries.tvm.remote import RemoteValues
 from tuna.libraries.tvm.rpc import Tracker, connect, facts, last_line
 from tuna.models import inputs
 from tuna.models.arguments import SHAPE
-from tuna.models.differences import largest_error
-from tuna.models.refusals import refusing
+from tuna.models.process import refusing
 from tuna.sandbox import seccomp, self_limits
 
 #: A virtual machine's message for an argument that its function does not take.
@@ -141,7 +140,7 @@ def run(
     answers = {label: _answer(board, label, sent) for label in board.machines}
     first = next(iter(answers.values()))
     return {
-        "errors": {label: _error(answer, first) for label, answer in answers.items()},
+        "errors": {label: inputs.largest_error(answer, first) for label, answer in answers.items()},
         "outputs": [list(array.shape) for array in first],
     }
 
@@ -149,20 +148,15 @@ def run(
 @refusing
 def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return each model's mean milliseconds over a number of runs, after one uncounted run."""
-    board = _open_board()
-    found = {}
+    board, found = _open_board(), {}
     for label, number in numbers.items():
-        found[label] = 1e3 * _timed(board, label, number)
+        with _translated_errors(f"{label} failed while it was timed"):
+            evaluator = board.machines[label].time_evaluator(
+                "invoke_stateful", board.device, number=number, repeat=1
+            )
+            (seconds,) = evaluator(board.function).results
+        found[label] = 1e3 * float(seconds)
     return {"times_ms": found}
-
-
-def _timed(board: _Board, label: str, number: int) -> float:
-    with _translated_errors(f"{label} failed while it was timed"):
-        evaluator = board.machines[label].time_evaluator(
-            "invoke_stateful", board.device, number=number, repeat=1
-        )
-        (seconds,) = evaluator(board.function).results
-    return float(seconds)
 
 
 def _answer(board: _Board, label: str, sent: Sequence[Any]) -> list[Any]:
@@ -207,12 +201,6 @@ def _array(value: Any) -> Any:
     if hasattr(value, "numpy"):
         return value.numpy()
     return np.array(value if isinstance(value, bool | int | float) else 0.0)
-
-
-def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    if len(found) != len(expected):
-        raise BadInput(f"The models have {len(expected)} and {len(found)} outputs.")
-    return largest_error(found, expected)
 
 
 def _bytes(node: Any) -> int:

@@ -1,24 +1,38 @@
-"""From Relax to a shared library: tasks, TVM's passes around our kernels. Imports TVM."""
+"""From Relax to a shared library: the kernel of each task, recorded or predicted, and TVM's passes
+around them. Imports TVM."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
-from tuna.configs import TaskConfig
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig
+from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.functions import to_text
-from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.kernels import machine, shape
+from tuna.libraries.tvm.kernels.epilogue import Epilogue
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
+from tuna.libraries.tvm.kernels.gemm import Product
+from tuna.libraries.tvm.kernels.points import layer_of, ranked
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.params import readable
+from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models import graph, groups
-from tuna.models.emit import Emitter
-from tuna.models.kernels import TaskKernels
+from tuna.models.emit import Chosen, Emitter
+from tuna.models.manifest import Class
 
 
 @dataclass(frozen=True)
@@ -111,12 +125,138 @@ def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
 
 def _calls(function: Any) -> Counter[str]:
     """Count the calls of each TIR function, in the order of the first call."""
-    found: Counter[str] = Counter()
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")).startswith(
-                "relax.call_tir"
-            ):
-                found[str(value.args[0].name_hint)] += 1
-    return found
+    names = (called(binding.value) for block in function.body.blocks for binding in block.bindings)
+    return Counter(name for name in names if name)
+
+
+def called(value: Any) -> str:
+    """The name of the function that a `call_tir` calls, empty for anything else."""
+    if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
+        return str(value.args[0].name_hint)
+    return ""
+
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measured winner of the task itself, or of a similar one."""
+
+    solver: str
+    params: str  #: TVM's TuningRecord as JSON
+    similar: bool = False  #: of a similar task
+
+
+class TaskKernels:
+    """The best known kernel of each task, and its class."""
+
+    def __init__(
+        self, target: Any, records: Mapping[str, Record], *, winograd: bool = True
+    ) -> None:
+        """`records` are winners by task key; without `winograd` only direct sums are predicted."""
+        self._target, self._records, self._winograd = target, records, winograd
+        self._found: dict[str, Chosen | None] = {}
+        self.classes: dict[str, Class] = {}  #: by task key
+        self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
+        #: functions of tasks without a core as they were imported, by task key
+        self.plain: dict[str, Any] = {}
+
+    def with_records(self, records: Mapping[str, Record]) -> TaskKernels:
+        """Return the kernels by other records."""
+        return TaskKernels(self._target, records, winograd=self._winograd)
+
+    def __call__(self, task: TaskConfig) -> Chosen | None:
+        """The kernel; None where no family has one."""
+        if task.key not in self._found:
+            self._found[task.key], self.classes[task.key] = self._choose(task)
+        return self._found[task.key]
+
+    def function(self, task: TaskConfig, function: Any) -> Any:
+        """Schedule the function of a task without a core by its record, else by rule, if any."""
+        self.plain[task.key] = function
+        record, found = self._records.get(task.key), None
+        if record is not None:
+            found = self._tried(task, lambda: _replayed(tvm.IRModule({"main": function}), record))
+            self.classes[task.key] = Class.EXACT
+        if found is None:
+            found = functions.schedule(function, machine.from_target(self._target))
+            self.classes[task.key] = Class.DEFAULT if found is None else Class.PREDICTED
+        return functions.in_vectors(function if found is None else found.mod["main"])
+
+    def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
+        record = self._records.get(task.key)
+        if record is not None and record.similar:
+            found = _transferred(task, record, self._target)
+            if found is not None:
+                return found, Class.NEAREST
+        elif record is not None:
+            found = self._tried(task, lambda: _applied(task, record, self._target))
+            if found is not None:
+                return found, Class.EXACT
+        found = _predicted(task, self._target, self._winograd)
+        return found, Class.DEFAULT if found is None else Class.PREDICTED
+
+    def _tried(self, task: TaskConfig, apply: Callable[[], Found]) -> Found | None:
+        """Apply a record; None where that fails."""
+        try:
+            return apply()
+        except Exception as error:  # records of another version of TVM fail in many ways
+            reason = str(error).strip().splitlines()[-1]
+            self.refused[task.key] = f"{type(error).__name__}: {reason}"[:300]
+            return None
+
+
+def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
+    assert task.core is not None
+    name, index = GEMM.name, 0
+    if not isinstance(task.core, GemmConfig):
+        layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
+        families = [family for family in FAMILIES.values() if winograd or not family.outputs]
+        order = [] if layer is None else ranked(layer, families, cold_weights=True)
+        if not order:
+            return None
+        name, index = order[0][0].name, order[0][1]
+    problem = problems.with_family(task, name, Mode(task.layouts), target)
+    return None if problem is None else _chosen(problem, problem.candidate(index).mod)
+
+
+def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
+    problem = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
+    if problem is None:
+        raise ValueError(f"{record.solver} has no kernel for {task.label}")
+    return _chosen(problem, _replayed(problem.workload(), record).mod)
+
+
+def _replayed(module: tvm.IRModule, record: Record) -> Schedule:
+    found = ms.database.TuningRecord.from_json(
+        json.loads(record.params), ms.database.Workload(module)
+    )
+    schedule = Schedule(module)
+    found.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return schedule
+
+
+def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None:
+    """Return the kernel of another task's record, if this task's space has the same point."""
+    here = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
+    index = None if here is None else here.index_of(readable(record.params))
+    return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
+
+
+def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
+    if isinstance(problem.layer, Product):
+        packed = problem.layer.mode is Mode.NATIVE
+        pack_product = (
+            partial(problem.family.kernel.pack_weights, problem.layer) if packed else None
+        )
+        return Chosen(module["main"], pack_product, None)
+    sizes = problem.layer.shape
+
+    def pack(weights: Any) -> Any:
+        assert isinstance(problem.config, ConvConfig)
+        return problem.family.kernel.pack_weights(
+            sizes, shape.forward_weights(problem.config, weights)
+        )
+
+    return Chosen(module["main"], pack, sizes)

@@ -1,6 +1,6 @@
 """The child process that reads, builds and checks models. Imports TVM; the command line never does.
 
-A user's mistake is not an exception here but an answer, which `process` raises again (`refusals`).
+A user's mistake is not an exception here but an answer, which `process` raises again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tvm
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import targets
 from tuna.models import build, choosing, importer, inputs, timing
-from tuna.models.kernels import Record, TaskKernels
+from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
-from tuna.models.refusals import refusing
+from tuna.models.process import refusing
 
 
 @refusing
@@ -61,13 +61,11 @@ def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]
 
     `bodies` are the texts of tasks without a core, by their SHA-256.
     """
-    found = [task for task in map(_task, tasks) if task]
-    return {
-        "cycles": {
-            task.key: choosing.estimates(task, _target(target), bodies.get(task.body, ""))
-            for task in found
-        }
-    }
+    cycles = {}
+    for task in map(from_json, tasks):
+        assert isinstance(task, TaskConfig)
+        cycles[task.key] = choosing.estimates(task, _target(target), bodies.get(task.body, ""))
+    return {"cycles": cycles}
 
 
 @refusing
@@ -89,9 +87,9 @@ def make(
     model = importer.read(Path(path), shapes)
     module = importer.to_relax(model, Path(path).name)
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
-    values = None if compare_on is None else list(inputs.values(**compare_on).values())
+    given = None if compare_on is None else list(inputs.values(**compare_on).values())
     kernels, compared = choosing.choose(
-        module, known, _target(target), winograd=winograd, compare=values is not None, given=values
+        module, known, _target(target), winograd=winograd, compare_on=given
     )
     planned = build.plan(module, kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))
@@ -133,11 +131,6 @@ def check(
     return timing.compare(
         model, Path(library), values, rivals=rivals, threads=threads, untuned=untuned
     )
-
-
-def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
-    found = None if fields is None else from_json(fields)
-    return found if isinstance(found, TaskConfig) else None
 
 
 def _target(text: str) -> Any:

@@ -49,10 +49,8 @@ def winners(
     connection: sa.Connection, manifest: Manifest, source: ResultScope
 ) -> dict[str, Winner]:
     """The fastest result of each task by its key."""
-    return {
-        key: found[0]
-        for key, found in _results(connection, manifest, source, _keys(manifest)).items()
-    }
+    found = _results(connection, manifest, source, manifest.weights())
+    return {key: each[0] for key, each in found.items()}
 
 
 def finalists(
@@ -60,7 +58,7 @@ def finalists(
 ) -> dict[str, list[Winner]]:
     """The fastest kernels of each task by its key: the best of each solver first, then what came
     close to one of them."""
-    found = _results(connection, manifest, source, _keys(manifest))
+    found = _results(connection, manifest, source, manifest.weights())
     trials = _close_trials(connection, [winner for each in found.values() for winner in each])
     chosen = {}
     for key, each in found.items():
@@ -89,10 +87,8 @@ def nearest(
     """
     there_already = set(known)
     missing = [task for task in _with_cores(manifest) if task.key not in there_already]
-    return {
-        key: found[0]
-        for key, found in _alike(connection, manifest, source, missing, other_layouts=False).items()
-    }
+    found = _alike(connection, manifest, source, missing, other_layouts=False)
+    return {key: each[0] for key, each in found.items()}
 
 
 def warm_starts(
@@ -148,10 +144,6 @@ def _distance(task: TaskConfig, other: TaskConfig) -> tuple[int, float] | None:
         return int(task.layouts != other.layouts), 0.0
     found = size_distance(task, other)
     return None if found is None else (2, found)
-
-
-def _keys(manifest: Manifest) -> set[str]:
-    return {entry.task.key for entry in manifest.tasks}
 
 
 def _others(

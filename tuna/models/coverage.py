@@ -118,18 +118,10 @@ def coverage(
 
 
 def _covered(layer: Config, weight: int, best: Any, near: str | None) -> CoveredLayer:
-    facts: dict[str, Any] = {
-        "cover": Cover.NONE if near is None else Cover.NEAR,
-        "near": near or "",
-    }
+    about = layer.label, layer.key, weight, layer.flops
     if best is not None:
-        facts = {
-            "cover": Cover.EXACT,
-            "solver": best.solver,
-            "time_ms": best.time_ms,
-            "noisy": bool(best.noisy),
-        }
-    return CoveredLayer(layer.label, layer.key, weight, layer.flops, **facts)
+        return CoveredLayer(*about, Cover.EXACT, best.solver, best.time_ms, bool(best.noisy))
+    return CoveredLayer(*about, Cover.NONE if near is None else Cover.NEAR, near=near or "")
 
 
 def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]:

@@ -75,7 +75,7 @@ class Emitter:
             with builder.dataflow():
                 for node in self._graph.nodes:
                     self._emit(node)
-                result = builder.emit_output(substitute(self._graph.result, _Lookup(self._leaf)))
+                result = builder.emit_output(substitute(self._graph.result, self._leaf))
             builder.emit_func_output(result)
         return builder.finalize()
 
@@ -175,11 +175,9 @@ class Emitter:
             return
         shape = extents(node.var)
         if node.op in _RESHAPES and shape is not None:
-            self._plain[node.var] = self._shaped(
-                substitute(node.args[0], _Lookup(self._leaf)), shape
-            )
+            self._plain[node.var] = self._shaped(substitute(node.args[0], self._leaf), shape)
             return
-        value = substitute(node.value, _Lookup(self._leaf))
+        value = substitute(node.value, self._leaf)
         if node.op == "call_tir":  # a function that TVM's importer, or `recurrent`, wrote
             called, *given = value.args
             function = self._builder.add_func(self._graph.functions[called], called.name_hint)
@@ -284,16 +282,6 @@ class Emitter:
     ) -> Any:
         assert shape is not None
         return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, kind)))
-
-
-class _Lookup:
-    """A function on variables and constants, as a mapping for `substitute`."""
-
-    def __init__(self, find: Callable[[Any], Any]) -> None:
-        self._find = find
-
-    def get(self, leaf: Any, default: Any) -> Any:
-        return self._find(leaf)
 
 
 def _name(task: TaskConfig) -> str:

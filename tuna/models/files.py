@@ -1,17 +1,29 @@
-"""Files of a model: the one that a user names, and its weights beside it (external data)."""
+"""Files of a model: the one that a user names, its weights beside it (external data), and the
+libraries that were built of it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import json
 import os
+import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tuna.errors import BadInput
+from tuna.files import atomic_file
 from tuna.vocabulary import MAX_BYTES
 
 _HINT = "a model's weights lie in its own folder or below it, in plain files, without links"
+#: Number of the latest builds that are kept.
+_KEPT = 8
+_PACKAGE = Path(__file__).parents[1]
+#: Packages with code on which a build depends.
+_CODE = ("models", "libraries/tvm", "configs")
 
 
 def read(path: Path) -> bytes:
@@ -24,8 +36,6 @@ def read(path: Path) -> bytes:
 
 def read_beside(model: Path, location: str) -> bytes:
     """Read the file of weights at `location` in the model's folder; raises BadInput for others.
-
-    No link is followed, below the folder either, because someone else may have written the model.
 
     No link is followed, below the folder either: what the model names was written by someone else.
     """
@@ -75,3 +85,60 @@ def lay_out(path: Path, data: bytes, beside: Mapping[str, bytes]) -> None:
         place = path.parent / location
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(weights)
+
+
+class BuildCache:
+    """A folder of libraries and facts about them, by key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str, output: Path) -> dict[str, Any] | None:
+        """Copy a cached library to `output`, return its facts; None if missing or damaged."""
+        library, facts = self._paths(key)
+        try:
+            found: dict[str, Any] = json.loads(facts.read_bytes())
+            shutil.copyfile(library, output)
+            if found.pop("sha256") != _sha256(output):
+                return None
+        except (OSError, ValueError, KeyError):
+            return None
+        with contextlib.suppress(OSError):  # in use
+            os.utime(facts)
+        return found
+
+    def keep(self, key: str, library: Path, facts: Mapping[str, Any]) -> None:
+        """Keep a build, the facts last; forgets the oldest ones. Raises what `atomic_file` does."""
+        kept_library, kept_facts = self._paths(key)
+        with atomic_file(kept_library) as temporary:
+            shutil.copyfile(library, temporary)
+            digest = _sha256(temporary)
+        with atomic_file(kept_facts) as temporary:
+            temporary.write_text(json.dumps({**facts, "sha256": digest}))
+        oldest_last = sorted(
+            self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
+        for path in oldest_last[_KEPT:]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".so").unlink(missing_ok=True)
+
+    def _paths(self, key: str) -> tuple[Path, Path]:
+        return self._folder / f"{key}.so", self._folder / f"{key}.json"
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """The key of a build: its inputs, and Tuna's own code that makes it."""
+    text = json.dumps({**parts, "code": _code()}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _code() -> str:
+    digest = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_PACKAGE / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

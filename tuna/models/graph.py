@@ -6,6 +6,7 @@ TVM's own folding compiles a function for each constant, which takes most of a m
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,7 @@ class Graph:
 
     def is_result(self, var: Any) -> bool:
         """Whether `var` is an answer of the model."""
-        return _mentions(self.result, var)
+        return any(var.same_as(found) for found in variables(self.result))
 
 
 def read(module: Any) -> Graph:
@@ -70,13 +71,17 @@ def read(module: Any) -> Graph:
     function = relax.transform.DeadCodeElimination()(module)["main"]
     replaced: dict[Any, Any] = {}
     nodes = []
+
+    def find(leaf: Any) -> Any:
+        return replaced.get(leaf, leaf)
+
     for block in function.body.blocks:
         for binding in block.bindings:
             if isinstance(binding.value, relax.If):
                 raise BadInput(
                     "The model has branches that depend on its input, which cannot be imported."
                 )
-            value = substitute(binding.value, replaced)
+            value = substitute(binding.value, find)
             if isinstance(value, relax.Var | GenericConst | relax.Tuple):
                 replaced[binding.var] = value
                 continue
@@ -86,7 +91,7 @@ def read(module: Any) -> Graph:
                 nodes.append(node)
             else:
                 replaced[binding.var] = relax.const(constant)
-    result = substitute(function.body.body, replaced)
+    result = substitute(function.body.body, find)
     nodes = _needed(nodes, result)
     functions = {
         var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
@@ -109,18 +114,17 @@ def variables(expression: Any) -> list[Any]:
     return variables(expression.tuple_value) if isinstance(expression, relax.TupleGetItem) else []
 
 
-def substitute(expression: Any, replaced: Any) -> Any:
-    """Replace variables and constants of an expression by the mapping `replaced`."""
+def substitute(expression: Any, find: Callable[[Any], Any]) -> Any:
+    """Replace variables and constants of an expression by what `find` returns for them."""
     if isinstance(expression, relax.Var | GenericConst):
-        return replaced.get(expression, expression)
+        return find(expression)
     if isinstance(expression, Call):
-        args = [substitute(arg, replaced) for arg in expression.args]
+        args = [substitute(arg, find) for arg in expression.args]
         return Call(expression.op, args, expression.attrs, expression.ty_args)
     if isinstance(expression, relax.Tuple):
-        return relax.Tuple([substitute(part, replaced) for part in expression.fields])
+        return relax.Tuple([substitute(part, find) for part in expression.fields])
     if isinstance(expression, relax.TupleGetItem):
-        whole = substitute(expression.tuple_value, replaced)
-        index = int(expression.index)
+        whole, index = substitute(expression.tuple_value, find), int(expression.index)
         if isinstance(whole, relax.Tuple):
             return whole.fields[index]
         return relax.TupleGetItem(whole, index)
@@ -149,10 +153,6 @@ def _needed(nodes: list[Node], result: Any) -> list[Node]:
             wanted.update(variables(node.value))
             found.append(node)
     return found[::-1]
-
-
-def _mentions(expression: Any, var: Any) -> bool:
-    return any(var.same_as(found) for found in variables(expression))
 
 
 def _named(value: Any) -> Any:

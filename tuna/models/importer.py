@@ -8,14 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import tvm
+from onnx import defs, inliner
+from onnx import external_data_helper as external
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
-from tuna.models import branches, torch_importer
-from tuna.models.arguments import TYPES
+from tuna.models import torch_importer
+from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna.models.converters import OWN, Importer, NotConverted
-from tuna.models.refusals import obstacles
+from tuna.models.fold import OPERATORS, fold, subgraphs
 from tuna.models.torch_importer import TorchModel
 
 _OWN_DOMAINS = ("", "ai.onnx")
@@ -24,7 +28,7 @@ _OWN_DOMAINS = ("", "ai.onnx")
 def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
     """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
     if _is_torch(path):
-        return torch_importer.read(path, path.name, shapes, batch)
+        return torch_importer.read(path, shapes, batch)
     return read_onnx(path, shapes, batch)
 
 
@@ -37,8 +41,6 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
     """Name, shape and NumPy's name of the type of each input."""
     if isinstance(model, TorchModel):
         return model.inputs()
-    import onnx
-
     return [
         {
             "name": value.name,
@@ -60,21 +62,13 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None
     _load_weights(model, path)
     _check_types(path.name, real_inputs(model))
     # branches are decided when all shapes are known
-    nodes = (
-        node
-        for node in _without_functions(model).graph.node
-        if node.op_type not in branches.OPERATORS
-    )
-    found = obstacles(path.name, unsupported(nodes), _fix_shapes(path.name, model, shapes, batch))
-    if found is not None:
-        raise found
+    nodes = (node for node in _without_functions(model).graph.node if node.op_type not in OPERATORS)
+    refuse_obstacles(path.name, unsupported(nodes), _fix_shapes(path.name, model, shapes, batch))
     return model
 
 
 def locations(path: Path) -> list[str]:
     """Return the places of the model's weights, relative to its folder: unchecked text."""
-    from onnx.external_data_helper import ExternalDataInfo
-
     if _is_torch(path):
         return []
     return list(
@@ -84,8 +78,6 @@ def locations(path: Path) -> list[str]:
 
 def _graph(path: Path) -> Any:
     """The model without weights that lie in other files."""
-    import onnx
-
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf, onnx and the file system each have their own
@@ -99,17 +91,13 @@ def _graph(path: Path) -> Any:
 
 def _outside(model: Any) -> list[Any]:
     """The tensors whose values lie in other files."""
-    from onnx import external_data_helper as helper
-
     return [
-        tensor for tensor in helper._get_all_tensors(model) if helper.uses_external_data(tensor)
+        tensor for tensor in external._get_all_tensors(model) if external.uses_external_data(tensor)
     ]
 
 
 def _load_weights(model: Any, path: Path) -> None:
     """Read the weights in other files; raises BadInput, also for a place past a file's end."""
-    from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
-
     for tensor in _outside(model):
         try:
             wanted = ExternalDataInfo(tensor)
@@ -136,15 +124,12 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
     """Convert a model to Relax; raises BadInput with every operator that cannot be imported."""
     if isinstance(model, TorchModel):
         return model.to_relax(name)
-    from tuna.models.fold import fold
 
     try:
         ready = fold(_without_functions(model))
         for node in ready.graph.node:
             node.name = node.name or node.output[0]
-        found = obstacles(name, unsupported(_nodes(ready.graph)), {})
-        if found is not None:
-            raise found
+        refuse_obstacles(name, unsupported(_nodes(ready.graph)), {})
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
             return Importer().from_onnx(ready.graph, int(opset(ready)))
     except BadInput:
@@ -180,8 +165,6 @@ def opset(model: Any) -> str:
 
 def _without_functions(model: Any) -> Any:
     """Inline the model's functions, and ONNX's operators that are functions of known ones."""
-    from onnx import defs, inliner
-
     if model.functions:
         model = inliner.inline_local_functions(model)
     missing = {*unsupported(_nodes(model.graph))}
@@ -203,14 +186,14 @@ def _without_functions(model: Any) -> Any:
 def _nodes(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         yield node
-        for inner in branches.subgraphs(node):
+        for inner in subgraphs(node):
             yield from _nodes(inner)
 
 
 def _title(node: Any) -> str:
     """Return the node's name; for a branch or a loop also why it is not imported."""
     name = str(node.name or (node.output[0] if node.output else node.op_type))
-    return f"{name}, which depends on the input" if node.op_type in branches.OPERATORS else name
+    return f"{name}, which depends on the input" if node.op_type in OPERATORS else name
 
 
 def _reason(error: BaseException) -> str:
@@ -222,8 +205,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _check_types(name: str, inputs: list[Any]) -> None:
-    import onnx
-
     for value in inputs:
         kind = value.type.tensor_type.elem_type
         dtype = (
@@ -241,49 +222,24 @@ def _check_types(name: str, inputs: list[Any]) -> None:
 def _fix_shapes(
     name: str, model: Any, shapes: Mapping[str, Sequence[int]], batch: int | None
 ) -> dict[str, list[int | str]]:
-    """Give the open extents of all inputs their values; return the shapes that stay open.
+    """Give the open extents of all inputs their values; return the shapes.
 
-    These have a name or ? for each open extent.
+    These have a name or ? for each extent that stays open.
     """
-    inputs = real_inputs(model)
-    dims = {value.name: value.type.tensor_type.shape.dim for value in inputs}
-    named = {
-        extent.dim_param for extents in dims.values() for extent in extents if extent.dim_param
+    dims = {value.name: value.type.tensor_type.shape.dim for value in real_inputs(model)}
+    given = {
+        one: [
+            extent.dim_value if extent.dim_value > 0 else extent.dim_param or "?" for extent in of
+        ]
+        for one, of in dims.items()
     }
-    sizes = {
-        extent: values[0]
-        for extent, values in shapes.items()
-        if extent in named and len(values) == 1
-    }
-    unknown = sorted(set(shapes) - set(dims) - set(sizes))
-    if unknown:
-        there = f"inputs: {', '.join(dims)}" + (
-            f"; open extents: {', '.join(sorted(named))}" if named else ""
-        )
-        raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=there)
-    for given, extents in dims.items():
-        wanted = shapes.get(given) if given not in sizes else None
-        if wanted is not None and len(wanted) != len(extents):
-            raise BadInput(f"The input {given} has {len(extents)} dimensions, not {len(wanted)}.")
-        if wanted is None and batch is not None and len(extents):
-            wanted = [batch]
-        for extent, value in zip(extents, wanted or (), strict=False):
-            if extent.dim_param and sizes.setdefault(extent.dim_param, value) != value:
-                said = sizes[extent.dim_param]
-                raise BadInput(
-                    f"The input {given} has the extent {extent.dim_param}, which is {said}, not"
-                    f" {value}."
-                )
-            extent.dim_value = value
-    for value in [*inputs, *model.graph.value_info, *model.graph.output]:
-        for extent in value.type.tensor_type.shape.dim:
+    sizes, chosen = chosen_extents(name, given, shapes, batch, fixed=False)
+    for one, extents in dims.items():
+        for extent, value in zip(extents, chosen[one], strict=True):
+            if isinstance(value, int):
+                extent.dim_value = value
+    for inner in [*model.graph.value_info, *model.graph.output]:
+        for extent in inner.type.tensor_type.shape.dim:
             if extent.dim_param in sizes:
                 extent.dim_value = sizes[extent.dim_param]
-    return {
-        given: [
-            extent.dim_value if extent.dim_value > 0 else extent.dim_param or "?"
-            for extent in extents
-        ]
-        for given, extents in dims.items()
-        if any(extent.dim_value < 1 for extent in extents)
-    }
+    return chosen

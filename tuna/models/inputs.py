@@ -1,4 +1,5 @@
-"""Inputs of a model, from a file or drawn at random within their bounds. Imports TVM.
+"""Inputs of a model, from a file or drawn at random within their bounds, and the error of its
+outputs. Imports TVM.
 
 A token id is drawn below the size of the embedding that it indexes, a length up to the number that
 it is compared with; other integers and truth values are masks. An input is a mapping as in a
@@ -7,6 +8,7 @@ manifest (`manifest.ModelTensor`).
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +37,8 @@ _INDEXING = {
     "one_hot": 0,
 }
 _ORDERING = {"less", "less_equal", "greater", "greater_equal"}
+#: Added to an output's largest magnitude: a sigmoid far below 0 is exact to fewer digits.
+_SMALL = 1e-3
 
 #: Smallest and largest value of an input.
 Bounds = tuple[int, int]
@@ -96,6 +100,25 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
     except Exception as error:  # NumPy, its zip files and the file system each have their own
         raise BadInput(f"{path.name} cannot be read: {str(error).splitlines()[0][:200]}") from None
     return found
+
+
+def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest difference of outputs relative to their output's largest magnitude.
+
+    It is the largest float if shapes differ or a value is not finite. Raises BadInput for another
+    number of outputs.
+    """
+    if len(found) != len(expected):
+        raise BadInput(f"The models have {len(expected)} and {len(found)} outputs.")
+    worst = 0.0
+    for ours, right in zip(found, expected, strict=True):
+        finite = np.all(np.isfinite(ours)) and np.all(np.isfinite(right))
+        if ours.shape != right.shape or not finite:
+            return sys.float_info.max
+        if ours.size:
+            scale = float(np.max(np.abs(right.astype(np.float64)))) + _SMALL
+            worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - right))) / scale)
+    return worst
 
 
 def of(module: Any) -> list[dict[str, Any]]:

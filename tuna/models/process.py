@@ -1,24 +1,32 @@
-"""Calls the child process with TVM (`child`). Imports neither TVM nor ONNX."""
+"""Calls child processes with TVM: `child`, `benchmark_child`. Imports neither TVM nor ONNX.
+
+A TunaError of a child's handler travels as an answer (`refusing`) and is raised again here
+(`accepted`).
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any
 
-from tuna.errors import BadInput, LibraryMissing
+from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError, TunaError
 from tuna.messages import install_extra
-from tuna.models.refusals import accepted
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 
+#: Largest error of a built model, relative to the largest magnitude of the answer.
+TOLERANCE = 1e-3
 #: Enough to read, plan and compile a model of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
 _HINT = "run it as tuna --debug to see where"
+_KINDS: Mapping[str, type[TunaError]] = {
+    kind.__name__: kind for kind in (BadInput, NotFound, ServiceError)
+}
 
 
 class ModelProcess:
@@ -53,7 +61,7 @@ class ModelProcess:
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The child's answer; raises BadInput with what it refused, or with how it ended."""
         try:
-            answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
+            return accepted(self._child.call({"op": op, **arguments}, _TIMEOUT_S))
         except ChildFailed as error:
             reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
             cause = RuntimeError(error.tail)
@@ -65,7 +73,6 @@ class ModelProcess:
             raise BadInput(
                 f"The process that compiles {self._model} ended: {error}.", hint=_HINT
             ) from cause
-        return accepted(answer)
 
     def close(self) -> None:
         """End the child."""
@@ -75,10 +82,25 @@ class ModelProcess:
     def __enter__(self) -> ModelProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Decorate a child's handler: a TunaError becomes an answer with `refused`, `hint`, `kind`."""
+
+    @functools.wraps(handler)
+    def answer(**arguments: Any) -> dict[str, Any]:
+        try:
+            return handler(**arguments)
+        except TunaError as error:
+            return {"refused": str(error), "hint": error.hint, "kind": type(error).__name__}
+
+    return answer
+
+
+def accepted(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return a child's answer, or raise the error that it holds."""
+    if "refused" in answer:
+        raise _KINDS.get(answer["kind"], BadInput)(answer["refused"], hint=answer["hint"])
+    return answer

@@ -104,7 +104,7 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
         parts = [
             None if part is None else part[number] for part in (weights, recurrent, bias, peepholes)
         ]
-        answers.append(_direction(builder, steps, x, own, _Parameters(*parts)))
+        answers.append(_direction(builder, steps, x, own, parts))
     whole = [_together(builder, parts) for parts in zip(*answers, strict=True)]
     if by_batch:
         orders = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
@@ -114,41 +114,35 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     return relax.Tuple(whole)
 
 
-@dataclass(frozen=True)
-class _Parameters:
-    """Trained values of one direction, gates side by side."""
-
-    weights: Any
-    recurrent: Any
-    bias: Any
-    peepholes: Any
-
-
 def _direction(
-    builder: Any, steps: _Steps, x: Any, states: list[Any], trained: _Parameters
+    builder: Any, steps: _Steps, x: Any, states: list[Any], trained: Sequence[Any]
 ) -> list[Any]:
-    """All answers of one direction and its last states, with an axis for the directions."""
+    """All answers of one direction and its last states, with an axis for the directions.
+
+    `trained` are weights of the inputs and of the state, bias and peepholes, gates side by side.
+    """
+    weights, recurrent, bias, peepholes = trained
     of_input = of_state = np.zeros(_GATES[steps.kind] * steps.units, np.float32)
-    if trained.bias is not None:
-        of_input, of_state = np.split(trained.bias, 2)
+    if bias is not None:
+        of_input, of_state = np.split(bias, 2)
     added, kept = of_input + of_state, np.zeros_like(of_state)
     if steps.reset_after:  # the bias of the product with the state is reset as well
         kept[-steps.units :] = of_state[-steps.units :]
         added = added - kept
-    found = relax.op.matmul(x, relax.const(np.ascontiguousarray(steps.filled(trained.weights.T))))
+    found = relax.op.matmul(x, relax.const(np.ascontiguousarray(steps.filled(weights.T))))
     found = builder.normalize(
         relax.op.add(builder.normalize(found), relax.const(steps.filled(added)))
     )
-    packed = steps.filled(trained.recurrent.T)
+    packed = steps.filled(recurrent.T)
     packed = packed.reshape(steps.units, -1, steps.columns).swapaxes(0, 1)
     given = [found, relax.const(np.ascontiguousarray(packed)), *states]
     if steps.reset_after:
         given.append(relax.const(steps.filled(kept)))
     if steps.ends is not None:
         given.append(relax.const(np.array(steps.ends, np.int32)))
-    if trained.peepholes is not None:
-        given.append(relax.const(steps.filled(trained.peepholes.reshape(3, -1))))
-    program = partial(_program, steps, trained.peepholes is not None)
+    if peepholes is not None:
+        given.append(relax.const(steps.filled(peepholes.reshape(3, -1))))
+    program = partial(_program, steps, peepholes is not None)
     ran = builder.emit_te(program, *given, primfunc_name_hint=steps.kind.lower())
     answers = []
     for number in range(1 + len(states)):
@@ -225,21 +219,21 @@ class _Body:
     def _step(self, row: Any, at: Any) -> None:
         steps, state = self._steps, self._states[0]
         given = lambda column: self._given[at, row, column]  # noqa: E731 (it is passed on)
+        of_state = lambda unit: state[row, unit]  # noqa: E731 (it is passed on)
         if steps.kind != "GRU":
-            self._product(range(_GATES[steps.kind]), given, lambda unit: state[row, unit])
-        elif self._kept is not None:
-            self._product(range(2), given, lambda unit: state[row, unit])
-            kept = self._kept
-            self._product([2], lambda column: kept[column], lambda unit: state[row, unit])
+            self._product(range(_GATES[steps.kind]), given, of_state)
         else:
-            self._product(range(2), given, lambda unit: state[row, unit])
-            function = _FUNCTIONS[steps.functions[0]]
-            self._each(
-                lambda j: T.buffer_store(
-                    self._reset, function(self._gate(1, j)) * state[row, j], [j]
+            self._product(range(2), given, of_state)
+            if self._kept is not None:
+                self._product([2], self._kept.__getitem__, of_state)
+            else:
+                function = _FUNCTIONS[steps.functions[0]]
+                self._each(
+                    lambda j: T.buffer_store(
+                        self._reset, function(self._gate(1, j)) * state[row, j], [j]
+                    )
                 )
-            )
-            self._product([2], given, lambda unit: self._reset[unit])
+                self._product([2], given, lambda unit: self._reset[unit])
         {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[steps.kind](row, at)
 
     def _lstm(self, row: Any, at: Any) -> None:

@@ -159,7 +159,12 @@ def _conv(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any]) 
         groups=groups,
         bias=len(node.input) > 2,
     )
-    _set(layer, weight=kernel, **({"bias": weights[node.input[2]]} if len(node.input) > 2 else {}))
+    return _with_weights(layer, kernel, node, weights)
+
+
+def _with_weights(layer: Any, kernel: Any, node: Any, weights: Mapping[str, Any]) -> Any:
+    bias = {"bias": weights[node.input[2]]} if len(node.input) > 2 else {}
+    _set(layer, weight=kernel, **bias)
     return layer
 
 
@@ -177,12 +182,7 @@ def _dense(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any])
 
     kernel = weights[node.input[1]] if attributes.get("transB") else weights[node.input[1]].T
     layer = torch.nn.Linear(kernel.shape[1], kernel.shape[0], bias=len(node.input) > 2)
-    _set(
-        layer,
-        weight=np.ascontiguousarray(kernel),
-        **({"bias": weights[node.input[2]]} if len(node.input) > 2 else {}),
-    )
-    return layer
+    return _with_weights(layer, kernel, node, weights)
 
 
 def _pool(_node: Any, attributes: Mapping[str, Any], _weights: Mapping[str, Any]) -> Any:

@@ -80,10 +80,11 @@ def save(
 def find(connection: sa.Connection, name: str) -> StoredModel:
     """Return the latest import under a name, or `name@version`; raises NotFound with all names."""
     wanted, _, version = name.partition("@")
-    for model in _all(connection):
+    models = list_all(connection)
+    for model in models:
         if model.name == wanted and model.version.startswith(version):
             return model
-    hint = choices(wanted, (model.name for model in _all(connection)), "models")
+    hint = choices(wanted, (model.name for model in models), "models")
     raise NotFound(
         f"There is no imported model {name!r}.",
         hint=f"{hint}; add one: `tuna model import NAME FILE`",
@@ -92,10 +93,6 @@ def find(connection: sa.Connection, name: str) -> StoredModel:
 
 def list_all(connection: sa.Connection) -> list[StoredModel]:
     """Every import, the latest first."""
-    return _all(connection)
-
-
-def _all(connection: sa.Connection) -> list[StoredModel]:
     statement = (
         sa.select(Model.name, KernelRow.blob)
         .join(KernelRow, KernelRow.digest == Model.version)
@@ -123,20 +120,14 @@ def tunable(
 ) -> dict[str, tuple[int, set[str], set[str]]]:
     """Return id, applicable solvers and solvers with a job of each tunable task, by its key."""
     pair = SolverApplicability
+    mine = Job.config_id == pair.config_id, Job.solver_id == pair.solver_id
     statement = (
         sa.select(ConfigRow.key, ConfigRow.id, SolverRow.name, Job.id.label("job"))
         .select_from(pair)
         .join(ConfigRow, ConfigRow.id == pair.config_id)
         .join(SolverRow, sa.and_(SolverRow.id == pair.solver_id, SolverRow.valid.is_(True)))
         .join(ConfigTag, sa.and_(ConfigTag.config_id == pair.config_id, ConfigTag.tag == model.tag))
-        .outerjoin(
-            Job,
-            sa.and_(
-                Job.session_id == session_id,
-                Job.config_id == pair.config_id,
-                Job.solver_id == pair.solver_id,
-            ),
-        )
+        .outerjoin(Job, sa.and_(Job.session_id == session_id, *mine))
         .where(pair.session_id == session_id)
     )
     if not winograd:

@@ -15,10 +15,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tuna.errors import BadInput
 from tuna.models import onnx_reference, runtimes
-from tuna.models.differences import largest_error
-from tuna.models.refusals import TOLERANCE
+from tuna.models.inputs import largest_error
+from tuna.models.process import TOLERANCE
 from tuna.models.torch_importer import TorchModel
 
 _ROUNDS = 5
@@ -58,7 +57,7 @@ def compare(
     expected, unanswered, errors, doubts = None, "", dict[str, float](), dict[str, float]()
     try:
         expected = _reference(model, inputs)
-        errors["reference"] = _error(ours, expected)
+        errors["reference"] = largest_error(ours, expected)
     except Exception as error:  # its operators raise whatever they do
         unanswered = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     judged = errors.get("reference", TOLERANCE + 1) <= TOLERANCE
@@ -68,9 +67,9 @@ def compare(
     for name, prepare in asked.items():
         try:
             run = _best(prepare(model, list(inputs.values()), threads), clock(threads))
-            errors[name] = _error(ours, answer := run())
+            errors[name] = largest_error(ours, answer := run())
             if expected is not None:
-                doubts[name] = _error(answer, expected)
+                doubts[name] = largest_error(answer, expected)
         except runtimes.Absent as error:
             absent[name] = str(error)
         except Exception as error:  # each runtime has its own errors
@@ -109,23 +108,15 @@ def _loaded(library: Path, inputs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def _answer(machine: Any, given: list[Any]) -> list[Any]:
-    return [tensor.numpy() for tensor in _outputs(machine["main"](*given))]
+    answer = machine["main"](*given)
+    tensors = [answer] if hasattr(answer, "numpy") else answer
+    return [tensor.numpy() for tensor in tensors]
 
 
 def _reference(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
     if isinstance(model, TorchModel):
         return model.reference(inputs)
     return onnx_reference.run(model, inputs)
-
-
-def _outputs(answer: Any) -> list[Any]:
-    return [answer] if hasattr(answer, "numpy") else list(answer)
-
-
-def _error(ours: list[Any], expected: list[Any]) -> float:
-    if len(ours) != len(expected):
-        raise BadInput(f"The built model has {len(ours)} outputs, not {len(expected)}.")
-    return largest_error(ours, expected)
 
 
 def _in_turn(

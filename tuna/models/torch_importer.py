@@ -13,7 +13,7 @@ from tvm import relax
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.messages import install_extra
-from tuna.models.refusals import obstacles
+from tuna.models.arguments import chosen_extents, refuse_obstacles
 
 #: The first bytes of a .pt2 file, which is a zip archive.
 MAGIC = b"PK\x03\x04"
@@ -59,9 +59,7 @@ class TorchModel:
         from tvm.relax.frontend.torch import from_exported_program
 
         program = _decomposed(self.program, name)
-        found = obstacles(name, _unsupported(program), {})
-        if found is not None:
-            raise found
+        refuse_obstacles(name, _unsupported(program), {})
         try:
             module = from_exported_program(
                 program, unwrap_unit_return_tuple=True, run_ep_decomposition=False
@@ -73,14 +71,13 @@ class TorchModel:
             raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 
 
-def read(
-    path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int | None = None
-) -> TorchModel:
+def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> TorchModel:
     """Load a program with inputs of these shapes; `batch` is the first extent of the others.
 
     Only extents that were exported as dynamic can be chosen, also by their names. Raises BadInput,
     in one message for all extents that stay open and all operators that cannot be imported.
     """
+    name = path.name
     try:
         import torch
     except ImportError:
@@ -91,35 +88,10 @@ def read(
         program = torch.export.load(io.BytesIO(path.read_bytes()))
     except Exception as error:  # torch, zipfile and the file system each have their own
         raise BadInput(f"{name} is no program of torch.export: {_last_line(error)}") from None
-    given = _inputs(program)
-    named = {extent for _, extents, _ in given for extent in extents if isinstance(extent, str)}
-    sizes = {
-        extent: values[0]
-        for extent, values in shapes.items()
-        if extent in named and len(values) == 1
-    }
-    unknown = set(shapes) - {found for found, *_ in given} - set(sizes)
-    if unknown:
-        there = ", ".join(found for found, *_ in given)
-        raise BadInput(
-            f"{name} has no input {', '.join(sorted(unknown))}.", hint=f"inputs: {there}"
-        )
-    for found, extents, _ in given:
-        wanted = shapes.get(found)
-        if wanted is None and batch is not None and extents:
-            wanted = [batch, *extents[1:]]  # type: ignore[list-item]
-        _fix(found, extents, extents if wanted is None else wanted, sizes)
-    still_open = {
-        found: [
-            sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents
-        ]
-        for found, extents, _ in given
-        if any(isinstance(extent, str) and extent not in sizes for extent in extents)
-    }
-    if still_open:
-        refused = obstacles(name, _unsupported(_decomposed(program, name)), still_open)
-        assert refused is not None
-        raise refused
+    given = {found: extents for found, extents, _ in _inputs(program)}
+    sizes, chosen = chosen_extents(name, given, shapes, batch, fixed=True)
+    if any(isinstance(extent, str) for extents in chosen.values() for extent in extents):
+        refuse_obstacles(name, _unsupported(_decomposed(program, name)), chosen)
     return TorchModel(program, sizes)
 
 
@@ -128,29 +100,6 @@ def _decomposed(program: Any, name: str) -> Any:
         return program.run_decompositions()
     except Exception as error:  # torch raises whatever its decompositions do
         raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
-
-
-def _fix(
-    name: str, extents: Sequence[int | str], wanted: Sequence[int | str], sizes: dict[str, int]
-) -> None:
-    """Give the open extents of an input their values."""
-    if len(wanted) != len(extents):
-        raise BadInput(f"The input {name} has {len(extents)} dimensions, not {len(wanted)}.")
-    for extent, value in zip(extents, wanted, strict=True):
-        if isinstance(extent, int) and extent != value:
-            raise BadInput(
-                f"The input {name} was exported with an extent of {extent}, not {value}.",
-                hint="export it again: torch.export.export(model, inputs, dynamic_shapes=...)",
-            )
-        if (
-            isinstance(extent, str)
-            and isinstance(value, int)
-            and sizes.setdefault(extent, value) != value
-        ):
-            raise BadInput(
-                f"The input {name} needs the extent {sizes[extent]} that another one has, not"
-                f" {value}."
-            )
 
 
 def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:

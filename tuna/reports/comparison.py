@@ -9,6 +9,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,11 +19,56 @@ from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.messages import counted
-from tuna.reports.ratios import Ratio, ratio_of_medians
 from tuna.results.selectable import SESSIONS, Results
 
+#: Fewer repeats say nothing about their spread.
+FEWEST = 3
+#: Standard deviations on either side of the middle that hold 95 % of a normal distribution.
+_NORMAL_95 = NormalDist().inv_cdf(0.975)
 #: The name of the total over all layers, each counted once.
 ALL_LAYERS = "all layers, each once"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two times with its 95 % confidence interval; None where one side has too few
+    repeats."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval is known and excludes 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+
+
+def ratio_of_medians(
+    first_ms: float, first: Sequence[float], second_ms: float, second: Sequence[float]
+) -> Ratio:
+    """`first_ms / second_ms`, two medians, with an interval from their repeats, all positive.
+
+    The distribution-free interval of R. M. Price and D. G. Bonett, "Distribution-free confidence
+    intervals for difference and ratio of medians", J. Stat. Comput. Simul. 72 (2002) 119-124:
+    normal on the logarithm, each side's variance from two order statistics. Repeats count as
+    independent: what differs from one process to the next is not in it.
+    """
+    value = first_ms / second_ms
+    if min(len(first), len(second)) < FEWEST:
+        return Ratio(value)
+    half = _NORMAL_95 * math.hypot(_log_error(first), _log_error(second))
+    return Ratio(value, value * math.exp(-half), value * math.exp(half))
+
+
+def _log_error(values: Sequence[float]) -> float:
+    """Standard error of the logarithm of the median."""
+    ordered, count = sorted(values), len(values)
+    rank = max(1, round((count + 1) / 2 - math.sqrt(count)))
+    outside = sum(math.comb(count, below) for below in range(rank)) / 2**count
+    return math.log(ordered[count - rank] / ordered[rank - 1]) / (
+        2 * NormalDist().inv_cdf(1 - outside)
+    )
 
 
 @dataclass(frozen=True)
@@ -179,12 +225,7 @@ def _bests(
 ) -> dict[int, dict[int, Best]]:
     """config -> session -> its fastest solver; ties are broken by the solver's name."""
     wanted = of_sessions(*ids).only(SESSIONS["time_ms"] > 0, SESSIONS.no_baseline, tag=tag)
-    rank = sa.func.row_number().over(
-        partition_by=(wanted["session_id"], wanted["config_id"]),
-        order_by=(wanted["time_ms"], wanted["solver"]),
-    )
-    ranked = wanted.over([wanted["id"], rank.label("place")], ["solver"]).subquery()
-    best = sa.select(ranked.c.id).where(ranked.c.place == 1)
+    best = wanted.fastest(("session_id", "config_id"), "id")
     names = ("config_id", "session_id", "solver", "params", "time_ms", "noisy", "times_ms")
     query = SESSIONS.select(*names).where(SESSIONS["id"].in_(best))
     found: dict[int, dict[int, Best]] = defaultdict(dict)
@@ -204,12 +245,8 @@ def _layers(
         .where(ConfigRow.id.in_(of_sessions(*ids).select("config_id")))
         .order_by(ConfigRow.id)
     )
-    with_jobs = {
-        (row.session_id, row.config_id)
-        for row in connection.execute(
-            sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
-        )
-    }
+    jobs = sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
+    with_jobs = {(row.session_id, row.config_id) for row in connection.execute(jobs)}
     counts = networks.occurrences(connection)
     layers = []
     for config_id, label, driver in texts:
@@ -238,18 +275,11 @@ def _ratio(best: Best | None, base: Best | None) -> Ratio | None:
 
 def _fastest(ids: Sequence[int], bests: Sequence[Best | None]) -> int | None:
     """The session whose time is less than every other's beyond doubt."""
-    there = sorted(
-        (
-            (best.time_ms, session_id, best)
-            for session_id, best in zip(ids, bests, strict=True)
-            if best
-        ),
-        key=lambda entry: entry[:2],
-    )
+    there = [(session_id, best) for session_id, best in zip(ids, bests, strict=True) if best]
     if len(there) < 2:
         return None
-    (_, session_id, first), *others = there
-    return session_id if all(_faster(first, other) for *_, other in others) else None
+    (session_id, first), *others = sorted(there, key=lambda one: (one[1].time_ms, one[0]))
+    return session_id if all(_faster(first, other) for _, other in others) else None
 
 
 def _faster(best: Best, other: Best) -> bool:

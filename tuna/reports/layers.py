@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -17,9 +18,15 @@ from tuna.libraries.base import FINALS
 from tuna.libraries.registry import get_library
 from tuna.libraries.results import is_time
 from tuna.queue.reproduction import Repeated, commands
-from tuna.reports.network_totals import Counts, ordered
-from tuna.reports.report_data import CurvePoint, LayerFigures, OtherTime, SolverFigures
-from tuna.reports.steps import Steps
+from tuna.reports.report_data import (
+    Counts,
+    CurvePoint,
+    LayerFigures,
+    OtherTime,
+    SolverFigures,
+    Steps,
+    ordered,
+)
 from tuna.results.selectable import SESSIONS, last_good_attempts
 from tuna.results.untried import LayerWithoutSolver, without_solver
 from tuna.vocabulary import BASELINE, SEARCH, State
@@ -30,7 +37,7 @@ MAX_CURVES = 60
 #: Characters of params in one line.
 _SHORT = 160
 _FETCH_ROWS = 5000
-#: Fields of `_JobRow` that a job without a result lacks.
+#: Columns of a job's result.
 _OF_WINNER = (
     *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
     *("low_ms", "high_ms"),
@@ -60,50 +67,23 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class _JobRow:
-    """A job, or a round of a search or a part of one, and its winner, if it has one."""
-
-    id: int
-    search_id: int | None
-    round: int
-    stopped: str | None
-    state: str
-    cause: str | None
-    config_id: int
-    label: str
-    driver: str
-    kind: str
-    json: str
-    solver: str
-    algorithm: str
-    time_ms: float | None
-    workspace_bytes: int | None
-    params: str | None
-    trial_number: int | None
-    noisy: bool | None
-    clock: str | None
-    low_ms: float | None
-    high_ms: float | None
-
-    @property
-    def interval_ms(self) -> tuple[float, float] | None:
-        """The interval of the winner's time."""
-        return None if self.low_ms is None or self.high_ms is None else (self.low_ms, self.high_ms)
-
-    @property
-    def winner_ms(self) -> float | None:
-        """The winner's time, if a run can have taken it."""
-        return self.time_ms if is_time(self.time_ms) else None
-
-
-@dataclass(frozen=True)
 class _Facts:
     """Facts about jobs that are not in their rows, by job id."""
 
+    winners: Mapping[int, Mapping[str, Any]]  #: results, of jobs that have one
     searches: Mapping[int, _Search]
     commands: Mapping[int, str]
     params: Mapping[tuple[int, int], str]  #: by job id and trial number, where a curve is drawn
     readable: Callable[[str], str]
+
+    def winner_ms(self, job_id: int) -> float | None:
+        """The winner's time, if a run can have taken it."""
+        return _winner_ms(self.winners, job_id)
+
+
+def _winner_ms(winners: Mapping[int, Mapping[str, Any]], job_id: int) -> float | None:
+    time_ms: float | None = winners.get(job_id, {}).get("time_ms")
+    return time_ms if is_time(time_ms) else None
 
 
 def read_layers(
@@ -120,13 +100,17 @@ def read_layers(
     without = without_solver(connection, session_id)
     names = ordered(networks, [*jobs, *(one.config_id for one in without)])
     counts = {config_id: networks[names[0]].get(config_id, 0) if names else 1 for config_id in jobs}
-    readable = _readable(library)
+    readable, winners = _readable(library), _winners(connection, session_id)
+    times = {}
+    for config_id, rows in jobs.items():
+        found_ms = (_winner_ms(winners, row.id) for row in rows)
+        times[config_id] = max(1, counts[config_id]) * min(filter(None, found_ms), default=0.0)
+    longest = sorted(times, key=lambda config_id: (-times[config_id], config_id))[:MAX_CURVES]
     facts = _Facts(
+        winners=winners,
         searches=_searches(connection, session_id),
-        commands=_commands(
-            connection, [row for rows in jobs.values() for row in rows if row.winner_ms]
-        ),
-        params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
+        commands=_commands(connection, winners),
+        params=_trial_params(connection, session_id, longest, readable),
         readable=readable,
     )
     found = [
@@ -173,7 +157,7 @@ def _one_line(params: str) -> str:
     return words if len(words) <= _SHORT else words[: _SHORT - 1] + "…"
 
 
-def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]]:
+def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[Any]]:
     """By config id."""
     query = (
         sa.select(
@@ -197,18 +181,19 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
         .where(Job.session_id == session_id, Job.steps != FINALS)
         .order_by(Job.config_id, SolverRow.name, Job.steps, Job.round, Job.id)
     )
-    # A winner belongs to the job that found it; another job of the same solver shows only its own
-    # trials.
-    results = SESSIONS.select("job_id", *_OF_WINNER).where(SESSIONS["session_id"] == session_id)
-    winners = {
-        row.job_id: {name: getattr(row, name) for name in _OF_WINNER}
-        for row in connection.execute(results)
-    }
-    jobs: dict[int, list[_JobRow]] = defaultdict(list)
+    jobs: dict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(query):
-        winner = winners.get(row.id, dict.fromkeys(_OF_WINNER))
-        jobs[row.config_id].append(_JobRow(**row._mapping, **winner))
+        jobs[row.config_id].append(row)
     return dict(jobs)
+
+
+def _winners(connection: sa.Connection, session_id: int) -> dict[int, Mapping[str, Any]]:
+    """Results by the job that found them; another job of the same solver shows only its own
+    trials."""
+    query = SESSIONS.select("job_id", *_OF_WINNER).where(
+        SESSIONS["session_id"] == session_id, SESSIONS["job_id"].is_not(None)
+    )
+    return {row.job_id: row._asdict() for row in connection.execute(query)}
 
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
@@ -236,26 +221,18 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     return searches
 
 
-def _commands(connection: sa.Connection, winners: Iterable[_JobRow]) -> dict[int, str]:
+def _commands(
+    connection: sa.Connection, winners: Mapping[int, Mapping[str, Any]]
+) -> dict[int, str]:
     """The command that repeats the measurement of each job's winner: its last good step on a
     device."""
-    rows = {row.id: row for row in winners}
+    timed = [job_id for job_id in winners if _winner_ms(winners, job_id)]
     wanted = [
-        Repeated(job_id, attempt.step, rows[job_id].trial_number)
-        for job_id, attempt in last_good_attempts(connection, rows).items()
+        Repeated(job_id, attempt.step, winners[job_id]["trial_number"])
+        for job_id, attempt in last_good_attempts(connection, timed).items()
         if attempt.device
     ]
     return {one.job_id: command for one, command in commands(connection, wanted).items()}
-
-
-def _longest(jobs: Mapping[int, Sequence[_JobRow]], counts: Mapping[int, int]) -> list[int]:
-    """The configs that take the longest, each as often as the network has it."""
-    times = {
-        config_id: max(1, counts[config_id])
-        * min((row.winner_ms for row in rows if row.winner_ms), default=0.0)
-        for config_id, rows in jobs.items()
-    }
-    return sorted(times, key=lambda config_id: (-times[config_id], config_id))[:MAX_CURVES]
 
 
 def _trial_params(
@@ -276,7 +253,7 @@ def _trial_params(
 
 
 def _layer(
-    rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, other: OtherTime | None
+    rows: Sequence[Any], facts: _Facts, steps: Steps, count: int, other: OtherTime | None
 ) -> LayerFigures:
     first = rows[0]
     flops, data_type = _work(first.json)
@@ -328,15 +305,15 @@ def _work(json_text: str) -> tuple[int | None, DataType | None]:
     return config.flops, data_type if isinstance(data_type, DataType) else None
 
 
-def _together(rows: Sequence[_JobRow]) -> list[list[_JobRow]]:
+def _together(rows: Sequence[Any]) -> list[list[Any]]:
     """The rounds of each search, in order, and every other job alone."""
-    found: dict[object, list[_JobRow]] = defaultdict(list)
+    found: dict[object, list[Any]] = defaultdict(list)
     for row in rows:
         found[("search", row.search_id) if row.search_id else row.id].append(row)
     return list(found.values())
 
 
-def _state(rows: Sequence[_JobRow]) -> State:
+def _state(rows: Sequence[Any]) -> State:
     """Return the state of a search: whether it goes on, or how it ended."""
     if rows[0].stopped is None:
         return State.SEARCHING
@@ -344,16 +321,17 @@ def _state(rows: Sequence[_JobRow]) -> State:
     return next(iter(ended), State(rows[-1].state))
 
 
-def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> SolverFigures:
+def _solver(rows: Sequence[Any], facts: _Facts, flops: int | None) -> SolverFigures:
     """Return the figures of a job, or of the rounds of a search."""
-    row = min(
-        (one for one in rows if one.winner_ms),
-        key=lambda one: one.winner_ms or 0.0,
-        default=rows[0],
-    )
+    timed = [one for one in rows if facts.winner_ms(one.id)]
+    row = min(timed, key=lambda one: facts.winner_ms(one.id) or 0.0, default=rows[0])
+    winner, time_ms = facts.winners.get(row.id, {}), facts.winner_ms(row.id)
+    low_ms, high_ms = winner.get("low_ms"), winner.get("high_ms")
+    interval = None
+    if time_ms is not None and low_ms is not None and high_ms is not None:
+        interval = low_ms, high_ms
     found = [facts.searches[one.id] for one in rows if one.id in facts.searches]
     measured = [trial for search in found for trial in search.measured]
-    time_ms = row.winner_ms
     return SolverFigures(
         job_id=row.id,
         solver=row.solver,
@@ -362,17 +340,17 @@ def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> Solver
         time_ms=time_ms,
         gflops=flops / time_ms / 1e6 if flops and time_ms else None,
         times_slower=None,
-        workspace_bytes=row.workspace_bytes,
-        params=row.params or "",
+        workspace_bytes=winner.get("workspace_bytes"),
+        params=winner.get("params") or "",
         trials=sum(search.trials for search in found),
         failed=sum(search.failed for search in found),
         early=sum(search.early for search in found),
         rounds=len({one.round for one in rows}) if row.search_id else 0,
         stopped=rows[0].stopped or "",
-        params_short=facts.readable(row.params or ""),
-        interval_ms=row.interval_ms if time_ms else None,
-        noisy=bool(row.noisy),
-        clock=row.clock or "",
+        params_short=facts.readable(winner.get("params") or ""),
+        interval_ms=interval,
+        noisy=bool(winner.get("noisy")),
+        clock=winner.get("clock") or "",
         baseline=row.algorithm == BASELINE,
         reproduce=facts.commands.get(row.id, ""),
         points=best_so_far(

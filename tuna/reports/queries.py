@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.db import benchmarks, networks, searches, sessions
-from tuna.db.models import ConfigRow, Job, Session, SolverRow, StepResultRow, TrialRow
+from tuna.db.models import ConfigRow, DeviceRow, Job, Session, SolverRow, StepResultRow, TrialRow
 from tuna.db.searches import Searches
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import compare
 from tuna.reports.layers import read_layers
-from tuna.reports.network_totals import totals
 from tuna.reports.report_data import (
+    EACH_ONCE,
     Against,
+    Counts,
+    DeviceFigures,
     FailureFigures,
+    LayerFigures,
     OtherTime,
     ReportFigures,
     ReportHeader,
+    SolverFigures,
+    Steps,
+    TotalFigures,
+    ordered,
 )
-from tuna.reports.steps import read_steps
 from tuna.results.selectable import SESSIONS
 
 _ENVIRONMENT = {
@@ -52,7 +60,7 @@ def read_figures(
     other, others = (
         (None, {}) if against is None else _read_against(connection, session_id, against)
     )
-    steps = read_steps(connection, session_id, row.environment_id)
+    steps = _read_steps(connection, session_id, row.environment_id)
     counts: dict[str, dict[int, int]] = defaultdict(dict)
     for config_id, by_model in networks.occurrences(connection).items():
         for name, count in by_model.items():
@@ -77,12 +85,89 @@ def read_figures(
     return ReportFigures(
         header=header,
         layers=layers,
-        totals=totals(layers, counts),
+        totals=_totals(layers, counts),
         jobs=tuple(sorted(states.items(), key=lambda item: (-item[1], item[0]))),
         failures=_read_failures(connection, session_id),
         devices=steps.devices,
         searches=searches.read(connection, [session_id]).get(session_id, Searches()),
         models=tuple(benchmarks.of_session(connection, session_id)),
+    )
+
+
+def _read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
+    """Read the accepted attempts of the session's jobs."""
+    by_name = sa.select(DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source).where(
+        DeviceRow.environment_id == environment_id
+    )
+    peaks = {name: (gflops, source) for name, gflops, source in connection.execute(by_name)}
+    row = StepResultRow
+    mine = row.job_id.in_(sa.select(Job.id).where(Job.session_id == session_id))
+    began, ended = sa.func.min(row.started_at), sa.func.max(row.ended_at)
+    first, last = connection.execute(sa.select(began, ended).where(mine)).one()
+    # Only a step that runs on a device names one.
+    on_device = (mine, row.device != "")
+    query = (
+        sa.select(row.device, sa.func.count(), sa.func.sum(row.busy_s), began, ended)
+        .where(*on_device)
+        .group_by(row.device)
+        .order_by(row.device)
+    )
+    devices = tuple(
+        DeviceFigures(
+            name=name,
+            peak_gflops=peaks.get(name, (None, ""))[0],
+            steps=count,
+            busy_s=busy or 0.0,
+            span_s=(end - start).total_seconds() if start and end else 0.0,
+            peak_source=peaks.get(name, (None, ""))[1],
+        )
+        for name, count, busy, start, end in connection.execute(query)
+    )
+    pairs = sa.select(row.job_id, row.device).where(*on_device).order_by(row.id)
+    return Steps(first, last, devices, {one[0]: one[1] for one in connection.execute(pairs)})
+
+
+def _totals(layers: Sequence[LayerFigures], networks: Counts) -> tuple[TotalFigures, ...]:
+    """One total for each network, in the order of `ordered`; without networks one that counts each
+    layer once."""
+    if not layers:
+        return ()
+    names = ordered(networks, (layer.config_id for layer in layers))
+    if not names:
+        return (_total(EACH_ONCE, layers, {layer.config_id: 1 for layer in layers}),)
+    return tuple(_total(name, layers, networks[name]) for name in names)
+
+
+def _total(name: str, layers: Sequence[LayerFigures], counts: Mapping[int, int]) -> TotalFigures:
+    found = [
+        (layer, counts[layer.config_id], counts[layer.config_id] * layer.best_ms)
+        for layer in layers
+        if layer.best_ms and counts.get(layer.config_id)
+    ]
+
+    def gain(other: Callable[[LayerFigures], SolverFigures | OtherTime | None]) -> Any:
+        beside = [(one.time_ms, count, ms) for layer, count, ms in found if (one := other(layer))]
+        known = [(count * time_ms, ms) for time_ms, count, ms in beside if time_ms]
+        best = sum(ms for _, ms in known)
+        return len(known), sum(other_ms for other_ms, _ in known) / best if best else None
+
+    flops = [(count * layer.flops, ms) for layer, count, ms in found if layer.flops]
+    shares = [(ms, layer.peak_share) for layer, _, ms in found if layer.peak_share]
+    shared_ms = sum(ms for ms, _ in shares)
+    untuned_layers, gain_untuned = gain(lambda layer: layer.untuned)
+    other_layers, gain_other = gain(lambda layer: layer.other)
+    return TotalFigures(
+        name=name,
+        layers=len(found),
+        missing=len(counts) - len(found),
+        calls=sum(count for _, count, _ in found),
+        time_ms=sum(ms for *_, ms in found) if found else None,
+        gflops=sum(work for work, _ in flops) / sum(ms for _, ms in flops) / 1e6 if flops else None,
+        peak_share=sum(ms * share for ms, share in shares) / shared_ms if shared_ms else None,
+        untuned_layers=untuned_layers,
+        gain_untuned=gain_untuned,
+        other_layers=other_layers,
+        gain_other=gain_other,
     )
 
 
@@ -92,9 +177,6 @@ def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
         (f"Condition {name}", value) for name, value in sorted(environment.conditions.items())
     ]
     fields += [(f"Flag {name}", str(value)) for name, value in sorted(environment.flags.items())]
-    fields += [
-        (f"Condition {name}", value) for name, value in sorted(environment.conditions.items())
-    ]
     return tuple((title, value or "not recorded") for title, value in fields)
 
 
@@ -114,11 +196,9 @@ def _read_against(
         best, ratio = layer.bests[1], layer.ratios[1]
         if best is None:
             continue
-        interval = (
-            (ratio.low, ratio.high)
-            if ratio and ratio.low is not None and ratio.high is not None
-            else None
-        )
+        interval = None
+        if ratio and ratio.low is not None and ratio.high is not None:
+            interval = ratio.low, ratio.high
         times[layer.config_id] = OtherTime(best.solver, best.time_ms, interval, best.noisy)
     other = found.sessions[1]
     against = Against(
@@ -131,25 +211,23 @@ def _read_failures(connection: sa.Connection, session_id: int) -> tuple[FailureF
     """The failures by cause, the most frequent first."""
     trials = _by_cause(connection, session_id, TrialRow)
     attempts = _by_cause(connection, session_id, StepResultRow)
-    failures = [
-        _failure(connection, session_id, cause, trials.get(cause, 0), attempts.get(cause, 0))
-        for cause in sorted(trials.keys() | attempts.keys())
-    ]
+    causes = trials.keys() | attempts.keys()
     return tuple(
-        sorted(failures, key=lambda failure: (-failure.trials, -failure.attempts, failure.cause))
+        _failure(connection, session_id, cause, trials[cause], attempts[cause])
+        for cause in sorted(causes, key=lambda cause: (-trials[cause], -attempts[cause], cause))
     )
 
 
 def _by_cause(
     connection: sa.Connection, session_id: int, table: type[TrialRow] | type[StepResultRow]
-) -> dict[str, int]:
+) -> Counter[str]:
     query = (
         sa.select(table.cause, sa.func.count())
         .join(Job, Job.id == table.job_id)
         .where(Job.session_id == session_id, table.cause.is_not(None))
         .group_by(table.cause)
     )
-    return {cause: count for cause, count in connection.execute(query) if cause is not None}
+    return Counter({cause: count for cause, count in connection.execute(query) if cause})
 
 
 def _failure(

@@ -4,6 +4,7 @@ show it."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,20 @@ from tuna.db.searches import MET, Searches
 
 #: The name of a total that counts each layer of the session once.
 EACH_ONCE = "each layer once"
+#: Networks with a total; of more, those with the most layers in the session.
+_MAX_NETWORKS = 20
+#: How often each network has each config: {network: {config id: count}}.
+Counts = Mapping[str, Mapping[int, int]]
+
+
+def ordered(networks: Counts, configs: Iterable[int]) -> list[str]:
+    """The networks by the number of these configs that they have, most first, then by name; those
+    without any are left out."""
+    ids = set(configs)
+    shared = {name: len(ids & counts.keys()) for name, counts in networks.items()}
+    return sorted(
+        (name for name in shared if shared[name]), key=lambda name: (-shared[name], name)
+    )[:_MAX_NETWORKS]
 
 
 @dataclass(frozen=True)
@@ -193,6 +208,21 @@ class DeviceFigures:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Devices and times of the accepted attempts."""
+
+    first: datetime | None
+    last: datetime | None
+    devices: tuple[DeviceFigures, ...]
+    device_of_job: Mapping[int, str]
+
+    def peak_gflops(self, job_id: int) -> float | None:
+        """Return the peak of the device that measured the job."""
+        name = self.device_of_job.get(job_id, "")
+        return next((device.peak_gflops for device in self.devices if device.name == name), None)
+
+
+@dataclass(frozen=True)
 class TotalFigures:
     """Sums over the layers of a network, each as often as the network has it."""
 
@@ -256,9 +286,8 @@ class ReportFigures:
         """Idle part of the time of all devices together."""
         known = [device for device in self.devices if device.idle_share is not None]
         span = sum(device.span_s for device in known)
-        return (
-            1 - sum(min(device.busy_s, device.span_s) for device in known) / span if span else None
-        )
+        busy = sum(min(device.busy_s, device.span_s) for device in known)
+        return 1 - busy / span if span else None
 
     @property
     def trials_per_minute(self) -> float | None:
@@ -283,9 +312,7 @@ class ReportFigures:
     @property
     def peak_share(self) -> float | None:
         """Share of the peak over all layers that have one, each counted with its time."""
-        known = [
-            (layer.peak_share, layer.best_ms or 0.0) for layer in self.layers if layer.peak_share
-        ]
+        known = [(one.peak_share, one.best_ms or 0.0) for one in self.layers if one.peak_share]
         total = sum(time for _, time in known)
         return sum(share * time for share, time in known) / total if total else None
 
@@ -307,16 +334,10 @@ class ReportFigures:
         for device, shown in zip(self.devices, fields["devices"], strict=True):
             shown["idle_share"] = device.idle_share
         derived = (
-            "trials",
-            "failed",
-            "with_winner",
-            "without_trial",
-            "wall_s",
-            "idle_share",
-            "peak_share",
+            *("trials", "failed", "with_winner", "without_trial", "wall_s", "idle_share"),
+            *("peak_share", "mean_gain_untuned", "mean_gain_other", "mean_speed_up"),
         )
-        means = ("mean_gain_untuned", "mean_gain_other", "mean_speed_up")
-        return fields | {name: getattr(self, name) for name in (*derived, *means)}
+        return fields | {name: getattr(self, name) for name in derived}
 
 
 def _mean(gains: Any) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -152,11 +152,9 @@ class Outlook:
             return None
         if self.deadline <= utc_now():
             return False
-        return (
-            None
-            if self.eta_s is None
-            else utc_now() + timedelta(seconds=self.eta_s) <= self.deadline
-        )
+        if self.eta_s is None:
+            return None
+        return utc_now() + timedelta(seconds=self.eta_s) <= self.deadline
 
 
 def read_outlook(engine: sa.Engine, settings: Settings, session_id: int) -> Outlook | None:
@@ -181,25 +179,17 @@ def _outlook(
     left, times = forecast.left(connection, work), StageTimes()
     if left.stages:
         forecast.learn(connection, work, left.sample, times)
-    found = [0.0]
     eta_s: float | None = None
     if left.stages and left.is_known(times):
-        seconds = left.seconds(times)
-        for resource in {library.step(kind.step).resource for kind in left.stages}:
-            needed_s = sum(
-                seconds[queue]
-                for queue in {
-                    kind.queue
-                    for kind in left.stages
-                    if library.step(kind.step).resource is resource
-                }
+        seconds, queues = left.seconds(times), defaultdict[Resource, set[str]](set)
+        for kind in left.stages:
+            queues[library.step(kind.step).resource].add(kind.queue)
+        counts = {resource: _workers(info, resource, workers, totals) for resource in queues}
+        if all(counts.values()):
+            eta_s = max(
+                sum(seconds[queue] for queue in queues[resource]) / (count or 1)
+                for resource, count in counts.items()
             )
-            found.append(
-                needed_s / count
-                if (count := _workers(info, resource, workers, totals))
-                else math.inf
-            )
-        eta_s = max(found) if max(found) < math.inf else None
     return Outlook(left.jobs, eta_s, left.error(times), info.options.deadline)
 
 
@@ -211,13 +201,9 @@ def _workers(
 ) -> int | None:
     """Live workers; the largest number so far when Redis is unreachable."""
     if workers is None:
-        return (
-            None
-            if totals is None
-            else totals.devices
-            if resource is Resource.DEVICE
-            else totals.processes
-        )
+        if totals is None:
+            return None
+        return totals.devices if resource is Resource.DEVICE else totals.processes
     here = [worker for worker in workers if worker.role == _ROLES[resource]]
     if resource is Resource.DEVICE:
         # Empty: a worker for several environments.

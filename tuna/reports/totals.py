@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -19,9 +18,6 @@ _CHUNK = 50_000
 #: The newest rows are summed up anew each time: ids are assigned before the commit, so a smaller id
 #: may appear later.
 _UNSETTLED = 20_000
-
-
-_K = TypeVar("_K")
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,8 @@ class SessionTotals:
     @property
     def efficiency(self) -> float | None:
         """Lower bound over wall time: 1 when the busier kind of resource never waited."""
-        return (
-            min(1.0, self.lower_bound_s / self.wall_s)
-            if self.wall_s and self.lower_bound_s
-            else None
-        )
+        known = self.wall_s and self.lower_bound_s
+        return min(1.0, self.lower_bound_s / self.wall_s) if known else None
 
 
 class Totals:
@@ -94,10 +87,8 @@ class Totals:
 
     def __init__(self, *, trials: bool) -> None:
         """`trials`: count those too."""
-        self._steps: _Running[Key] = _Running(StepResultRow, _STEPS, _add_steps)
-        self._trials: _Running[int] | None = (
-            _Running(TrialRow, _TRIALS, _add_trials) if trials else None
-        )
+        self._steps = _Running(StepResultRow, _STEPS)
+        self._trials = _Running(TrialRow, _TRIALS) if trials else None
 
     def advance(self, connection: sa.Connection, budget_s: float) -> bool:
         """Read what is new, for about `budget_s` seconds; False if there is more, and the sums are
@@ -116,32 +107,27 @@ class Totals:
         grouped: dict[int, list[tuple[Key, Sum]]] = defaultdict(list)
         for key, total in self._steps.sums().items():
             grouped[key.session_id].append((key, total))
-        trials = self._trials.sums() if self._trials else {}
+        counted = self._trials.sums().items() if self._trials else ()
+        trials = {key.session_id: total.attempts for key, total in counted}
         return {
-            number: _of_session(
-                grouped.get(number, []), trials[number].attempts if number in trials else 0
-            )
+            number: _of_session(grouped.get(number, []), trials.get(number, 0))
             for number in sorted(grouped.keys() | trials.keys())
         }
 
 
-class _Running(Generic[_K]):
+class _Running:
     """The sums over one table, in the order of its ids."""
 
     def __init__(
-        self,
-        table: type[StepResultRow] | type[TrialRow],
-        statement: sa.Executable,
-        add: Callable[..., None],
+        self, table: type[StepResultRow] | type[TrialRow], statement: sa.Executable
     ) -> None:
-        """`statement` groups the rows whose id is in (`low`, `high`]; `add(sums, *row)` counts
-        one."""
+        """`statement` groups the rows whose id is in (`low`, `high`]: the fields of a key, then of
+        its sum."""
         self._newest = sa.select(sa.func.max(table.id))
         self._statement = statement
-        self._add = add
         self._settled_to = self._high = 0
-        self._settled: dict[_K, Sum] = defaultdict(Sum)
-        self._tail: dict[_K, Sum] = {}
+        self._settled: dict[Key, Sum] = defaultdict(Sum)
+        self._tail: dict[Key, Sum] = {}
 
     @property
     def share(self) -> float:
@@ -156,17 +142,17 @@ class _Running(Generic[_K]):
             self._settled_to = to
             if time.monotonic() > deadline and to < settle_to:
                 return False
-        tail: dict[_K, Sum] = defaultdict(Sum)
-        self._read(connection, tail, settle_to, self._high)
-        self._tail = tail
+        self._tail = defaultdict(Sum)
+        self._read(connection, self._tail, settle_to, self._high)
         return True
 
-    def _read(self, connection: sa.Connection, sums: dict[_K, Sum], low: int, high: int) -> None:
-        for row in connection.execute(self._statement, {"low": low, "high": high}):
-            self._add(sums, *row)
+    def _read(self, connection: sa.Connection, sums: dict[Key, Sum], low: int, high: int) -> None:
+        rows = connection.execute(self._statement, {"low": low, "high": high})
+        for *key, attempts, busy_s, first, last in rows:
+            sums[Key(*key)].add(attempts, busy_s or 0.0, first, last)
 
-    def sums(self) -> dict[_K, Sum]:
-        both: dict[_K, Sum] = defaultdict(Sum)
+    def sums(self) -> dict[Key, Sum]:
+        both: dict[Key, Sum] = defaultdict(Sum)
         for part in (self._settled, self._tail):
             for key, total in part.items():
                 both[key].add(total.attempts, total.busy_s, total.first, total.last)
@@ -180,10 +166,7 @@ def _range(table: type[StepResultRow] | type[TrialRow]) -> sa.ColumnElement[bool
 
 _STEPS = (
     sa.select(
-        Job.session_id,
-        StepResultRow.device,
-        StepResultRow.worker,
-        StepResultRow.cause,
+        *(Job.session_id, StepResultRow.device, StepResultRow.worker, StepResultRow.cause),
         sa.func.count(),
         sa.func.sum(StepResultRow.busy_s),
         sa.func.min(StepResultRow.started_at),
@@ -195,30 +178,15 @@ _STEPS = (
     .group_by(Job.session_id, StepResultRow.device, StepResultRow.worker, StepResultRow.cause)
 )
 _TRIALS = (
-    sa.select(Job.session_id, sa.func.count())
+    sa.select(
+        *(Job.session_id, sa.literal(""), sa.literal(""), sa.null()),
+        *(sa.func.count(), sa.literal(0.0), sa.null(), sa.null()),
+    )
     .select_from(TrialRow)
     .join(Job, Job.id == TrialRow.job_id)
     .where(_range(TrialRow))
     .group_by(Job.session_id)
 )
-
-
-def _add_steps(
-    sums: dict[Key, Sum],
-    session_id: int,
-    device: str,
-    worker: str,
-    cause: str | None,
-    attempts: int,
-    busy_s: float | None,
-    first: datetime | None,
-    last: datetime | None,
-) -> None:
-    sums[Key(session_id, device, worker, cause)].add(attempts, busy_s or 0.0, first, last)
-
-
-def _add_trials(sums: dict[int, Sum], session_id: int, trials: int) -> None:
-    sums[session_id].add(trials, 0.0, None, None)
 
 
 def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:

@@ -125,9 +125,7 @@ def _kind(op: str) -> str:
     from tuna.configs import KINDS
 
     names = sorted(KINDS.names())
-    found = [name for name in names if name == op] or [
-        name for name in names if name.startswith(op)
-    ]
+    found = [op] if op in names else [name for name in names if name.startswith(op)]
     if len(found) != 1:
         raise NotFound(f"There is no kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
     return found[0]
@@ -186,15 +184,12 @@ def _sessions(
     if all(value is None for value in given):
         return None, None
     query = sa.select(session.c.id).join(environment, environment.c.id == session.c.environment_id)
+    of_key = environment.c.key.startswith(wanted.environment or "", autoescape=True)
     for what, value, condition in (
         ("session", wanted.session_id, session.c.id == wanted.session_id),
         ("library", wanted.library, environment.c.library == wanted.library),
         ("architecture", wanted.arch, environment.c.arch == wanted.arch),
-        (
-            "environment",
-            wanted.environment,
-            environment.c.key.startswith(wanted.environment or "", autoescape=True),
-        ),
+        ("environment", wanted.environment, of_key),
     ):
         if value is not None:
             query = query.where(condition)

@@ -93,24 +93,19 @@ def _layers(connection: sa.Connection, meant: Conditions) -> Iterator[list[int]]
 
 def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:
     """The configs that can have rows, if they are few."""
-    of_configs: set[int] | None = None
-    if meant.configs:
-        query = sa.select(config.c.id).where(*meant.configs).limit(_FEW + 1)
-        of_configs = set(connection.execute(query).scalars())
-        of_configs = None if len(of_configs) > _FEW else of_configs
-    of_results: set[int] | None = set()
-    for results in BOTH:
-        on_rows = meant.of(results)
-        if not on_rows or of_results is None:
-            of_results = None
-            break
-        query = results.select("config_id").where(*on_rows).limit(_FEW + 1)
-        ids = list(connection.execute(query).scalars())
-        of_results = None if len(ids) > _FEW else of_results | set(ids)
-    if of_configs is None or of_results is None:
-        both = of_results if of_configs is None else of_configs
-        return None if both is None else sorted(both)
-    return sorted(of_configs & of_results)
+
+    def ids(query: sa.Select[Any], *where: sa.ColumnElement[bool]) -> set[int] | None:
+        if not where:
+            return None
+        found = connection.execute(query.where(*where).limit(_FEW + 1)).scalars().all()
+        return set(found) if len(found) <= _FEW else None
+
+    of_configs = ids(sa.select(config.c.id), *meant.configs)
+    of_sessions, of_releases = (ids(one.select("config_id"), *meant.of(one)) for one in BOTH)
+    if of_sessions is None or of_releases is None:
+        return None if of_configs is None else sorted(of_configs)
+    of_results = of_sessions | of_releases
+    return sorted(of_results if of_configs is None else of_configs & of_results)
 
 
 def _from_layers(query: sa.Select[Any], results: Results, layers: Sequence[int]) -> sa.Select[Any]:
@@ -243,24 +238,8 @@ def _commands(
 def _other_command(row: Any) -> str:
     """Return the command that shows more of a result that cannot be measured again here."""
     if row.golden is not None:
-        words = [
-            "tuna",
-            "golden",
-            "explain",
-            str(row.golden),
-            str(row.id),
-            "--library",
-            row.library,
-        ]
-        return shlex.join(words)
-    words = [
-        "tuna",
-        "query",
-        "--session-id",
-        str(row.session_id),
-        "--solver",
-        row.solver,
-        "--layer",
-        row.config_key,
-    ]
-    return shlex.join([*words, "--json"])
+        words = ["golden", "explain", str(row.golden), str(row.id), "--library", row.library]
+    else:
+        words = ["query", "--session-id", str(row.session_id), "--solver", row.solver]
+        words += ["--layer", row.config_key, "--json"]
+    return shlex.join(["tuna", *words])

@@ -90,6 +90,16 @@ class Results:
         query = self.over([sa.func.count()], [mark]).where(self[mark] == sa.true())
         return int(connection.execute(query).scalar_one())
 
+    def fastest(self, of: Sequence[str], *names: str) -> sa.Select[Any]:
+        """Return a query for the columns `names` of the fastest result of each value of `of`; ties
+        are broken by the solver's name."""
+        place = sa.func.row_number().over(
+            partition_by=[self[name] for name in of], order_by=(self["time_ms"], self["solver"])
+        )
+        ranked = self.select(*names, by=(*of, "solver")).add_columns(place.label("place"))
+        found = ranked.subquery()
+        return sa.select(*(found.c[name] for name in names)).where(found.c.place == 1)
+
     def over(self, columns: Iterable[Any], by: Iterable[str]) -> sa.Select[Any]:
         """Return a query for expressions over the columns `by`."""
         query = sa.select(*columns).select_from(self.table).where(*self.where)
@@ -177,6 +187,13 @@ def _no_baseline() -> sa.ColumnElement[bool]:
 
 def _columns(table: sa.TableClause, *names: str) -> dict[str, Any]:
     return {name: table.c[name] for name in names}
+
+
+def _same_result(other: sa.TableClause) -> sa.ColumnElement[bool]:
+    """Condition on find_db: the session's result for the same config and solver."""
+    return sa.and_(
+        *(find_db.c[name] == other.c[name] for name in ("session_id", "config_id", "solver_id"))
+    )
 
 
 def _about(base: Any, environment_id: Any, needs: str) -> dict[str, _Join]:
@@ -273,12 +290,7 @@ SESSIONS = Results(
     _about(find_db, session.c.environment_id, "session")
     | {
         "trial": _trial(find_db.c.job_id, find_db.c.trial_number),
-        "job": _Join(
-            job,
-            job.c.id == _MEASURED_BY,
-            {"job_state": job.c.state},
-            outer=True,
-        ),
+        "job": _Join(job, job.c.id == _MEASURED_BY, {"job_state": job.c.state}, outer=True),
         "attempt": _Join(
             step_result,
             _latest_attempt(),
@@ -297,10 +309,7 @@ SESSIONS = Results(
     no_baseline=_no_baseline(),
 )
 #: The session's result that an entry was taken from, as long as that still has the same time.
-_TAKEN_FROM = sa.and_(
-    *(find_db.c[name] == golden_entry.c[name] for name in ("session_id", "config_id", "solver_id")),
-    find_db.c.time_ms == golden_entry.c.time_ms,
-)
+_TAKEN_FROM = sa.and_(_same_result(golden_entry), find_db.c.time_ms == golden_entry.c.time_ms)
 _OF_ENTRY = ("golden_id", "arch", "num_cu", "environment_id", "worker", "device", "measured_at")
 #: Entries of golden versions.
 RELEASES = Results(
@@ -352,12 +361,7 @@ TRIALS = Results(
         ),
         "kept": _Join(
             find_db,
-            sa.and_(
-                *(
-                    find_db.c[name] == job.c[name]
-                    for name in ("session_id", "config_id", "solver_id")
-                )
-            ),
+            _same_result(job),
             _columns(find_db, "workspace_bytes", "noisy", "simulated"),
             outer=True,
         ),
