@@ -25,7 +25,7 @@ from tuna import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
-from tuna.db import configs, jobs, schema, sessions, solvers
+from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.jobs.serving import SessionWork, read_works
@@ -93,7 +93,7 @@ def coordinate() -> int:
     rounds.LOOK_AHEAD = options.look_ahead
     settings = get_settings()
     engine = make_engine(settings.sql_url)
-    schema.upgrade(engine)
+    database.upgrade(engine)
     count = len(json.loads(Path(os.environ[DURATIONS]).read_text()))
     ids = [_make_session(engine, f"search {number}") for number in range(count)]
     ensure_services(settings)

@@ -46,7 +46,7 @@ def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sa.Engine]:
     """One database of each kind for this module: filling it takes seconds."""
-    from tuna.db import schema
+    from tuna.db import database
 
     url = f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.sqlite"
     if request.param == "mariadb":
@@ -57,7 +57,7 @@ def engine(
         server.dispose()
         url = base.set(database="tuna_plans").render_as_string(hide_password=False)
     made = make_engine(url)
-    schema.upgrade(made)
+    database.upgrade(made)
     fill(made, JOBS)
     _fill_results(made)
     yield made

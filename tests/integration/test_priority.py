@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 from processes import Processes
 
-from tuna.db import schema, sessions
+from tuna.db import database, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.libraries.registry import get_library
@@ -20,7 +20,7 @@ from tuna.testing.servers import wait_until
 def test_the_first_job_of_an_urgent_session_is_taken_within_two_seconds(
     engine: sa.Engine, processes: Processes
 ) -> None:
-    schema.upgrade(engine)
+    database.upgrade(engine)
     make_jobs(engine, 10_000)
     with writing(engine) as connection:
         urgent, _ = sessions.create(connection, get_library("noop").environment(), "urgent")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuna.archives import tables
 from tuna.archives.file import BATCH, ArchiveHeader, ArchiveWriter, writer
-from tuna.db import schema, sessions
+from tuna.db import database, sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading
 from tuna.db.models import (
@@ -77,7 +77,7 @@ def _header(connection: sa.Connection, session_id: int) -> ArchiveHeader:
         library=info.environment.library,
         reason=info.reason,
         tuna=__version__,
-        schema=schema.HEAD,
+        schema=database.HEAD,
         columns=tables.columns(),
         ids=ids,
         jobs=jobs,
