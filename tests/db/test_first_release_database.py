@@ -69,9 +69,9 @@ MACHINE = {
 
 UPGRADE = """
 import sys
-from tuna.db import schema
+from tuna.db.database import upgrade
 from tuna.db.engine import make_engine
-schema.upgrade(make_engine(sys.argv[1]))
+upgrade(make_engine(sys.argv[1]))
 """
 TypeIn = Callable[..., Any]
 Capture = pytest.CaptureFixture[str]

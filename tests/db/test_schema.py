@@ -18,7 +18,7 @@ from shared_data import DRILLS
 
 from tuna.cli import show
 from tuna.configs import GemmConfig
-from tuna.db import batches, configs, database, jobs, solvers
+from tuna.db import bulk, configs, database, jobs, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Base, Job, SolverApplicability
 from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError, TunaError
@@ -26,9 +26,9 @@ from tuna.libraries.registry import get_library
 
 _UPGRADE = """
 import sys
-from tuna.db import schema
+from tuna.db.database import upgrade
 from tuna.db.engine import make_engine
-schema.upgrade(make_engine(sys.argv[1]))
+upgrade(make_engine(sys.argv[1]))
 """
 
 
@@ -184,7 +184,7 @@ def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:
     assert "ix_job_claim" in plan
     assert "TEMP B-TREE" not in plan
     assert "filesort" not in plan
-    assert batches.IN_LIST < 32_766
+    assert bulk.IN_LIST < 32_766
 
 
 def test_words_that_mysql_9_reserves_are_quoted() -> None:

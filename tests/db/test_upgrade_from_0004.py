@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config as Alembic
 
 from tuna.configs import Config, parse_line
-from tuna.db import batches, configs, database, models
+from tuna.db import bulk, configs, database, models
 from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.libraries.miopen.problem import text_of
@@ -85,7 +85,7 @@ def test_every_config_gets_its_json(
     empty_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     _to_0004(empty_engine)
-    monkeypatch.setattr(batches, "IN_LIST", batch)
+    monkeypatch.setattr(bulk, "IN_LIST", batch)
     database.upgrade(empty_engine)
     with reading(empty_engine) as connection:
         rows = connection.execute(sa.select(models.ConfigRow).order_by(models.ConfigRow.id)).all()

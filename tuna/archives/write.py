@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tuna.archives import tables
 from tuna.archives.file import BATCH, ArchiveHeader, ArchiveWriter, writer
 from tuna.db import database, sessions
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import (
     FindDb,

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import configs, jobs, overview
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading, transaction
 from tuna.db.models import ConfigTag, Job
 from tuna.db.types import utc_now

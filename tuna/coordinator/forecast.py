@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import jobs, overview
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import Job, StepResultRow
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open

@@ -12,7 +12,7 @@ from celery import Celery
 
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.quarantine import Quarantine
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
 from tuna.db.types import utc_now

@@ -10,9 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
-from tuna.db.plain_table import plain_table
-from tuna.db.types import UtcDateTime
+from tuna.db.bulk import parts
+from tuna.db.types import UtcDateTime, plain_table
 from tuna.vocabulary import State
 
 #: How `stopped` of a search or a job begins where a known result met the target, and what such

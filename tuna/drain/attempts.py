@@ -12,10 +12,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tuna.db import searches
+from tuna.db.bulk import insert, upsert
 from tuna.db.models import DeviceRow, Job, Session, StepResultRow, TrialRow
-from tuna.db.packed import insert
 from tuna.db.types import from_epoch, utc_now
-from tuna.db.upsert import upsert
 from tuna.jobs.failures import NextState, Outcome
 from tuna.jobs.rows import AttemptedJob
 from tuna.jobs.states import check, running

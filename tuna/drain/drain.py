@@ -18,9 +18,9 @@ import structlog
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import server_errors
+from tuna.db.bulk import packed, unpacked
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
-from tuna.db.packed import packed, unpacked
 from tuna.db.server_errors import ErrorKind
 from tuna.db.types import utc_now
 from tuna.drain import dead_letters

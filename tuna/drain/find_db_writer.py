@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.artifacts.store import Artifacts
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
 from tuna.db.engine import reading
 from tuna.db.models import FindDb, FindDbKernel, Job, KernelRow, SolverApplicability, TrialRow
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
 from tuna.jobs.rows import AttemptedJob
 from tuna.libraries.items import CodeObject, StepResult, Trial

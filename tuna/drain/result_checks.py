@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import Job
 from tuna.jobs.rows import AttemptedJob
 from tuna.libraries import items

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.golden.errors import ResultsChanged
 from tuna.golden.versions import Version
 from tuna.results.selectable import RELEASES, Results

@@ -15,10 +15,9 @@ import sqlalchemy as sa
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import networks
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job, JobArtifact
-from tuna.db.upsert import upsert
 from tuna.libraries.items import StepResult
 from tuna.vocabulary import State
 

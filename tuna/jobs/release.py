@@ -8,10 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import searches
-from tuna.db.batches import parts
+from tuna.db.bulk import packed, parts, unpacked
 from tuna.db.jobs import step_names
 from tuna.db.models import Job, StepResultRow
-from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
 from tuna.jobs.failures import after_attempt, with_loss
 from tuna.jobs.rows import AttemptedJob

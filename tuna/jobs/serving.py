@@ -11,7 +11,7 @@ from types import MappingProxyType
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import EnvironmentRow, Job, Session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.jobs.scope import Scope

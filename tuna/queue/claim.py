@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.db.bulk import packed, unpacked
 from tuna.db.models import Job
-from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
 from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import Job, TrialRow
 from tuna.db.overview import Failure, Overview

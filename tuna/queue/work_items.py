@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
 from tuna.db.types import timed

@@ -19,11 +19,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
 from tuna.db.models import FindDb, Job, Search, SolverRow, TrialRow
 from tuna.db.models import StepResultRow as Attempt
 from tuna.db.types import from_epoch, timed, utc_now
-from tuna.db.upsert import upsert
 from tuna.jobs.rows import AttemptedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult

@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import Job, TrialRow
 from tuna.files import gunzip
 from tuna.libraries.results import is_time

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import Job, JobArtifact, TrialRow
 from tuna.jobs import needed_artifacts
 from tuna.libraries.base import Step

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
 from tuna.db.jobs import step_names
 from tuna.db.models import Job, Search, StepResultRow, TrialRow
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.jobs.states import check, is_open
 from tuna.libraries.base import Found, Library
 from tuna.libraries.results import is_time

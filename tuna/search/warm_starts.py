@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
 from tuna.db.models import (
     ConfigRow,
     EnvironmentRow,
@@ -37,7 +37,6 @@ from tuna.db.models import (
     WarmStartRow,
 )
 from tuna.db.types import timed
-from tuna.db.upsert import upsert
 from tuna.jobs.rows import ClaimedJob
 from tuna.jobs.scope import Scope
 from tuna.libraries.items import Sibling

@@ -1,6 +1,9 @@
-"""Rows as JSON text, which C code reads and writes: PyMySQL converts each value of each row in
-Python, and that was half of a coordinator's CPU time. For numbers and text: JSON has neither dates
-nor bytes, and servers round its floats."""
+"""Statements about many rows: IN lists in parts, upserts, and rows as JSON text.
+
+JSON is read and written by C code: PyMySQL converts each value of each row in Python, and that was
+half of a coordinator's CPU time. It is for numbers and text: JSON has neither dates nor bytes, and
+servers round its floats.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,73 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, sqlite
 
 from tuna.db.types import naive_utc
+
+
+def upsert(
+    connection: sa.Connection,
+    table: sa.FromClause | type[Any],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    key: Sequence[str],
+    update: Sequence[str] = (),
+    keep_if_null: Sequence[str] = (),
+) -> None:
+    """Insert `rows`; where the unique `key` exists, set `update`, and set `keep_if_null` unless the
+    new value is NULL.
+
+    With nothing to update, an existing row is left unchanged.
+    """
+    if not rows:
+        return
+    target = sa.inspect(table).local_table if isinstance(table, type) else table
+    assert isinstance(target, sa.Table)
+    statement = _statement(
+        target, connection.dialect.name, tuple(key), tuple(update), tuple(keep_if_null)
+    )
+    connection.execute(statement, list(rows))
+
+
+@functools.lru_cache(maxsize=256)  # to build it costs more than to run it
+def _statement(
+    target: sa.Table,
+    dialect: str,
+    key: Sequence[str],
+    update: Sequence[str],
+    keep_if_null: Sequence[str],
+) -> sa.Insert:
+    if dialect == "sqlite":
+        insert = sqlite.insert(target)
+        values: dict[str, Any] = {name: insert.excluded[name] for name in update}
+        values |= {
+            name: sa.func.coalesce(insert.excluded[name], target.c[name]) for name in keep_if_null
+        }
+        if values:
+            return insert.on_conflict_do_update(index_elements=list(key), set_=values)
+        return insert.on_conflict_do_nothing(index_elements=list(key))
+    other = mysql.insert(target)
+    values = {name: other.inserted[name] for name in update}
+    values |= {
+        name: sa.func.coalesce(other.inserted[name], target.c[name]) for name in keep_if_null
+    }
+    # Assigning the key to itself is a no-op which, unlike INSERT IGNORE, hides no other error.
+    return other.on_duplicate_key_update(values or {key[0]: target.c[key[0]]})
+
+
+T = TypeVar("T")
+
+#: Rows named in one IN list; SQLite allows 32,766 parameters in a statement.
+IN_LIST = 5000
+
+
+def parts(values: Sequence[T]) -> Iterable[Sequence[T]]:
+    """`values` in lists that one statement can name."""
+    return (values[start : start + IN_LIST] for start in range(0, len(values), IN_LIST))
 
 
 def packed(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:
