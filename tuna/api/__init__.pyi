@@ -163,6 +163,6 @@ from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
 from tuna.sandbox.discovery import DeviceKind as DeviceKind
 from tuna.search.warm_starts import WarmStart as WarmStart
-from tuna.simulation.outcome import Simulated as Simulated
 from tuna.simulation.scenario import Scenario as Scenario
+from tuna.simulation.scenario import Simulated as Simulated
 from tuna.simulation.scenario import read_scenario as read_scenario

@@ -10,9 +10,8 @@ from tuna.errors import BadInput
 from tuna.messages import choices
 from tuna.policies import POLICIES
 from tuna.simulation.engine import simulate as run
-from tuna.simulation.outcome import Simulated
 from tuna.simulation.recorded import recorded
-from tuna.simulation.scenario import Scenario
+from tuna.simulation.scenario import Scenario, Simulated
 
 
 def recorded_scenario(

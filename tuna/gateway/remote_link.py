@@ -18,7 +18,7 @@ import stamina
 import structlog
 from pydantic import BaseModel, ValidationError
 
-from tuna.artifacts.cache import ArtifactCache
+from tuna.artifacts.store import ArtifactCache
 from tuna.errors import BadInput, ServiceError, StorageFull, StoreUnavailable
 from tuna.gateway.protocol import (
     DIGEST,

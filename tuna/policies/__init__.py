@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tuna.policies.comparison import bundled, fifo, greedy, sequential, synchronous, unsynchronised
-from tuna.policies.fair import fair
-from tuna.policies.gradient import gradient
-from tuna.policies.predicted import deadline, shortest
 from tuna.policies.snapshot import (
     PER_PROCESS,
     Need,
@@ -25,6 +22,7 @@ from tuna.policies.snapshot import (
     StageKind,
 )
 from tuna.policies.stage_times import Prediction, StageTimes
+from tuna.policies.tuning import deadline, fair, gradient, shortest
 
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
