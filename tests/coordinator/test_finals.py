@@ -24,9 +24,8 @@ from tuna.db.models import FindDb, Job
 from tuna.drain.drain import Drain
 from tuna.exports.source import of_session
 from tuna.golden import releasable
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
-from tuna.jobs.serving import SessionWork
+from tuna.jobs.failures import release
+from tuna.jobs.serving import Scope, SessionWork
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext

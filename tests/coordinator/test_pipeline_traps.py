@@ -15,7 +15,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result

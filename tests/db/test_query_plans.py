@@ -27,7 +27,7 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
 from tuna.queue import claim

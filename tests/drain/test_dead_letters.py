@@ -19,8 +19,8 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResultRow
 from tuna.drain import dead_letters
 from tuna.drain.drain import Drain
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import release
+from tuna.jobs.serving import Scope
 from tuna.libraries import registry
 from tuna.libraries.base import Library
 from tuna.libraries.items import WIRE_VERSION, DeviceReport
@@ -56,7 +56,7 @@ def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:
 
 def _without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """A machine that has all libraries but this one."""
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda name: _others(name, missing))
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda name: _others(name, missing))
     monkeypatch.setattr(dead_letters, "find_library", lambda name: _others(name, missing))
 
 
@@ -107,7 +107,7 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
         assert redis_client.xlen("results") == 0
         seen = {session.session_id: session.undrained for session in overview.read(engine)}
         assert seen == {other: len(theirs), 1: 0}
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     second = make()
     assert second.take_letters() == len(theirs)
     assert states(engine) == {"compiled": 20}
@@ -132,7 +132,7 @@ def test_a_letter_of_another_version_of_tuna_is_kept_for_a_person(
         body = connection.execute(sa.select(DeadLetter.body)).scalar_one()
         other = json.dumps(json.loads(body) | {"version": WIRE_VERSION + 1}).encode()
         connection.execute(sa.update(DeadLetter).values(body=other))
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     drain = make()
     assert [drain.take_letters() for _ in range(2)] == [0, 0]
     with reading(engine) as connection:
@@ -167,7 +167,7 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
         patch.setattr(dead_letters, "fits", lambda _, size_bytes: size_bytes < 2000)
         make().once()
     assert len(_letters(engine)) == len(results)
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     assert make().take_letters() == len(results)
     assert states(engine) == {"compiled": 9, "new": 1}
     with reading(engine) as connection:
@@ -253,7 +253,7 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
     broken = NoopLibrary()
     monkeypatch.setattr(broken, "next_step", fail)
     monkeypatch.setattr(
-        "tuna.jobs.scope.find_library", lambda name: broken if name == "example" else LIBRARY
+        "tuna.jobs.serving.find_library", lambda name: broken if name == "example" else LIBRARY
     )
     for chunk in (*theirs, *mine):
         _report(redis_client, chunk)

@@ -18,9 +18,8 @@ from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs.failures import MAX_UNCHARGED
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import MAX_UNCHARGED, release
+from tuna.jobs.serving import Scope
 from tuna.libraries.base import Environment
 from tuna.libraries.items import DeviceReport, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
@@ -267,7 +266,7 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
             lambda self: Environment("noop", "1", "none", 0, "noop-1", target="gfx90a 104"),
         )
         session_id = make_jobs(engine, 1)
-        patch.setattr("tuna.jobs.scope.find_library", lambda _: Aimed())
+        patch.setattr("tuna.jobs.serving.find_library", lambda _: Aimed())
         _release(engine, _claim(engine, session_id), worker_lost=True)
         ((failure,),) = (one.failures for one in with_commands(engine, overview.read(engine)))
         assert failure.reproduce == "--target 'gfx90a 104'"

@@ -14,7 +14,7 @@ from tuna.db import jobs, models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.items import Candidate, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library

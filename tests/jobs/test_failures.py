@@ -19,8 +19,8 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
-from tuna.jobs.rows import AttemptedJob
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
@@ -267,7 +267,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     library = Fails(request.param)
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     return Scene(engine, redis_client, tmp_path, library)
 
 

@@ -8,7 +8,7 @@ from jobs_builder import make_jobs
 from tuna.db import jobs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, TrialRow
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate
 from tuna.queue.claim import claim

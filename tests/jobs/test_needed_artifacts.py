@@ -21,8 +21,8 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import release
+from tuna.jobs.serving import Scope
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.db.engine import writing
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library

@@ -30,7 +30,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
 from tuna.db.searches import Searches
 from tuna.exports.source import of_session
-from tuna.jobs import scope
+from tuna.jobs import serving
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, SearchLimits, Step
 from tuna.libraries.context import RunContext
@@ -73,7 +73,7 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
 ) -> None:
     """It named an index, and asked for a proposal that depends on results which are not there."""
     scene.library = WithFinals()
-    monkeypatch.setattr(scope, "find_library", lambda name: scene.library)
+    monkeypatch.setattr(serving, "find_library", lambda name: scene.library)
     with writing(scene.engine) as connection:
         first = connection.execute(sa.select(Job.__table__)).mappings().one()
         for number in (1, 9):

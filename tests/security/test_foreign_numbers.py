@@ -25,7 +25,7 @@ from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.registry import get_library
 from tuna.messages import inert

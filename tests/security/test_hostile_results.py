@@ -18,7 +18,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
 from tuna.drain import dead_letters
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
 from tuna.queue import claim, results

@@ -20,7 +20,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, FindDbKernel, KernelRow, StepResultRow
 from tuna.drain import find_db_writer
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tuna.api.sessions import session_library
 from tuna.configs import GemmConfig
+from tuna.coordinator import actions
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.database import open_database
@@ -19,7 +20,6 @@ from tuna.libraries.registry import get_library
 from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
 from tuna.results.untried import without_solver
-from tuna.search import targets_met
 from tuna.settings import get_settings
 from tuna.vocabulary import State
 
@@ -116,7 +116,7 @@ def load_jobs(
         pairs = jobs.pairs(connection, session_id, tag)
         without = without_solver(connection, session_id, tag)
         target_ms = checked.get("target_ms")
-        met = targets_met.end(connection, session_id, target_ms) if target_ms else {}
+        met = actions.end(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:
         raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
     if not pairs:

@@ -6,8 +6,7 @@ from tuna.db import sessions as table
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
-from tuna.search import warm_starts as earlier_searches
-from tuna.search.warm_starts import WarmStart
+from tuna.search.history import WarmStart, warm_starts_of_session
 from tuna.settings import get_settings
 
 
@@ -38,4 +37,4 @@ def watcher(session_id: int | None = None) -> Watcher:
 def warm_starts(session_id: int) -> list[WarmStart]:
     """The session's searches that learn from earlier ones, with those."""
     with reading(open_database()) as connection:
-        return earlier_searches.of_session(connection, session_id)
+        return warm_starts_of_session(connection, session_id)

@@ -29,7 +29,7 @@ from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import is_nearly_full
-from tuna.search import open_searches, round_parts
+from tuna.search import waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 from tuna.workers.health import REPEAT_S
@@ -56,9 +56,9 @@ def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnEl
     """Which of the jobs that wait for the step are meant, None: all; `chooses`: see
     `Publisher._publish`."""
     if chooses:
-        return Job.id.in_(step.jobs) if step.jobs else ~open_searches.is_round(work)
+        return Job.id.in_(step.jobs) if step.jobs else ~waiting_rounds.is_round(work)
     if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
-        return open_searches.goes_on(work) if step.continues else ~open_searches.goes_on(work)
+        return waiting_rounds.goes_on(work) if step.continues else ~waiting_rounds.goes_on(work)
     return None
 
 
@@ -188,7 +188,7 @@ class Publisher:
         only = _jobs_of(work, share.step, chooses=chooses)
 
         def claim_chunks(connection: sa.Connection) -> tuple[list[ClaimedChunk], list[int]]:
-            divided = work.library.search is not None and round_parts.divide(
+            divided = work.library.search is not None and waiting_rounds.divide(
                 connection, work.session_id, step, devices
             )
             each = 1 if divided else size  # a chunk of a divided round is for one device

@@ -16,9 +16,8 @@ from tuna.db.bulk import parts
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.jobs.release import release
-from tuna.jobs.scope import libraries_of
-from tuna.jobs.serving import SessionWork
+from tuna.jobs.failures import release
+from tuna.jobs.serving import SessionWork, libraries_of
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.vocabulary import IN_FLIGHT, State

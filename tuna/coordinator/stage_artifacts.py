@@ -50,7 +50,7 @@ def stage(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) ->
         except KeyError:
             with reading(engine) as connection:
                 if digest in past:
-                    blob = history.find(connection, {digest: past[digest]}).get(digest)
+                    blob = history.find_blocks(connection, {digest: past[digest]}).get(digest)
                 else:
                     blob = configs.body(connection, digest)
             if blob is None:

@@ -16,8 +16,7 @@ from tuna.db.bulk import insert, upsert
 from tuna.db.models import DeviceRow, Job, Session, StepResultRow, TrialRow
 from tuna.db.types import from_epoch, utc_now
 from tuna.jobs.failures import NextState, Outcome
-from tuna.jobs.rows import AttemptedJob
-from tuna.jobs.states import check, running
+from tuna.jobs.states import AttemptedJob, check, running
 from tuna.libraries.items import DeviceReport, StepResult, tail
 from tuna.queue.messages import Report
 from tuna.vocabulary import Cause, State

@@ -36,11 +36,9 @@ from tuna.drain.dead_letters import Letter
 from tuna.drain.find_db_writer import Fetched, FindDbWriter, best
 from tuna.drain.result_checks import ResultChecks
 from tuna.jobs import needed_artifacts
-from tuna.jobs.failures import NextState, after_attempt, losses_of
-from tuna.jobs.release import release
-from tuna.jobs.rows import AttemptedJob
-from tuna.jobs.scope import libraries_of
-from tuna.jobs.states import is_open
+from tuna.jobs.failures import NextState, after_attempt, losses_of, release
+from tuna.jobs.serving import libraries_of
+from tuna.jobs.states import AttemptedJob, is_open
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.queue.chunk_size import ChunkSizer

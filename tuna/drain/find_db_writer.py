@@ -15,7 +15,7 @@ from tuna.db.engine import reading
 from tuna.db.models import FindDb, FindDbKernel, Job, KernelRow, SolverApplicability, TrialRow
 from tuna.db.types import utc_now
 from tuna.errors import StorageFull
-from tuna.jobs.rows import AttemptedJob
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.libraries.results import is_close, is_time
 from tuna.vocabulary import Cause

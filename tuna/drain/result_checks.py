@@ -16,7 +16,7 @@ import structlog
 
 from tuna.db.bulk import parts
 from tuna.db.models import Job
-from tuna.jobs.rows import AttemptedJob
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries import items
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult

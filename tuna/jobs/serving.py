@@ -1,11 +1,11 @@
-"""The sessions that a coordinator serves, as it finds them in SQL."""
+"""The sessions that a coordinator serves, and the libraries of sessions, as it finds them in SQL."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import sqlalchemy as sa
@@ -14,12 +14,47 @@ from tuna.db import sessions
 from tuna.db.bulk import parts
 from tuna.db.models import EnvironmentRow, Job, Session
 from tuna.db.session_options import DEFAULTS, SessionOptions
-from tuna.jobs.scope import Scope
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
 from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A session, its library, the compiler's target, and the conditions of measurement."""
+
+    session_id: int
+    library: Library
+    target: str = ""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+
+def scopes_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Scope]:
+    """The scope of each session whose library is installed here, with the target and conditions of
+    its environment."""
+    found: dict[int, Scope] = {}
+    for session_id in session_ids:
+        environment = sessions.get(connection, session_id).environment
+        library = find_library(environment.library)
+        if library is not None:
+            found[session_id] = Scope(
+                session_id, library, environment.target, environment.conditions
+            )
+    return found
+
+
+def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library | str]:
+    """The library of each session, or its name where it is not installed here.
+
+    A drain or a reaper handles the jobs of all sessions of the database, of which some may be
+    another coordinator's.
+    """
+    return {
+        key: find_library(name) or name
+        for key, name in sessions.libraries(connection, session_ids).items()
+    }
 
 
 @dataclass(frozen=True)

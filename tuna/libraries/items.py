@@ -84,7 +84,7 @@ class Rival(_Wire):
 class Sibling(_Wire):
     """An earlier search that a search learns from."""
 
-    artifact: _Digest  #: with its trials: see `tuna.search.warm_starts`
+    artifact: _Digest  #: with its trials: see `tuna.search.history`
     #: of the same config in the same environment, on a quiet device: its times are those to be
     #: expected here
     same: bool

@@ -12,14 +12,13 @@ import sqlalchemy as sa
 from tuna.db.bulk import packed, unpacked
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.jobs.rows import ClaimedJob
-from tuna.jobs.scope import Scope
-from tuna.jobs.states import CLAIMABLE, queued
+from tuna.jobs.serving import Scope
+from tuna.jobs.states import CLAIMABLE, ClaimedJob, queued
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
 from tuna.queue.leases import new_id
 from tuna.queue.work_items import json_object, work_items
-from tuna.search import warm_starts
+from tuna.search import history
 from tuna.vocabulary import Cause
 
 
@@ -98,7 +97,7 @@ def claim(
     if not rows:
         return []
     if scope.library.search is not None and step.name == scope.library.search.name:
-        warm_starts.choose(connection, scope, rows)
+        history.choose_warm_starts(connection, scope, rows)
     now = utc_now()
     items = work_items(connection, scope, step.name, rows)
     chunks: list[ClaimedChunk] = []

@@ -17,8 +17,8 @@ from tuna.db.engine import reading
 from tuna.db.models import Job, TrialRow
 from tuna.db.overview import Failure, Overview
 from tuna.errors import BadInput, NotFound
-from tuna.jobs.rows import ClaimedJob
-from tuna.jobs.scope import Scope, scopes_of
+from tuna.jobs.serving import Scope, scopes_of
+from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.items import Candidate, WorkItem

@@ -16,11 +16,11 @@ from tuna.db.bulk import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
 from tuna.db.types import timed
-from tuna.jobs.rows import ClaimedJob
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import Scope
+from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.search import finals, history, warm_starts
+from tuna.search import finals, history
 from tuna.vocabulary import Resource
 
 
@@ -78,7 +78,7 @@ def work_items(
     later_rounds = [row for row in rows if row.round and not bare]
     proposes = scope.library.search is not None and step == scope.library.search.name
     past = _history(connection, later_rounds) if proposes else {}
-    known_searches = warm_starts.of(connection, rows) if proposes and not bare else {}
+    known_searches = history.warm_starts_of(connection, rows) if proposes and not bare else {}
     bests = _best_times(connection, scope.session_id, later_rounds)
     rivals = _rivals(connection, scope, configs) if step == FINALS else {}
     uses_known = scope.library.uses_known_params and not bare
