@@ -17,7 +17,7 @@ from tuna.coordinator import reaper
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResultRow
-from tuna.drain import dead_letters
+from tuna.drain import report_checks
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import release
 from tuna.jobs.serving import Scope
@@ -57,7 +57,7 @@ def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:
 def _without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """A machine that has all libraries but this one."""
     monkeypatch.setattr("tuna.jobs.serving.find_library", lambda name: _others(name, missing))
-    monkeypatch.setattr(dead_letters, "find_library", lambda name: _others(name, missing))
+    monkeypatch.setattr(report_checks, "find_library", lambda name: _others(name, missing))
 
 
 def _others(name: str, missing: str) -> Library | None:
@@ -164,7 +164,7 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
     redis_client.xadd("results", {"r": report.model_dump_json()})
     with pytest.MonkeyPatch.context() as patch:
         _without(patch, "example")
-        patch.setattr(dead_letters, "fits", lambda _, size_bytes: size_bytes < 2000)
+        patch.setattr(report_checks, "fits", lambda _, size_bytes: size_bytes < 2000)
         make().once()
     assert len(_letters(engine)) == len(results)
     monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
@@ -200,8 +200,8 @@ def test_a_malformed_report_is_kept_with_its_bytes_and_counted(
     make: Callable[[], Drain],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_letters, "KEPT_BYTES", 100)
-    monkeypatch.setattr(dead_letters, "KEPT", 3)
+    monkeypatch.setattr(report_checks, "KEPT_BYTES", 100)
+    monkeypatch.setattr(report_checks, "KEPT", 3)
     make_jobs(engine, 1)
     for text in (b"{", b"\x80" * 1000, b'{"kind": "finished"}', b"too many"):
         redis_client.xadd("results", {"r": text})

@@ -13,7 +13,7 @@ from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
-from tuna.queue.chunk_size import ChunkSizer
+from tuna.queue.claim import ChunkSizer
 from tuna.queue.results import is_nearly_full
 from tuna.vocabulary import Resource
 

@@ -45,7 +45,7 @@ def sessions(engine: sa.Engine) -> tuple[int, int]:
 
 def end(engine: sa.Engine, session_id: int, target_ms: float) -> list[str]:
     with writing(engine) as connection:
-        return list(actions.end(connection, session_id, target_ms).values())
+        return list(actions.end_met(connection, session_id, target_ms).values())
 
 
 def states(engine: sa.Engine, session_id: int) -> list[tuple[str, str | None]]:

@@ -17,7 +17,7 @@ from tuna.archives.restore import restore
 from tuna.archives.write import archive
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
-from tuna.coordinator import stage_artifacts
+from tuna.coordinator import publisher
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
@@ -116,7 +116,7 @@ class Room:
             (chunk,) = claim(
                 connection, Scope(self.session_id, LIBRARY), LIBRARY.step("search"), 1, 1
             )
-        stage_artifacts.stage(self.engine, self.store, chunk.items)
+        publisher.stage_artifacts(self.engine, self.store, chunk.items)
         return chunk.items[0]
 
     def learned(self, item: WorkItem) -> list[list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ from gateway_site import GatewaySite, RemoteDouble
 
 from tuna.db.engine import reading
 from tuna.db.models import WorkerRow
-from tuna.gateway import bodies, listening, server
+from tuna.gateway import listening, requests, server
 from tuna.gateway.tokens import pin_of_secret, pinned_context
 
 Eventually = Callable[[Callable[[], object], float], None]
@@ -91,7 +91,7 @@ def _raw(site: GatewaySite) -> ssl.SSLSocket:
 
 
 def test_a_slow_body_is_given_up(site: GatewaySite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_BODY_S", 0.5)
+    monkeypatch.setattr(requests, "_BODY_S", 0.5)
     worker = site.join()
     with _raw(site) as slow:
         head = (

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from tuna.api.sessions import session_library
 from tuna.configs import GemmConfig
-from tuna.coordinator import actions
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.database import open_database
@@ -116,7 +115,7 @@ def load_jobs(
         pairs = jobs.pairs(connection, session_id, tag)
         without = without_solver(connection, session_id, tag)
         target_ms = checked.get("target_ms")
-        met = actions.end(connection, session_id, target_ms) if target_ms else {}
+        met = job_actions.end_met(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:
         raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
     if not pairs:

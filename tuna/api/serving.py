@@ -19,11 +19,10 @@ from tuna.gateway.tokens import JoinToken
 from tuna.libraries.tvm import targets
 from tuna.libraries.tvm.boards import BoardPool
 from tuna.libraries.tvm.environment import tvm_version
-from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox import discovery
 from tuna.settings import get_settings
-from tuna.workers.compatibility import session_text
 from tuna.workers.serve import check_options, serve
+from tuna.workers.served_queues import ServedQueues, Unavailable, session_text
 
 
 @dataclass(frozen=True)

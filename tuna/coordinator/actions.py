@@ -214,7 +214,7 @@ def _move_batch(
     return count, high, chunks
 
 
-def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping[int, str]:
+def end_met(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping[int, str]:
     """End the session's new jobs and searches for configs that another session or a golden version
     meets; says of each config which.
 

@@ -22,10 +22,10 @@ from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
-from tuna.workers.compatibility import session_text
 from tuna.workers.launch import WorkerSpec
 from tuna.workers.lifetime import SESSION, TELL
 from tuna.workers.serve import Supervisor
+from tuna.workers.served_queues import session_text
 
 _CONNECT_S = 5.0
 #: Bound of the workers' warm shutdown, and of the cold one after it: the client ends within 5 s.

@@ -31,16 +31,15 @@ from tuna.gateway.protocol import Handed
 from tuna.gateway.remote_link import WAIT_S, AccessLost, GatewayLink
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
-from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.dumpable import forbid_inspection
 from tuna.sandbox.parent import end_with_parent
 from tuna.settings import Settings, get_settings
 from tuna.workers import lifetime
-from tuna.workers.compatibility import role_queues
-from tuna.workers.hooks import DeviceRepair
+from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import LIBRARIES, ONCE, TELL
+from tuna.workers.served_queues import ServedQueues, role_queues
 from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)

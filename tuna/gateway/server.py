@@ -32,8 +32,6 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import reading, transaction, writing
 from tuna.gateway import joined, tokens
-from tuna.gateway.bodies import HANDLERS, TokenBucket, answered, of_path, parsed, read_body
-from tuna.gateway.claims import named_artifacts, place_of_remote, status_of, without_artifact
 from tuna.gateway.handout import HandedChunk, Handout
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import (
@@ -47,6 +45,18 @@ from tuna.gateway.protocol import (
     NextRequest,
     Renewed,
     RenewRequest,
+)
+from tuna.gateway.requests import (
+    HANDLERS,
+    TokenBucket,
+    answered,
+    named_artifacts,
+    of_path,
+    parsed,
+    place_of_remote,
+    read_body,
+    status_of,
+    without_artifact,
 )
 from tuna.jobs import needed_artifacts
 from tuna.libraries.items import MOST_TRIALS, StepResult

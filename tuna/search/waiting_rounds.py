@@ -82,12 +82,14 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchPr
     for row in connection.execute(query):
         rows[row.search_id, row.round].append(row)
         configs[row.search_id] = row.config_id
-    for (search, _), parts in rows.items():
-        if any(is_open(part.state, work.library.step(part.step).resource) for part in parts):
+    for (search, _), of_round in rows.items():
+        if any(is_open(part.state, work.library.step(part.step).resource) for part in of_round):
             continue
         rounds[search] += 1
         if known := [
-            ms for ms in (*best[search][-1:], *(part.best_ms for part in parts)) if ms is not None
+            ms
+            for ms in (*best[search][-1:], *(part.best_ms for part in of_round))
+            if ms is not None
         ]:
             best[search].append(min(known))
     return {

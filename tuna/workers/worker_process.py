@@ -24,7 +24,6 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.queue.heartbeat import HeartbeatSender, WorkerStatus
 from tuna.queue.messages import Chunk
-from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox.core_lending import BuildCores, offer
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
@@ -33,6 +32,7 @@ from tuna.workers.devices import device_for, place_of
 from tuna.workers.health import Health
 from tuna.workers.link import RedisLink, WorkerLink
 from tuna.workers.runner import Runner
+from tuna.workers.served_queues import ServedQueues, Unavailable
 
 log = structlog.get_logger(__name__)
 
