@@ -117,7 +117,8 @@ def _coordinate(
     coordinator = Coordinator(backends, works, policy=policy, fixed_workers=True)
     # Workers report to the databases named there; the coordinator names its own when it first
     # publishes, which is after them.
-    client.sadd(NAMESPACES_KEY, works[0].namespace)
+    with reading(engine) as connection:
+        client.sadd(NAMESPACES_KEY, sessions.namespace(connection))
     with local_workers(
         settings.home / "logs", [WorkerSpec("compile"), WorkerSpec("eval")]
     ) as workers:

@@ -58,7 +58,7 @@ class GatewaySite:
             environment = sessions.get(connection, session_id).environment
             self.namespace = sessions.namespace(connection)
             self.tls_secret = joined.tls_secret(connection)
-        work = SessionWork(session_id, self.namespace, environment, LIBRARY)
+        work = SessionWork(session_id, environment, LIBRARY)
         self.settings = get_settings()
         self.leases = Leases(client, self.namespace, self.settings.lease_s)
         self.board = HeartbeatBoard(client, self.namespace, self.settings.lease_s)

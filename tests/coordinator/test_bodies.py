@@ -104,11 +104,11 @@ def coordinator(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, session_id: int, store: Artifacts
 ) -> Coordinator:
     with reading(engine) as connection:
-        info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
+        info = sessions.get(connection, session_id)
     runner = Runner(
         RedisLink(redis_client, get_settings().lease_s), RunContext(store, tuna_home, (0,))
     )
-    work = SessionWork(session_id, namespace, info.environment, LIBRARY)
+    work = SessionWork(session_id, info.environment, LIBRARY)
     return Coordinator(Backends(engine, redis_client, InProcess(runner), get_settings()), [work])
 
 

@@ -33,7 +33,7 @@ from tuna.drain.drain import Drain
 from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
 from tuna.jobs import serving
-from tuna.jobs.serving import Scope, SessionWork, read_works
+from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
@@ -91,10 +91,10 @@ def make(
     monkeypatch.setattr("tuna.coordinator.publisher._FULL_BACKOFF_S", 0.3)
     session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
     with reading(engine) as connection:
-        info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
+        info = sessions.get(connection, session_id)
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     celery = InProcess(Runner(RedisLink(redis_client, settings.lease_s), context))
-    work = SessionWork(session_id, namespace, info.environment, LIBRARY)
+    work = SessionWork(session_id, info.environment, LIBRARY)
     return lambda: Coordinator(Backends(engine, redis_client, celery, settings), [work])
 
 
@@ -311,7 +311,7 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
         connection.execute(
             sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled")
         )
-        serving = Scope(1, LIBRARY)
+        serving = SessionWork(1, LIBRARY.environment(), LIBRARY)
         chunks = {name: claim(connection, serving, LIBRARY.step(name), 5)[0].id for name in steps}
         connection.execute(sa.update(Job).values(leased_at=utc_now() - timedelta(minutes=1)))
         namespace = sessions.namespace(connection)

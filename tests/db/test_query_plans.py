@@ -27,7 +27,7 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
@@ -150,7 +150,9 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
 
 def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(1, LIBRARY, ""), LIBRARY.step(step), limit)
+        return claim.claim(
+            connection, SessionWork(1, LIBRARY.environment(), LIBRARY), LIBRARY.step(step), limit
+        )
 
 
 def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:

@@ -20,7 +20,7 @@ from tuna.db.models import DeadLetter, Job, StepResultRow
 from tuna.drain import report_checks
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import release
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries import registry
 from tuna.libraries.base import Library
 from tuna.libraries.items import WIRE_VERSION, DeviceReport
@@ -43,7 +43,12 @@ def make(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Callab
 
 def _claim(engine: sa.Engine, session_id: int, limit: int = 1000) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step("build"), limit)
+        return claim(
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step("build"),
+            limit,
+        )
 
 
 def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:

@@ -19,7 +19,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, release
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Environment
 from tuna.libraries.items import DeviceReport, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
@@ -52,7 +52,12 @@ def _claim(
 ) -> list[ClaimedChunk]:
     with writing(engine) as connection:
         return claim.claim(
-            connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit, size, most
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step(step),
+            limit,
+            size,
+            most,
         )
 
 
@@ -402,11 +407,19 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
     solvers.update_applicability(engine, example, session_id, "t")
     with writing(engine) as connection:
         jobs.load(connection, jobs.JobRequest(session_id, "example", ["execute"], "x", "new"))
-        lost = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
+        lost = claim.claim(
+            connection,
+            SessionWork(session_id, example.environment(), example),
+            example.step("execute"),
+            10,
+        )
     assert _release(engine, lost, worker_lost=True) == 1
     with writing(engine) as connection:
         chunks = claim.claim(
-            connection, Scope(session_id, example, ""), example.step("execute"), 10
+            connection,
+            SessionWork(session_id, example.environment(), example),
+            example.step("execute"),
+            10,
         )
     drain.write(_entries(chunks))
     assert states(engine) == {"new": 10, "evaluated": 1}

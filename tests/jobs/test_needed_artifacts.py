@@ -22,7 +22,7 @@ from tuna.db.models import Job, JobArtifact
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import release
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
@@ -51,7 +51,10 @@ class Scene:
     def claim(self, step: str, limit: int = 10) -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
             return claim.claim(
-                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), limit
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step(step),
+                limit,
             )
 
     def report(self, chunks: Sequence[ClaimedChunk], **facts: object) -> None:

@@ -26,7 +26,7 @@ from tuna.db.models import Job, Search
 from tuna.drain.drain import Drain
 from tuna.errors import NotFound
 from tuna.jobs import failures, serving
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.queue import claim, reproduction
@@ -57,7 +57,11 @@ class Scene:
     def claim(self, step: str, limit: int = 1) -> list[claim.ClaimedChunk]:
         with writing(self.engine) as connection:
             found = claim.claim(
-                connection, Scope(self.session_id, self.library), self.library.step(step), limit, 1
+                connection,
+                SessionWork(self.session_id, self.library.environment(), self.library),
+                self.library.step(step),
+                limit,
+                1,
             )
         publisher.stage_artifacts(
             self.engine, self.artifacts, [item for chunk in found for item in chunk.items]

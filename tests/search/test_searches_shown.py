@@ -256,7 +256,7 @@ def test_the_progress_counts_a_search_once_and_its_rounds_for_the_rate(scene: Sc
 def test_what_is_left_of_a_search_without_a_bound_is_not_known(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = SessionWork(scene.session_id, "", scene.library.environment(), scene.library)
+    work = SessionWork(scene.session_id, scene.library.environment(), scene.library)
     for most, known in ((ROUNDS, True), (None, False)):
         monkeypatch.setattr(SearchLibrary, "most_rounds", lambda self, options, most=most: most)
         with reading(scene.engine) as connection:

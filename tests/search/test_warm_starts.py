@@ -23,7 +23,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
 from tuna.gateway.handout import HandedChunk
 from tuna.jobs import failures
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
@@ -114,7 +114,11 @@ class Room:
         """The round that waits longest."""
         with writing(self.engine) as connection:
             (chunk,) = claim(
-                connection, Scope(self.session_id, LIBRARY), LIBRARY.step("search"), 1, 1
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step("search"),
+                1,
+                1,
             )
         publisher.stage_artifacts(self.engine, self.store, chunk.items)
         return chunk.items[0]

@@ -18,7 +18,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
 from tuna.drain import report_checks
 from tuna.drain.drain import Drain
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
 from tuna.queue import claim, results
@@ -84,7 +84,12 @@ def drain(engine: sa.Engine, stream: ResultStream, tmp_path: Path) -> Drain:
 
 def _claim(engine: sa.Engine, session_id: int, step: str = "measure") -> ClaimedChunk:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), 1000)[0]
+        return claim.claim(
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step(step),
+            1000,
+        )[0]
 
 
 def _good(item: Any, **facts: Any) -> dict[str, Any]:

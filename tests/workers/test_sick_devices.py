@@ -22,7 +22,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult as Result
@@ -177,8 +177,8 @@ class Scene:
 
     def _publish(self) -> None:
         with writing(self.engine) as connection:
-            scope = Scope(self.session_id, self.library, "")
-            chunks = claim.claim(connection, scope, self.library.step(self.step), 20, 2)
+            work = SessionWork(self.session_id, self.library.environment(), self.library)
+            chunks = claim.claim(connection, work, self.library.step(self.step), 20, 2)
         facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
         if self.step == "build":
             facts |= {"environment": "", "toolchain": "tools"}

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import configs, jobs, overview
-from tuna.db.bulk import parts
+from tuna.db.bulk import parts, values_among
 from tuna.db.engine import reading, transaction
 from tuna.db.models import ConfigTag, FindDb, Golden, GoldenEntry, Job, Search, Session, SolverRow
 from tuna.db.searches import MET
@@ -145,13 +145,9 @@ def _groups(engine: sa.Engine, selection: JobSelection) -> list[tuple[str, State
 
 
 def _require_jobs(connection: sa.Connection, selection: JobSelection) -> None:
-    there: set[int] = set()
-    for part in parts(selection.jobs):
-        statement = sa.select(Job.id).where(
-            Job.id.in_(part), Job.session_id == selection.session_id
-        )
-        there |= set(connection.execute(statement).scalars())
-    missing = sorted(set(selection.jobs) - there)
+    of_session = sa.select(Job.id).where(Job.session_id == selection.session_id)
+    wanted = set(selection.jobs)
+    missing = sorted(wanted - values_among(connection, of_session, Job.id, wanted))
     if missing:
         raise NotFound(
             f"Session {selection.session_id} has no job {', '.join(map(str, missing[:10]))}."

@@ -108,6 +108,7 @@ class Coordinator:
         )
         self.publisher = Publisher(
             backends,
+            namespace,
             artifacts,
             self._leases,
             self.drain.pace,

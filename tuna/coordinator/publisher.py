@@ -84,6 +84,7 @@ class Publisher:
     def __init__(
         self,
         backends: Backends,
+        namespace: str,
         artifacts: Artifacts,
         leases: Leases,
         pace: ChunkSizer,
@@ -93,6 +94,7 @@ class Publisher:
         fixed_workers: bool = False,
     ) -> None:
         """`fixed_workers`: see `Coordinator`."""
+        self._namespace = namespace
         self.leases = leases
         self._engine = backends.engine
         self._client = backends.redis
@@ -198,9 +200,7 @@ class Publisher:
                 connection, work.session_id, step, devices
             )
             each = 1 if divided else size  # a chunk of a divided round is for one device
-            chunks = claim(
-                connection, work.scope, step, min(batch, wanted * each), each, wanted, only
-            )
+            chunks = claim(connection, work, step, min(batch, wanted * each), each, wanted, only)
             # The library's code, before the commit: if it fails, nothing was claimed.
             return chunks, [_time_limit_s(work, step, chunk) for chunk in chunks]
 
@@ -227,7 +227,7 @@ class Publisher:
         environment = work.environment
         message = Chunk(
             id=chunk.id,
-            namespace=work.namespace,
+            namespace=self._namespace,
             library=work.library.name,
             step=step.name,
             environment=environment.machine_key if step.resource is Resource.DEVICE else "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -27,9 +27,10 @@ def upsert(
     key: Sequence[str],
     update: Sequence[str] = (),
     keep_if_null: Sequence[str] = (),
+    replace: bool = False,
 ) -> None:
-    """Insert `rows`; where the unique `key` exists, set `update`, and set `keep_if_null` unless the
-    new value is NULL.
+    """Insert `rows`; where the unique `key` exists, set `update` (`replace`: all columns of the rows),
+    and set `keep_if_null` unless the new value is NULL.
 
     With nothing to update, an existing row is left unchanged.
     """
@@ -37,6 +38,8 @@ def upsert(
         return
     target = sa.inspect(table).local_table if isinstance(table, type) else table
     assert isinstance(target, sa.Table)
+    if replace:
+        update = [name for name in rows[0] if name not in (*key, *keep_if_null)]
     statement = _statement(
         target, connection.dialect.name, tuple(key), tuple(update), tuple(keep_if_null)
     )
@@ -78,6 +81,27 @@ IN_LIST = 5000
 def parts(values: Sequence[T]) -> Iterable[Sequence[T]]:
     """`values` in lists that one statement can name."""
     return (values[start : start + IN_LIST] for start in range(0, len(values), IN_LIST))
+
+
+def rows_among(
+    connection: sa.Connection,
+    query: Any,
+    column: sa.SQLColumnExpression[Any],
+    values: Iterable[Any],
+) -> Iterator[Any]:
+    """The rows of a `sa.Select` whose `column` has one of the `values`, whatever their number."""
+    for part in parts(sorted(values)):
+        yield from connection.execute(query.where(column.in_(part)))
+
+
+def values_among(
+    connection: sa.Connection,
+    query: Any,
+    column: sa.SQLColumnExpression[Any],
+    values: Iterable[Any],
+) -> set[Any]:
+    """The values of a query of one column, as `rows_among` has its rows."""
+    return {row[0] for row in rows_among(connection, query, column, values)}
 
 
 def packed(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:

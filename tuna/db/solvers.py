@@ -42,13 +42,7 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
         }
         for solver in found
     ]
-    upsert(
-        connection,
-        SolverRow,
-        rows,
-        key=("library", "name"),
-        update=("kinds", "algorithm", "tunable", "dynamic", "number", "valid"),
-    )
+    upsert(connection, SolverRow, rows, key=("library", "name"), replace=True)
     connection.execute(
         sa.update(SolverRow)
         .where(

@@ -92,20 +92,8 @@ def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> No
         TrialRow,
         rows,
         key=("job_id", "number"),
-        update=(
-            "step",
-            "cause",
-            "output_tail",
-            "times_ms",
-            "time_ms",
-            "low_ms",
-            "high_ms",
-            "clock",
-            "ended_early",
-            "max_error",
-            "measured_at",
-        ),
         keep_if_null=("params", "artifact", "build_s"),
+        replace=True,
     )
 
 
@@ -145,8 +133,7 @@ def write_devices(connection: sa.Connection, reported: Sequence[tuple[int, Devic
         }
         for (environment_id, name), (peak, source) in seen.items()
     ]
-    update = ("peak_gflops", "peak_source", "updated_at")
-    upsert(connection, DeviceRow, rows, key=("environment_id", "name"), update=update)
+    upsert(connection, DeviceRow, rows, key=("environment_id", "name"), replace=True)
 
 
 def _peaks(

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import structlog
 from pydantic import ValidationError
 
-from tuna.db.bulk import parts
+from tuna.db.bulk import rows_among
 from tuna.db.models import DeadLetter, Job
 from tuna.db.types import utc_now
 from tuna.drain.find_db_writer import fits
@@ -99,14 +99,13 @@ def _trials_asked(
     connection: sa.Connection, libraries: Mapping[int, Library | str], results: Iterable[StepResult]
 ) -> dict[int, int]:
     """Return how many trials the jobs asked for of which a result has several."""
-    found: dict[int, int] = {}
-    for part in parts(sorted({result.job_id for result in results if len(result.trials) > 1})):
-        query = sa.select(Job.id, Job.session_id, Job.options).where(Job.id.in_(part))
-        for job_id, session_id, options in connection.execute(query):
-            library = libraries.get(session_id)
-            if isinstance(library, Library):
-                found[job_id] = _asked(library, options)
-    return found
+    several = {result.job_id for result in results if len(result.trials) > 1}
+    query = sa.select(Job.id, Job.session_id, Job.options)
+    return {
+        job_id: _asked(library, options)
+        for job_id, session_id, options in rows_among(connection, query, Job.id, several)
+        if isinstance(library := libraries.get(session_id), Library)
+    }
 
 
 def _asked(library: Library, options: Mapping[str, Any]) -> int:

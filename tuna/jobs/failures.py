@@ -17,7 +17,7 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Job, StepResultRow
 from tuna.db.server_errors import ErrorKind
 from tuna.db.types import utc_now
-from tuna.jobs.serving import scopes_of
+from tuna.jobs.serving import works_of
 from tuna.jobs.states import AttemptedJob, check, done, resource_in, waiting
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult
@@ -198,8 +198,8 @@ def release(
         )
         rows = list(map(AttemptedJob._make, unpacked(connection, query)))
         if cause:
-            scopes = scopes_of(connection, {row.session_id for row in rows})
-            rows = [row for row in rows if row.session_id in scopes]
+            works = works_of(connection, {row.session_id for row in rows})
+            rows = [row for row in rows if row.session_id in works]
         released += len(rows)
         seen: set[str | None] = set()
         now = utc_now()
@@ -210,7 +210,7 @@ def release(
             if worker_lost and first:
                 values |= {"isolate": True}
             if cause and (first or message_lost):
-                library = scopes[row.session_id].library
+                library = works[row.session_id].library
                 lost = StepResult(
                     job_id=row.id,
                     attempt=row.attempt,

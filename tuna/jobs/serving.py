@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.bulk import parts
+from tuna.db.bulk import rows_among
 from tuna.db.models import EnvironmentRow, Job, Session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.jobs.states import CLAIMABLE
@@ -19,30 +19,6 @@ from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
 from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
-
-
-@dataclass(frozen=True)
-class Scope:
-    """A session, its library, the compiler's target, and the conditions of measurement."""
-
-    session_id: int
-    library: Library
-    target: str = ""
-    conditions: Mapping[str, str] = field(default_factory=dict)
-
-
-def scopes_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Scope]:
-    """The scope of each session whose library is installed here, with the target and conditions of
-    its environment."""
-    found: dict[int, Scope] = {}
-    for session_id in session_ids:
-        environment = sessions.get(connection, session_id).environment
-        library = find_library(environment.library)
-        if library is not None:
-            found[session_id] = Scope(
-                session_id, library, environment.target, environment.conditions
-            )
-    return found
 
 
 def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library | str]:
@@ -62,7 +38,6 @@ class SessionWork:
     """The facts about a session that a coordinator needs."""
 
     session_id: int
-    namespace: str
     environment: Environment
     library: Library
     options: SessionOptions = DEFAULTS
@@ -75,13 +50,6 @@ class SessionWork:
         mine = {step.name for step in self.library.every_step}
         names = [name for name in self.only if name in mine]
         return self.library.served_with(names) if names or not self.only else []
-
-    @property
-    def scope(self) -> Scope:
-        """The scope of a claim."""
-        return Scope(
-            self.session_id, self.library, self.environment.target, self.environment.conditions
-        )
 
     def queue(self, step: Step) -> str:
         """The queue of the step."""
@@ -153,14 +121,12 @@ def read_works(
     query = sa.select(Session.id, Session.options).where(Session.id.in_(ids))
     now = {row.id: SessionOptions.stored(row.options) for row in connection.execute(query)}
     found = [replace(known[key], options=now[key]) for key in ids if key in known and key in now]
-    namespace = sessions.namespace(connection)
     for session_id in (key for key in ids if key not in known):
         info = sessions.get(connection, session_id)
         library = find_library(info.environment.library)
         if library is not None:
             work = SessionWork(
                 session_id,
-                namespace,
                 info.environment,
                 library,
                 info.options,
@@ -168,6 +134,11 @@ def read_works(
             )
             found.append(work)
     return found
+
+
+def works_of(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, SessionWork]:
+    """The sessions whose library is installed here, by id; raises NotFound for an unknown one."""
+    return {work.session_id: work for work in read_works(connection, session_ids)}
 
 
 def open_queues(connection: sa.Connection, work: SessionWork) -> set[str]:
@@ -207,13 +178,12 @@ def ahead(
     queues = {work.queue(step) for work in works for step in work.steps}
     mine = {work.session_id for work in works}
     found: Counter[int] = Counter()
-    for part in parts(sorted(chunks)):
-        query = sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()
-        for row in connection.execute(query):
-            if row.session_id not in mine:
-                found[row.session_id] += 1
-            elif row.chunk not in untaken:
-                return {}
+    query = sa.select(Job.chunk, Job.session_id).distinct()
+    for row in rows_among(connection, query, Job.chunk, chunks):
+        if row.session_id not in mine:
+            found[row.session_id] += 1
+        elif row.chunk not in untaken:
+            return {}
     others = read_works(connection, sorted(found))
     return {
         work.session_id: found[work.session_id]

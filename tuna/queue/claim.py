@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tuna.db.bulk import packed, unpacked
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, ClaimedJob, queued
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult, WorkItem
@@ -87,7 +87,7 @@ _WAITING = (
 
 def claim(
     connection: sa.Connection,
-    scope: Scope,
+    work: SessionWork,
     step: Step,
     limit: int,
     size: int = 0,
@@ -96,13 +96,13 @@ def claim(
 ) -> list[ClaimedChunk]:
     """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks
     of `size` (0: the step's own). The caller commits, then publishes."""
-    rows = _waiting(connection, scope.session_id, step, limit, only)
+    rows = _waiting(connection, work.session_id, step, limit, only)
     if not rows:
         return []
-    if scope.library.search is not None and step.name == scope.library.search.name:
-        history.choose_warm_starts(connection, scope, rows)
+    if work.library.search is not None and step.name == work.library.search.name:
+        history.choose_warm_starts(connection, work, rows)
     now = utc_now()
-    items = work_items(connection, scope, step.name, rows)
+    items = work_items(connection, work, step.name, rows)
     chunks: list[ClaimedChunk] = []
     companies: dict[_Company, list[tuple[int, WorkItem]]] = {}
     for row, item in zip(rows, items, strict=True):

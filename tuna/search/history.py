@@ -33,7 +33,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
-from tuna.db.bulk import parts, upsert
+from tuna.db.bulk import parts, rows_among, upsert
 from tuna.db.models import (
     ConfigRow,
     EnvironmentRow,
@@ -48,7 +48,7 @@ from tuna.db.models import (
 )
 from tuna.db.types import timed
 from tuna.files import gunzip
-from tuna.jobs.serving import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
@@ -72,11 +72,9 @@ def find_blocks(connection: sa.Connection, digests: Mapping[str, int]) -> dict[s
     """Blocks by their SHA-256, of the searches of the jobs whose ids are given; what changed
     meanwhile is left out."""
     found: dict[str, bytes] = {}
-    for part in parts(sorted(set(digests.values()))):
-        query = sa.select(Job.search_id, Job.round).where(Job.id.in_(part))
-        for search_id, before in connection.execute(query):
-            if search_id is not None:
-                found |= {digest(one): one for one in blocks(connection, search_id, before)}
+    query = sa.select(Job.search_id, Job.round).where(Job.search_id.is_not(None))
+    for search_id, before in rows_among(connection, query, Job.id, set(digests.values())):
+        found |= {digest(one): one for one in blocks(connection, search_id, before)}
     return {name: found[name] for name in digests if name in found}
 
 
@@ -173,12 +171,14 @@ class _EndedSearch(NamedTuple):
         return f"{self.label} in session {self.session_id}{place}"[:_LABEL_CHARS]
 
 
-def choose_warm_starts(connection: sa.Connection, scope: Scope, rows: Iterable[ClaimedJob]) -> None:
+def choose_warm_starts(
+    connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
+) -> None:
     """Choose and store the warm starts of the searches whose first round is claimed for the first
     time."""
     for row in rows:
         begins = row.round == 0 and row.attempt == 0
-        if begins and row.search_id is not None and scope.library.warm_starts(row.options):
+        if begins and row.search_id is not None and work.library.warm_starts(row.options):
             _store(connection, row.search_id, _chosen(connection, row))
 
 
