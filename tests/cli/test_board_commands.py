@@ -70,7 +70,7 @@ def test_what_a_worker_refuses_spends_no_token(
 ) -> None:
     need(find_spec("tvm"), "TVM")
     monkeypatch.setattr(
-        "tuna.gateway.remote_link.join", lambda *_: pytest.fail("the token is spent")
+        "tuna.gateway.https_client.join", lambda *_: pytest.fail("the token is spent")
     )
     ended = type_in(
         "tuna", "worker", *words, "--join", f"https://127.0.0.1:9#{'0' * 64}.{'0' * 12}.{'s' * 32}"

@@ -24,7 +24,7 @@ from tuna.db import models
 from tuna.db.engine import reading
 from tuna.gateway import joined
 from tuna.gateway import server as gateway_server
-from tuna.gateway.remote_link import AccessLost, NoSession, join
+from tuna.gateway.https_client import AccessLost, NoSession, join
 from tuna.gateway.tokens import JoinToken
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
@@ -63,7 +63,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         link = link_of(self.credentials, self._home).start()
-        sender = HeartbeatSender(link.boards, self._status(), 1.0).start()
+        sender = HeartbeatSender(link, self._status(), 1.0).start()
         try:
             while not self.stop.is_set():
                 if outcome := run_next(link, self._home):

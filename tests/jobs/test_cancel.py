@@ -15,6 +15,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import writing
+from tuna.jobs.serving import works_of
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
 from tuna.queue import claim

@@ -105,6 +105,28 @@ def test_a_slow_body_is_given_up(site: GatewaySite, monkeypatch: pytest.MonkeyPa
     assert worker.renew().status_code == 200
 
 
+def test_bodies_that_are_being_sent_are_bounded_together(
+    site: GatewaySite, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """A worker that sends much and slowly keeps no other out; when it goes, so do its bytes."""
+    monkeypatch.setattr(requests, "_BODIES_BYTES", 1 << 20)
+    hostile, other = site.join(), site.join()
+    held, others = _held(hostile), _held(other)
+    data = bytes(100 << 10)
+    assert hostile.put(held, data) == 204
+    with _raw(site) as slow:
+        head = (
+            f"PUT /v1{hostile.path(held)}/artifacts/{'0' * 64} HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Length: {1 << 20}\r\nAuthorization: Bearer"
+            f" {hostile.credentials.name}.{hostile.credentials.secret}\r\n\r\n"
+        )
+        slow.sendall(head.encode() + bytes(200 << 10))
+        eventually(lambda: hostile.put(held, data) == 503, 60)
+        assert other.put(others, data) == 204
+        assert hostile.renew(held).json()["lost"] == []
+    eventually(lambda: hostile.put(held, data) == 204, 60)
+
+
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/next HTTP/1.1\r\nHo", b"\r\n"])
 def test_a_connection_without_a_request_is_closed(
     site: GatewaySite, begun: bytes, monkeypatch: pytest.MonkeyPatch

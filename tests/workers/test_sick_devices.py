@@ -104,7 +104,7 @@ class Worker(threading.Thread):
             job_ids=(), started_at=0.0, seen_at=0.0, place=place_of("", device, node),
         )  # fmt: skip
         board = HeartbeatBoard(scene.client, "n", 30)
-        self.sender = HeartbeatSender(lambda: [board], status, 0.1).start()
+        self.sender = HeartbeatSender(board, status, 0.1).start()
         folders = [scene.library.folder] if self.name == SICK else []
         self.health = Health(folders, device, first_pause_s=0.02, longest_pause_s=0.2)
         self.runner = Runner(

@@ -13,7 +13,7 @@ from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError
-from tuna.gateway import remote_link
+from tuna.gateway import https_client
 from tuna.gateway.protocol import MAX_PROCESSES
 from tuna.gateway.tokens import JoinToken
 from tuna.libraries.tvm import targets
@@ -64,7 +64,7 @@ def join(
         reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
         raise ServiceError(f"This worker has no board to join with. {reasons}")
     names = tuple(queue.partition(".")[2] for queue in queues)
-    facts = remote_link.facts_of(
+    facts = https_client.facts_of(
         {
             "host": socket.gethostname(),
             "device": served.device_name(queues),
@@ -73,7 +73,7 @@ def join(
             "processes": min(processes, MAX_PROCESSES),
         }
     )
-    credentials = remote_link.join(token, role, facts)
+    credentials = https_client.join(token, role, facts)
     os.environ["TUNA_GATEWAY"] = credentials.text()
     os.environ["TUNA_WORKER_NAME"] = credentials.name
     get_settings.cache_clear()

@@ -1,5 +1,5 @@
-"""The artifact store: compiled code by its SHA-256, signed by holders of the private key; and copies of
-it on this machine."""
+"""The artifact store: compiled code by its SHA-256, signed by holders of the private key; and
+copies of it on this machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""User actions on jobs: retry errored ones, cancel unfinished ones, end those that a known result makes
-needless; in bulk, idempotent."""
+"""User actions on jobs: retry errored ones, cancel unfinished ones, end those that a known result
+makes needless; in bulk, idempotent."""
 
 from __future__ import annotations
 

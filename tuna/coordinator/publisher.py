@@ -1,7 +1,7 @@
 """Claims and publishes what a policy chooses, within what the queues may hold.
 
-What work items need and SQL keeps (config bodies, the code of rivals, the history of searches and of
-those that they learn from) is copied to the artifact store first, which may have lost it.
+What work items need and SQL keeps (config bodies, the code of rivals, the history of searches and
+of those that they learn from) is copied to the artifact store first, which may have lost it.
 """
 
 from __future__ import annotations

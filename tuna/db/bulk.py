@@ -29,8 +29,8 @@ def upsert(
     keep_if_null: Sequence[str] = (),
     replace: bool = False,
 ) -> None:
-    """Insert `rows`; where the unique `key` exists, set `update` (`replace`: all columns of the rows),
-    and set `keep_if_null` unless the new value is NULL.
+    """Insert `rows`; where the unique `key` exists, set `update` (`replace`: all columns of the
+    rows), and set `keep_if_null` unless the new value is NULL.
 
     With nothing to update, an existing row is left unchanged.
     """

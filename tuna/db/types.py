@@ -1,5 +1,5 @@
-"""Column types that behave the same on SQLite and on MySQL/MariaDB, and tables of them without the ORM
-models."""
+"""Column types that behave the same on SQLite and on MySQL/MariaDB, and tables of them without the
+ORM models."""
 
 from __future__ import annotations
 

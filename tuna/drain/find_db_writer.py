@@ -157,12 +157,12 @@ class FindDbWriter:
                 needed = [*(item.artifact for item in code), *([workload] if workload else [])]
                 self._keep(connection, needed, kept, fetched.blobs)
             except KeyError as error:
-                failed[job.id] = _failure(
-                    result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged"
+                failed[job.id] = result.failed(
+                    Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged"
                 )
                 continue
             except StorageFull as error:
-                failed[job.id] = _failure(result, Cause.INFRA, str(error))
+                failed[job.id] = result.failed(Cause.INFRA, str(error))
                 continue
             known[key], kernels[key] = found, code
             rows[key] = {
@@ -299,10 +299,6 @@ def fits(connection: sa.Connection, size_bytes: int) -> bool:
     packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
     # escaping by the driver may double a byte
     return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes
-
-
-def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
-    return result.model_copy(update={"ok": False, "cause": cause, "output_tail": text})
 
 
 def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:

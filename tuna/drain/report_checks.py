@@ -1,10 +1,11 @@
 """Reports that cannot count as they are: results are checked against their jobs before anything is
-written, and what cannot be drained at all becomes a dead letter, in SQL with its bytes and the reason.
+written, and what cannot be drained at all becomes a dead letter, in SQL with its bytes and the
+reason.
 
 The checks hold for every worker, own or remote, however its report came here: what a worker cannot
-know is cut, or fails the result. There are two kinds of dead letters. A report about a session whose
-library is not installed here waits for a coordinator that has it. A report that is malformed, or
-that the database refused, is kept for a person to look at.
+know is cut, or fails the result. There are two kinds of dead letters. A report about a session
+whose library is not installed here waits for a coordinator that has it. A report that is malformed,
+or that the database refused, is kept for a person to look at.
 """
 
 from __future__ import annotations
@@ -121,15 +122,7 @@ def _asked(library: Library, options: Mapping[str, Any]) -> int:
 
 def _too_many(result: StepResult, most: int) -> StepResult:
     text = f"the result has {len(result.trials)} trials, and its job asked for {most} at most"
-    facts = {
-        "ok": False,
-        "cause": Cause.INFRA,
-        "output_tail": text,
-        "trials": (),
-        "kernels": None,
-        "workload": None,
-    }
-    return result.model_copy(update=facts)
+    return result.failed(Cause.INFRA, text, bare=True)
 
 
 def _of_remote(result: StepResult, worker: str) -> StepResult:

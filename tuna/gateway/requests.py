@@ -3,9 +3,11 @@ answers."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import anyio
@@ -22,14 +24,15 @@ from tuna.db import server_errors
 from tuna.errors import DatabaseError, ServiceError, StorageFull
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import Heartbeat
-from tuna.libraries.items import StepResult
 from tuna.queue.heartbeat import WorkerStatus
-from tuna.vocabulary import Cause
 
 log = structlog.get_logger(__name__)
 
 #: A body has this long, and a second more for each of so many bytes.
 _BODY_S, _BODY_BYTES_PER_S = 10.0, 1 << 18
+#: Bytes of bodies that are held at a time, and the share of one worker, which has room for the
+#: largest artifact.
+_BODIES_BYTES, _WORKER_SHARE = 512 << 20, 1 / 4
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -69,25 +72,53 @@ def parsed(model: type[_Body], body: bytes) -> _Body:
         raise HTTPException(422, f"{where}: {first['msg']}"[:300]) from None
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
-    """The body of a request, of bounded size and time."""
-    declared = request.headers.get("content-length", "0")
-    if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > most_bytes:
-        raise HTTPException(413, f"the body has more than {most_bytes} bytes")
-    parts: list[bytes] = []
-    size = 0
-    try:
+class Bodies:
+    """Reads the bodies of requests, each of bounded size and time, and all together within a share
+    of memory."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()  #: bytes in memory by worker; empty: of strangers
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, request: Request, most_bytes: int, worker: str = ""
+    ) -> AsyncIterator[bytes]:
+        """Yield the body, which counts until the block ends; answers 503, which clients repeat,
+        where the sender or everybody together would hold too much."""
+        declared = request.headers.get("content-length", "0")
+        if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > most_bytes:
+            raise HTTPException(413, f"the body has more than {most_bytes} bytes")
+        parts: list[bytes] = []
+        try:
+            try:
+                await self._receive(request, most_bytes, worker, parts)
+            except TimeoutError:
+                raise HTTPException(408, "the body came too slowly") from None
+            yield b"".join(parts)
+        finally:
+            self._held[worker] -= sum(map(len, parts))
+            if not self._held[worker]:
+                del self._held[worker]
+
+    async def _receive(
+        self, request: Request, most_bytes: int, worker: str, parts: list[bytes]
+    ) -> None:
+        size = 0
         with anyio.fail_after(_BODY_S) as scope:
             began_at = anyio.current_time()
             async for part in request.stream():
+                parts.append(part)
                 size += len(part)
+                self._held[worker] += len(part)
                 if size > most_bytes:
                     raise HTTPException(413, f"the body has more than {most_bytes} bytes")
-                parts.append(part)
+                if self._is_full(worker):
+                    raise HTTPException(503, "too many bytes are being sent")
                 scope.deadline = began_at + _BODY_S + size / _BODY_BYTES_PER_S
-    except TimeoutError:
-        raise HTTPException(408, "the body came too slowly") from None
-    return b"".join(parts)
+
+    def _is_full(self, worker: str) -> bool:
+        of_worker = self._held[worker] > _BODIES_BYTES * _WORKER_SHARE
+        return of_worker or self._held.total() > _BODIES_BYTES
 
 
 def answered(body: BaseModel) -> Response:
@@ -98,7 +129,7 @@ def answered(body: BaseModel) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     # what was not read of a body is not read as the next request
-    headers = {"connection": "close"} if error.status_code in (408, 413) else {}
+    headers = {"connection": "close"} if error.status_code in (408, 413, 503) else {}
     return JSONResponse({"error": error.detail}, error.status_code, headers)
 
 
@@ -165,26 +196,4 @@ def status_of(worker: RemoteWorker, process: int, said: Heartbeat) -> WorkerStat
         place=place_of_remote(worker.name, said.place),
         failing=said.failing,
         aside=said.aside,
-    )
-
-
-def named_artifacts(result: StepResult) -> Iterator[str]:
-    """Digests of the artifacts that a result brings or refers to."""
-    yield from (trial.artifact for trial in result.trials if trial.artifact)
-    yield from (code.artifact for code in result.kernels or ())
-    if result.workload:
-        yield result.workload
-
-
-def without_artifact(result: StepResult) -> StepResult:
-    """The failure in place of a result that names an artifact which is not there."""
-    return StepResult(
-        job_id=result.job_id,
-        attempt=result.attempt,
-        step=result.step,
-        ok=False,
-        cause=Cause.INFRA,
-        output_tail="The worker did not store an artifact that its result names.",
-        started_at=result.started_at,
-        ended_at=result.ended_at,
     )

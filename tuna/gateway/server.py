@@ -21,7 +21,7 @@ import redis
 import sqlalchemy as sa
 import structlog
 from celery import Celery
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -38,7 +38,6 @@ from tuna.gateway.protocol import (
     DIGEST,
     MAX_ARTIFACT_BYTES,
     NO_SESSION,
-    ElsewhereAnswer,
     Handed,
     Joined,
     JoinRequest,
@@ -48,22 +47,22 @@ from tuna.gateway.protocol import (
 )
 from tuna.gateway.requests import (
     HANDLERS,
+    Bodies,
     TokenBucket,
     answered,
-    named_artifacts,
     of_path,
     parsed,
     place_of_remote,
-    read_body,
     status_of,
-    without_artifact,
 )
 from tuna.jobs import needed_artifacts
 from tuna.libraries.items import MOST_TRIALS, StepResult
+from tuna.queue.announcements import is_open
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.queue.results import MAX_REPORT_BYTES
 from tuna.settings import Settings
+from tuna.vocabulary import Cause
 from tuna.workers.link import elsewhere
 
 log = structlog.get_logger(__name__)
@@ -87,10 +86,12 @@ _PAUSE_S, _MAX_PAUSE_S = 0.5, 60.0
 #: How often the same offence of a worker is logged.
 _LOG_EVERY_S = 60.0
 _REASON_CHARS = 2000
+_NOT_STORED = "The worker did not store an artifact that its result names."
 _HOST = re.compile(r"[^A-Za-z0-9.-]")
 _LEASE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PROCESS = re.compile(r"[0-9]{1,10}", re.ASCII)
 _T = TypeVar("_T")
+_Body = TypeVar("_Body", bound=BaseModel)
 
 
 @dataclass
@@ -127,6 +128,7 @@ class GatewayApp:
         self._board = HeartbeatBoard(client, self._namespace, settings.lease_s)
         self._known: dict[str, _Known] = {}
         self._environments: tuple[float, dict[str, str]] = (-1e9, {})
+        self._bodies = Bodies()
         self._joins = TokenBucket(_JOIN_RATE, _JOIN_BURST)
         self._logged: dict[tuple[str, str], float] = {}
 
@@ -159,12 +161,12 @@ class GatewayApp:
     async def _join(self, request: Request) -> Response:
         if not self._joins.take():
             raise HTTPException(429, "too many joins")
-        asked = parsed(JoinRequest, await read_body(request, _BODY_BYTES))
+        asked = await self._parsed(JoinRequest, request)
         return answered(await _threaded(self._admit, asked))
 
     async def _next(self, request: Request) -> Response:
         known = await self._authenticated(request)
-        asked = parsed(NextRequest, await read_body(request, _BODY_BYTES))
+        asked = await self._parsed(NextRequest, request, known.worker.name)
         token = _token(known.worker, asked.process, asked.id)
         until = time.monotonic() + asked.wait_s
         while True:
@@ -182,13 +184,14 @@ class GatewayApp:
                     )
                     return answered(handed)
             if time.monotonic() >= until or await request.is_disconnected():
-                return Response(status_code=204)
+                goes_on = await _threaded(is_open, self._client, [self._namespace], queues)
+                return Response(status_code=204 if goes_on else 404)
             await anyio.sleep(_POLL_S)
             known = await self._authenticated(request, counts=False)
 
     async def _renew(self, request: Request) -> Response:
         known = await self._authenticated(request)
-        asked = parsed(RenewRequest, await read_body(request, _BODY_BYTES))
+        asked = await self._parsed(RenewRequest, request, known.worker.name)
         return answered(await _threaded(self._renewed, known, asked))
 
     async def _leave(self, request: Request) -> Response:
@@ -200,17 +203,16 @@ class GatewayApp:
     async def _report(self, request: Request) -> Response:
         known, held = await self._held(request)
         most = min(MAX_REPORT_BYTES, _RESULT_BYTES * (len(held.jobs) + 1))
-        body = await read_body(request, most)
-        known = await self._authenticated(request, counts=False)
-        await _threaded(self._take_in, known, held, body)
+        async with self._bodies.read(request, most, known.worker.name) as body:
+            known = await self._authenticated(request, counts=False)
+            await _threaded(self._take_in, known, held, body)
         return Response(status_code=204)
 
     async def _elsewhere(self, request: Request) -> Response:
         known, held = await self._held(request)
         chunk = Chunk.model_validate_json(held.message)
         place = place_of_remote(known.worker.name, request.query_params.get("place", "")[:255])
-        found = await _threaded(elsewhere, self._board, chunk, place)
-        return answered(ElsewhereAnswer(others=found.others, succeeds=found.succeeds))
+        return answered(await _threaded(elsewhere, self._board, chunk, place))
 
     async def _get_artifact(self, request: Request) -> Response:
         known, held = await self._held(request)
@@ -225,15 +227,15 @@ class GatewayApp:
         return Response(data, media_type="application/octet-stream")
 
     async def _put_artifact(self, request: Request) -> Response:
-        _, held = await self._held(request)
-        digest = of_path(request, "digest", DIGEST)
-        data = await read_body(request, MAX_ARTIFACT_BYTES)
-        known = await self._authenticated(request, counts=False)
-        if hashlib.sha256(data).hexdigest() != digest:
-            self._refuse(known.worker.name, 422, "the bytes are not those of the digest")
-        if await _threaded(self._handout.count_bytes, held, digest, len(data)) > _CHUNK_BYTES:
-            self._refuse(known.worker.name, 413, "too many bytes for one chunk")
-        await _threaded(self._artifacts.put, data)
+        known, held = await self._held(request)
+        name, digest = known.worker.name, of_path(request, "digest", DIGEST)
+        async with self._bodies.read(request, MAX_ARTIFACT_BYTES, name) as data:
+            await self._authenticated(request, counts=False)
+            if hashlib.sha256(data).hexdigest() != digest:
+                self._refuse(name, 422, "the bytes are not those of the digest")
+            if await _threaded(self._handout.count_bytes, held, digest, len(data)) > _CHUNK_BYTES:
+                self._refuse(name, 413, "too many bytes for one chunk")
+            await _threaded(self._artifacts.put, data)
         return Response(status_code=204)
 
     async def _forfeit(self, request: Request) -> Response:
@@ -251,6 +253,10 @@ class GatewayApp:
         )
         await _threaded(self._handout.report, known.worker.name, held, report)
         return Response(status_code=204)
+
+    async def _parsed(self, model: type[_Body], request: Request, worker: str = "") -> _Body:
+        async with self._bodies.read(request, _BODY_BYTES, worker) as body:
+            return parsed(model, body)
 
     # -- who asks
 
@@ -409,13 +415,13 @@ class GatewayApp:
     ) -> tuple[StepResult, ...]:
         """The results, with failures in place of those that name artifacts which the worker neither
         stored nor was given."""
-        named = {digest for result in report.results for digest in named_artifacts(result)}
+        named = {digest for result in report.results for digest in result.artifacts}
         missing = named - self._readable(held, sorted(named))
         if not missing:
             return report.results
         self._log(worker, "artifacts of its results are missing")
         return tuple(
-            without_artifact(one) if missing & set(named_artifacts(one)) else one
+            one.failed(Cause.INFRA, _NOT_STORED, bare=True) if missing & one.artifacts else one
             for one in report.results
         )
 

@@ -1,5 +1,5 @@
-"""The next state of a job after an attempt: the next step, or what its library's retry policy says; and
-the release of claimed jobs whose worker was lost, or returned them."""
+"""The next state of a job after an attempt: the next step, or what its library's retry policy says;
+and the release of claimed jobs whose worker was lost, or returned them."""
 
 from __future__ import annotations
 
@@ -88,9 +88,8 @@ def after_attempt(
         log.error("library failed to say what follows a result", step=job.step, fault=text)
         cause = cause or Cause.INFRA
         told = f"{result.output_tail}\n{text}".strip()
-        failure = result.model_copy(update={"ok": False, "cause": cause, "output_tail": told})
         state = NextState(State.ERRORED, job.step, job.failures + 1, job.uncharged)
-        return Outcome(failure, cause, state)
+        return Outcome(result.failed(cause, told), cause, state)
 
 
 def _after_success(job: AttemptedJob, library: Library, result: StepResult) -> NextState:

@@ -1,4 +1,5 @@
-"""The sessions that a coordinator serves, and the libraries of sessions, as it finds them in SQL."""
+"""The sessions that a coordinator serves, and the libraries of sessions, as it finds them in
+SQL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A job: its states, the only table of allowed transitions, and the two shapes in which hot statements
-read it; `python -m tuna.jobs.states` prints the table as a drawing."""
+"""A job: its states, the only table of allowed transitions, and the two shapes in which hot
+statements read it; `python -m tuna.jobs.states` prints the table as a drawing."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tuna.policies.by_priority import deadline, fair, gradient, shortest
 from tuna.policies.comparison import bundled, fifo, greedy, sequential, synchronous, unsynchronised
 from tuna.policies.snapshot import (
     PER_PROCESS,
@@ -22,7 +23,6 @@ from tuna.policies.snapshot import (
     StageKind,
 )
 from tuna.policies.stage_times import Prediction, StageTimes
-from tuna.policies.tuning import deadline, fair, gradient, shortest
 
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
 POLICIES: Mapping[str, Policy] = MappingProxyType(

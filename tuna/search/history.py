@@ -1,16 +1,16 @@
 """The trials that a search learns from, as blocks in the artifact store, since workers have no SQL.
 
 Its own history is a block for each earlier round. A block is gzip of one JSON object a line, in the
-order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The round just before the
-one that is proposed may still be measured, so its block has params alone, whether it is or not: what
-is proposed depends on results, never on when they arrived.
+order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The round just before
+the one that is proposed may still be measured, so its block has params alone, whether it is or not:
+what is proposed depends on results, never on when they arrived.
 
 Its warm start are earlier searches of the same solver that have ended, not simulated ones:
 
 1. of the same config in other sessions of this environment,
 2. of other configs in this environment that differ in sizes alone, the nearest first,
 3. of either in other environments of the same version of the library, such as those of other
-   devices.
+devices.
 
 They are chosen once, in the transaction that first claims the search's first round, and stored with
 their trials (table `warm_start`; the block of trials in `kernel`). So all rounds learn from the

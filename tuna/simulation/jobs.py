@@ -1,5 +1,5 @@
-"""The state of simulated jobs: which stage of which round is ready, how long the chain behind it is, and
-what a simulated coordinator predicts to be left."""
+"""The state of simulated jobs: which stage of which round is ready, how long the chain behind it
+is, and what a simulated coordinator predicts to be left."""
 
 from __future__ import annotations
 

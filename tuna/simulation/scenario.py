@@ -1,5 +1,5 @@
-"""The input of a simulation (sessions with the durations of their stages, and pools of processes that
-run them) and its output, with the bound that no schedule can beat."""
+"""The input of a simulation (sessions with the durations of their stages, and pools of processes
+that run them) and its output, with the bound that no schedule can beat."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Starts and stops workers on this machine as child processes that end with their parent, and runs the
-commands that a user has for before and after a worker: a power cycle, a health probe."""
+"""Starts and stops workers on this machine as child processes that end with their parent, and runs
+the commands that a user has for before and after a worker: a power cycle, a health probe."""
 
 from __future__ import annotations
 

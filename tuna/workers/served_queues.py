@@ -1,5 +1,5 @@
-"""The queues that this machine can serve: one for each library that works here, by its toolchain or its
-environment, for results are comparable only within one environment."""
+"""The queues that this machine can serve: one for each library that works here, by its toolchain or
+its environment, for results are comparable only within one environment."""
 
 from __future__ import annotations
 

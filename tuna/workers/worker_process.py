@@ -106,7 +106,7 @@ class WorkerProcess:
             place=place_of(settings.worker_name, self._served_device(queues), self._node),
         )
 
-        self._sender = HeartbeatSender(self.link.boards, status, settings.lease_s / 4).start()
+        self._sender = HeartbeatSender(self.link, status, settings.lease_s / 4).start()
 
     def warm_up(self, queues: Sequence[str], libraries: Sequence[str]) -> None:
         """Start what is slow to start for the steps of these libraries that this process serves."""

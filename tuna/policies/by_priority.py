@@ -1,4 +1,4 @@
-"""The policies to tune with: which sessions and searches are served first."""
+"""The policies that serve sessions by priority, and then as their name says: those to tune with."""
 
 from __future__ import annotations
 
