@@ -36,24 +36,6 @@ _BODIES_BYTES, _WORKER_SHARE = 512 << 20, 1 / 4
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-class TokenBucket:
-    """A token bucket."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._left, self._at = burst, time.monotonic()
-
-    def take(self) -> bool:
-        """Take one; False if there is none left."""
-        now = time.monotonic()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 def of_path(request: Request, name: str, form: re.Pattern[str]) -> str:
     """A part of the path; answers 404 for what has not this form."""
     text = str(request.path_params[name])
