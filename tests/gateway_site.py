@@ -108,7 +108,7 @@ class GatewaySite:
         self.publish()
         self.coordinator.drain.once()
         self.coordinator._publish_bootstrap()
-        self.coordinator._reclaim()
+        self.coordinator.reaper.reclaim(self.coordinator._works)
 
     def is_done(self) -> bool:
         return states(self.engine) == {"evaluated": self.jobs}

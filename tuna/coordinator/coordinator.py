@@ -139,7 +139,7 @@ class Coordinator:
                 Chore("announce open queues", OPEN_S / 4, self._announce_open, share=0.02),
                 # Untaken chunks only use memory of Redis, and looking each up in SQL costs.
                 Chore("sweep unwanted leases", 30.0, self.reaper.sweep),
-                Chore("reclaim lost jobs", 1.0, self._reclaim),
+                Chore("reclaim lost jobs", 1.0, lambda: self.reaper.reclaim(self._works)),
             )
         )
 
@@ -265,9 +265,6 @@ class Coordinator:
 
     def _keep_artifacts(self) -> None:
         needed_artifacts.keep(self._engine, self._artifacts)
-
-    def _reclaim(self) -> None:
-        self.reaper.reclaim(self._works)
 
     def ahead(self) -> dict[int, int]:
         """Chunks of each other session that workers do, or do first, while none of those served

@@ -207,7 +207,9 @@ class Drain:
             if len(parts) == 1:
                 text = f"the database refused the result: {server_errors.words(error)}"
                 log.error("result rejected by the database", worker=reports[0].worker, fault=text)
-                self._commit([reports[0].failed(text)], [Letter(text, reports[0].to_json())])
+                self._commit(
+                    [reports[0].failed(text)], [Letter(text, reports[0].to_json().encode())]
+                )
                 return
             for part in parts:
                 self._store([part])
@@ -316,7 +318,7 @@ class Drain:
                 rest = fitting_parts(connection, report.model_copy(update=facts))
                 fault = f"the library {library} is not installed where this was drained"
                 written.letters += [
-                    Letter(fault, one.to_json(), library, session_id) for one in rest
+                    Letter(fault, one.to_json().encode(), library, session_id) for one in rest
                 ]
         return accepted
 

@@ -196,7 +196,7 @@ def keep_letters(connection: sa.Connection, letters: Iterable[Letter]) -> None:
 def fitting_parts(connection: sa.Connection, report: Report) -> list[Report]:
     """The report in parts that the database takes: of one result each, a failure in the place of
     one that is too long."""
-    size_bytes = len(report.to_json())
+    size_bytes = len(report.to_json().encode())
     if fits(connection, size_bytes):
         return [report]
     if len(report.results) > 1:

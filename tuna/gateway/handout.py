@@ -132,7 +132,7 @@ class Handout:
 
     def report(self, worker: str, held: HandedChunk, report: Report) -> bool:
         """Append a report that was checked to the results; False if the lease is lost."""
-        text = report.to_json().decode()
+        text = report.to_json()
         if report.kind in (ReportKind.STARTED, ReportKind.RESULTS):
             return self.leases.report(held.chunk, held.token, text)
         done = self.leases.finish(held.chunk, held.token, text)
@@ -215,7 +215,7 @@ class Handout:
                 )
                 pipe.zadd(self._held(worker.name), {token: handed.ends_by})
                 pipe.execute()
-            entry = started.to_json().decode() if begun else ""
+            entry = started.to_json() if begun else ""
             taken = self.leases.take(chunk.id, token, entry)
         except Exception:
             message.requeue()

@@ -39,7 +39,7 @@ from tuna.sandbox.parent import end_with_parent
 from tuna.settings import Settings, get_settings
 from tuna.workers import lifetime
 from tuna.workers.launch import DeviceRepair
-from tuna.workers.lifetime import LIBRARIES, ONCE, TELL
+from tuna.workers.lifetime import ONCE, TELL
 from tuna.workers.served_queues import ServedQueues, role_queues
 from tuna.workers.worker_process import WorkerProcess
 
@@ -262,10 +262,7 @@ class _Process:
     def run(self, device: str) -> int:
         """Ask for chunks and run them, until the worker ends; returns the exit code."""
         self._link.start()
-        with contextlib.suppress(TunaError):
-            self._process.announce(self._queues, device)
-            self._process.offer_cores(self._queues)
-            self._process.warm_up(self._queues, os.environ.get(LIBRARIES, "").split(","))
+        self._process.begin(self._queues, device)
         threading.Thread(target=self._fetch, name="fetch", daemon=True).start()
         while True:
             try:

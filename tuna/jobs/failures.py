@@ -222,14 +222,7 @@ def release(
                 result, _, after = after_attempt(
                     row, library, lost, max_attempts=max_attempts, now=now
                 )
-                values |= {
-                    "step": after.step,
-                    "failures": after.failures,
-                    "uncharged": after.uncharged,
-                    "ready_at": after.ready_at,
-                    "avoid": after.avoid,
-                    "cause": cause.value,
-                }
+                values |= {**after._asdict(), "cause": cause.value}
                 new = after.state
                 if first or new is State.ERRORED:
                     _record_loss(connection, row, cause, result.output_tail)

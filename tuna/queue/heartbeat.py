@@ -185,10 +185,6 @@ class HeartbeatSender:
         self._status = dataclasses.replace(self._status, job_ids=(), done=self._status.done + done)
         self._changed.set()
 
-    def at(self, place: str) -> None:
-        """Set where it works."""
-        self._status = dataclasses.replace(self._status, place=place)
-
     def uses(self, device: str) -> None:
         """Set the device that is measured on now; empty: the one from the start."""
         self._status = dataclasses.replace(self._status, device=device or self._device)

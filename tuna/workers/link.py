@@ -3,7 +3,9 @@ remote ones."""
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import threading
 from typing import Protocol
 
 import redis
@@ -26,6 +28,9 @@ log = structlog.get_logger(__name__)
 
 #: How long an outage of Redis is retried, as in coordinators.
 _OUTAGE_S = 600.0
+#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the
+#: child within half a second.
+_RENEW_S = 1.0
 _through_outages = stamina.retry(
     on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
 )
@@ -50,6 +55,31 @@ class WorkerLink(Board, Protocol):
 
     def elsewhere(self, chunk: Chunk, place: str) -> Elsewhere:
         """Live workers at other places than `place` that could run the chunk."""
+
+
+class Renewals:
+    """Renews a lease from a background thread until it is lost or the chunk is done."""
+
+    def __init__(self, lease: WorkerLease) -> None:
+        self.lost = False
+        self._lease = lease
+        self._stop = threading.Event()
+        context = contextvars.copy_context()  # the fields of log lines
+        self._thread = threading.Thread(
+            target=context.run, args=(self._beat,), name="renewals", daemon=True
+        )
+
+    def __enter__(self) -> Renewals:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(_RENEW_S):
+            self.lost = self.lost or not self._lease.renew()
 
 
 class RedisLease:

@@ -115,7 +115,7 @@ def return_chunk(settings: Settings, chunk: Chunk) -> None:
         kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown"
     )
     leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
-    if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
+    if leases.return_chunk(chunk.id, report.to_json()):
         log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
 

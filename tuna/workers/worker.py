@@ -3,7 +3,6 @@ cordon|drain|uncordon`), its shutdown, the state of its processes."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -35,7 +34,7 @@ from tuna.sandbox.parent import end_with_parent
 from tuna.settings import Settings
 from tuna.workers import served_queues, shutdown
 from tuna.workers.launch import DeviceRepair
-from tuna.workers.lifetime import LIBRARIES, ONCE, end_with_starter
+from tuna.workers.lifetime import ONCE, end_with_starter
 from tuna.workers.served_queues import ServedQueues
 from tuna.workers.worker_process import WorkerProcess
 
@@ -151,10 +150,7 @@ class Worker:
         self.process = WorkerProcess(
             self._settings, self._served, self._repair, self._is_ending, self._pid
         )
-        with contextlib.suppress(TunaError):
-            self.process.announce(self._queues, self._device)
-            self.process.offer_cores(self._queues)
-            self.process.warm_up(self._queues, os.environ.get(LIBRARIES, "").split(","))
+        self.process.begin(self._queues, self._device)
 
     def _end_process(self, **_: Any) -> None:
         self.process.leave()

@@ -30,6 +30,7 @@ from tuna.settings import Settings
 from tuna.vocabulary import queue_name
 from tuna.workers.devices import device_for, place_of
 from tuna.workers.health import Health
+from tuna.workers.lifetime import LIBRARIES
 from tuna.workers.link import RedisLink, WorkerLink
 from tuna.workers.runner import Runner
 from tuna.workers.served_queues import ServedQueues, Unavailable
@@ -80,6 +81,14 @@ class WorkerProcess:
             except StoreUnavailable as error:
                 refusal = f"{error} {error.hint}"
         return self._runner(parsed, library).run(parsed, library, refusal, store).value
+
+    def begin(self, queues: Sequence[str], device: str) -> None:
+        """Show this process, which serves `queues`, and prepare it for chunks; what fails of that
+        is left to the chunks."""
+        with contextlib.suppress(TunaError):
+            self.announce(queues, device)
+            self.offer_cores(queues)
+            self.warm_up(queues, os.environ.get(LIBRARIES, "").split(","))
 
     def offer_cores(self, queues: Sequence[str]) -> None:
         """Lend the cores that this process measures with, if it does, to builds between its chunks,
