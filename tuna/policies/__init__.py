@@ -17,12 +17,13 @@ from tuna.policies.snapshot import (
     Need,
     OpenStep,
     Policy,
+    Prediction,
     SearchProgress,
     Share,
     Snapshot,
     StageKind,
+    StageTimes,
 )
-from tuna.policies.stage_times import Prediction, StageTimes
 
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
