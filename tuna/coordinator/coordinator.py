@@ -108,7 +108,6 @@ class Coordinator:
         )
         self.publisher = Publisher(
             backends,
-            namespace,
             artifacts,
             self._leases,
             self.drain.pace,

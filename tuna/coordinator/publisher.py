@@ -84,7 +84,6 @@ class Publisher:
     def __init__(
         self,
         backends: Backends,
-        namespace: str,
         artifacts: Artifacts,
         leases: Leases,
         pace: ChunkSizer,
@@ -94,7 +93,6 @@ class Publisher:
         fixed_workers: bool = False,
     ) -> None:
         """`fixed_workers`: see `Coordinator`."""
-        self._namespace = namespace
         self.leases = leases
         self._engine = backends.engine
         self._client = backends.redis
@@ -227,7 +225,7 @@ class Publisher:
         environment = work.environment
         message = Chunk(
             id=chunk.id,
-            namespace=self._namespace,
+            namespace=self.leases.namespace,
             library=work.library.name,
             step=step.name,
             environment=environment.machine_key if step.resource is Resource.DEVICE else "",

@@ -45,7 +45,7 @@ class _Later(Exception):
     """The request may succeed later."""
 
 
-class Answer(NamedTuple):
+class GatewayAnswer(NamedTuple):
     """The answer to a request."""
 
     status: int
@@ -71,7 +71,7 @@ class GatewayClient:
         *,
         body: BaseModel | bytes | str | None = None,
         timeout_s: float = _OUTAGE_S,
-    ) -> Answer:
+    ) -> GatewayAnswer:
         """Send a request, for up to `timeout_s` again where it may succeed later.
 
         Raises ServiceError if it never does or the server's key is another one, AccessLost.
@@ -91,12 +91,12 @@ class GatewayClient:
             ) from None
         raise AssertionError("not reached")
 
-    def _once(self, method: str, path: str, content: bytes | None) -> Answer:
+    def _once(self, method: str, path: str, content: bytes | None) -> GatewayAnswer:
         try:
             connection = self._connection()
             connection.request(method, f"/v1{path}", content, self._headers)
             found = connection.getresponse()
-            answer = Answer(found.status, found.read())
+            answer = GatewayAnswer(found.status, found.read())
         except PinMismatch:
             raise ServiceError(
                 f"The server at {self._gateway.url} is not the gateway of the token: its key is"
@@ -134,14 +134,14 @@ class GatewayClient:
             made.close()
 
 
-def why_refused(answer: Answer) -> str:
+def why_refused(answer: GatewayAnswer) -> str:
     """The reason that a gateway gives."""
     with contextlib.suppress(ValidationError):
         return Refusal.model_validate_json(answer.content).error
     return f"HTTP status {answer.status}"
 
 
-def read_answer(model: type[_Answer], answer: Answer) -> _Answer:
+def read_answer(model: type[_Answer], answer: GatewayAnswer) -> _Answer:
     """An answer as a message; raises ServiceError for what is none."""
     try:
         return model.model_validate_json(answer.content)

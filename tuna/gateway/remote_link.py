@@ -17,7 +17,7 @@ from tuna.artifacts.store import ArtifactCache
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 from tuna.gateway.https_client import (
     AccessLost,
-    Answer,
+    GatewayAnswer,
     GatewayClient,
     read_answer,
     why_refused,
@@ -137,7 +137,7 @@ class RemoteArtifacts:
         self._cache.put(digest, answer.content)
         return answer.content
 
-    def _sent(self, method: str, path: str, data: bytes | None = None) -> Answer:
+    def _sent(self, method: str, path: str, data: bytes | None = None) -> GatewayAnswer:
         try:
             return self._client.send(method, path, body=data)
         except AccessLost as error:

@@ -49,7 +49,7 @@ _MAX_NOTED = 10_000
 _DECLINED = "it failed here before; another worker should try it"
 
 
-class Outcome(str, Enum):
+class ChunkOutcome(str, Enum):
     """The end of a run of a chunk."""
 
     FINISHED = "finished"  #: each item has a result
@@ -111,7 +111,7 @@ class Runner:
         library: Library,
         refusal: str = "",
         artifacts: ArtifactStore | None = None,
-    ) -> Outcome:
+    ) -> ChunkOutcome:
         """Run `chunk` with its `artifacts` (default: those of the context), or return it because of
         `refusal`.
 
@@ -128,7 +128,7 @@ class Runner:
                 return self._run(chunk, library, refusal, lease, artifacts)
             except LeaseLost:
                 log.warning("lease lost")
-                return Outcome.LOST
+                return ChunkOutcome.LOST
             except Unfit as unfit:
                 limit_s = sum(
                     library.time_limit_s(library.step(chunk.step), item) for item in chunk.items
@@ -136,7 +136,7 @@ class Runner:
                 self._quarantine(
                     unfit.fault, library, started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
                 )
-                return Outcome.UNFIT
+                return ChunkOutcome.UNFIT
 
     def _run(
         self,
@@ -145,10 +145,10 @@ class Runner:
         refusal: str,
         lease: WorkerLease,
         artifacts: ArtifactStore | None,
-    ) -> Outcome:
+    ) -> ChunkOutcome:
         """Take the lease, run each item, report the results and release the lease."""
         if not lease.take(self._report(ReportKind.STARTED, chunk)):
-            return Outcome.STALE
+            return ChunkOutcome.STALE
         done = 0
         if self._announcer:
             self._announcer.begin([item.job_id for item in chunk.items])
@@ -157,14 +157,14 @@ class Runner:
                 step, store = library.step(chunk.step), artifacts or self._context.artifacts
                 run = _Run(chunk, library, step, lease, store, renewals)
                 outcome = self._outcome(run, refusal)
-            done = len(chunk.items) if outcome is Outcome.FINISHED else 0
+            done = len(chunk.items) if outcome is ChunkOutcome.FINISHED else 0
             return outcome
         finally:
             if self._announcer:
                 self._announcer.end(done)
             self._announce_health(self._health.fault)
 
-    def _outcome(self, run: _Run, refusal: str) -> Outcome:
+    def _outcome(self, run: _Run, refusal: str) -> ChunkOutcome:
         """Run the items of a chunk whose lease is held, or return it."""
         chunk, library, renewals = run.chunk, run.library, run.renewals
         if self._health.fault:
@@ -173,10 +173,10 @@ class Runner:
         if refusal:
             log.error("chunk refused", chunk=chunk.id, reason=refusal)
             self._return(run, refusal)
-            return Outcome.REFUSED
+            return ChunkOutcome.REFUSED
         if self._should_decline(chunk):
             self._return(run, _DECLINED)
-            return Outcome.DECLINED
+            return ChunkOutcome.DECLINED
         try:
             with self._device(run.step.resource, lambda: renewals.lost):
                 self._health.require(library)
@@ -192,9 +192,9 @@ class Runner:
                 raise Unfit(fault) from error
             log.error("chunk returned", chunk=chunk.id, reason=str(error))
             self._return(run, str(error))
-            return Outcome.RETURNED
+            return ChunkOutcome.RETURNED
         self._end(run, ReportKind.FINISHED)
-        return Outcome.FINISHED
+        return ChunkOutcome.FINISHED
 
     def _work(self, run: _Run) -> None:
         """Run the items; their results are reported as they come, the last ones with the end."""

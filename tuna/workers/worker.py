@@ -59,7 +59,7 @@ def or_exit(call: Callable[[], _T]) -> _T:
         raise SystemExit(1) from None
 
 
-class Worker:
+class CeleryWorker:
     """A worker's main process, and the state that its pool processes inherit. Unused in a process
     that only sends tasks."""
 
