@@ -135,12 +135,13 @@ def _make(database: Path, layers: int) -> None:
     """Create a session with `layers` layers and the rows of an import and a tuning run."""
     import sqlalchemy as sa
 
-    from tuna.db import configs, models, schema, sessions
+    from tuna.db import configs, models, sessions
+    from tuna.db.database import upgrade
     from tuna.db.engine import make_engine, writing
     from tuna.libraries.base import Environment
 
     engine = make_engine(f"sqlite:///{database}")
-    schema.upgrade(engine)
+    upgrade(engine)
     with writing(engine) as connection:
         environment = Environment("miopen", "3.3.0", "gfx942", 304, "6.2.0")
         session_id, _ = sessions.create(connection, environment, "benchmark")

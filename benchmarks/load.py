@@ -105,14 +105,14 @@ def _make(layers: int) -> int:
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig
-    from tuna.db import configs, schema, sessions, solvers
+    from tuna.db import configs, database, sessions, solvers
     from tuna.db.engine import make_engine, writing
     from tuna.db.models import ConfigRow, SolverApplicability, SolverRow
     from tuna.libraries.registry import get_library
     from tuna.settings import get_settings
 
     engine = make_engine(get_settings().sql_url)
-    schema.upgrade(engine)
+    database.upgrade(engine)
     library = get_library("noop")
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, library.environment(), "benchmark")

@@ -222,14 +222,14 @@ def _calls_by_step(calls: Path, steps: list[str]) -> dict[str, list[float]]:
 
 def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple[int, int, float]:
     """Create a session with at least `count` jobs; return its id, jobs and seconds of loading."""
-    from tuna.db import configs, jobs, schema, sessions, solvers
+    from tuna.db import configs, database, jobs, sessions, solvers
     from tuna.db.engine import make_engine, writing
     from tuna.libraries.registry import get_library
     from tuna.settings import get_settings
 
     settings = get_settings()
     engine = make_engine(settings.sql_url)
-    schema.upgrade(engine)
+    database.upgrade(engine)
     library = get_library(library_name)
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, library.environment(), reason)

@@ -41,9 +41,8 @@ def main() -> int:
 
 
 def _measure(db: str, rows: int) -> int:
-    from tuna.db.database import open_database
+    from tuna.db.database import open_database, upgrade
     from tuna.db.engine import make_engine, reading
-    from tuna.db.schema import upgrade
     from tuna.results.result_query import query
     from tuna.settings import get_settings
 

@@ -26,8 +26,7 @@ from benchmarks.schedule_pipeline import Durations
 from tuna.api import read_scenario, simulate
 from tuna.policies import POLICIES
 from tuna.simulation.jobs import JobLine
-from tuna.simulation.outcome import Simulated
-from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession
+from tuna.simulation.scenario import Jobs, Pool, Scenario, Simulated, SimulatedSession
 
 TWO_JOBS = Path(__file__).parent.parent / "examples" / "two_jobs.toml"
 #: Hours for each job, as the thesis measured them (docs/scheduling.md).

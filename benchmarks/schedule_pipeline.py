@@ -26,7 +26,7 @@ from tuna import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
-from tuna.db import configs, jobs, schema, sessions, solvers
+from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.jobs.serving import SessionWork, read_works
@@ -93,7 +93,7 @@ def coordinate() -> int:
     rounds.LOOK_AHEAD = options.look_ahead
     settings = get_settings()
     engine = make_engine(settings.sql_url)
-    schema.upgrade(engine)
+    database.upgrade(engine)
     count = len(json.loads(Path(os.environ[DURATIONS]).read_text()))
     ids = [_make_session(engine, f"search {number}") for number in range(count)]
     ensure_services(settings)
@@ -117,7 +117,8 @@ def _coordinate(
     coordinator = Coordinator(backends, works, policy=policy, fixed_workers=True)
     # Workers report to the databases named there; the coordinator names its own when it first
     # publishes, which is after them.
-    client.sadd(NAMESPACES_KEY, works[0].namespace)
+    with reading(engine) as connection:
+        client.sadd(NAMESPACES_KEY, sessions.namespace(connection))
     with local_workers(
         settings.home / "logs", [WorkerSpec("compile"), WorkerSpec("eval")]
     ) as workers:

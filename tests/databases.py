@@ -21,7 +21,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import LRUCache
 
-from tuna.db import schema
+from tuna.db import database
 from tuna.db.engine import make_engine
 
 #: A table with more rows is truncated, which takes as long whatever it holds; one with fewer is
@@ -53,7 +53,7 @@ class SqliteTemplate:
     def __init__(self, path: Path) -> None:
         self._path = path
         engine = make_engine(f"sqlite:///{path}")
-        schema.upgrade(engine)
+        database.upgrade(engine)
         engine.dispose()  # the last connection moves the write-ahead log into the file
 
     def copy_to(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class MariadbDatabase:
             if not self._schema or not self._wiped(connection):
                 connection.exec_driver_sql(f"CREATE OR REPLACE DATABASE {self._name}")
                 engine = make_engine(self._url())
-                schema.upgrade(engine)
+                database.upgrade(engine)
                 engine.dispose()
                 connection.exec_driver_sql(f"USE {self._name}")
                 self._schema = columns_and_keys(connection)
@@ -133,7 +133,7 @@ class MariadbDatabase:
             " VALUES (1, %s, %s, %s)",
             _identity(),
         )
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = %s", (schema.HEAD,))
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = %s", (database.HEAD,))
         for table, number in _next_numbers(connection).items():
             if number not in (None, 1):
                 connection.exec_driver_sql(f"ALTER TABLE `{table}` AUTO_INCREMENT = 1")
@@ -171,7 +171,7 @@ def upgrade_in_pieces(engine: sa.Engine, most: int = 1000) -> int:
     try:
         while True:
             with contextlib.suppress(Cut):
-                schema.upgrade(engine)
+                database.upgrade(engine)
                 return len(done)
     finally:
         sa.event.remove(engine, "after_cursor_execute", cut)

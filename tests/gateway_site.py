@@ -23,7 +23,7 @@ from tuna.coordinator.publisher import Backends
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
-from tuna.gateway import joined, remote_link
+from tuna.gateway import https_client, joined, remote_link
 from tuna.gateway.listening import GatewayServer
 from tuna.gateway.ports import listen
 from tuna.gateway.protocol import Facts
@@ -58,7 +58,7 @@ class GatewaySite:
             environment = sessions.get(connection, session_id).environment
             self.namespace = sessions.namespace(connection)
             self.tls_secret = joined.tls_secret(connection)
-        work = SessionWork(session_id, self.namespace, environment, LIBRARY)
+        work = SessionWork(session_id, environment, LIBRARY)
         self.settings = get_settings()
         self.leases = Leases(client, self.namespace, self.settings.lease_s)
         self.board = HeartbeatBoard(client, self.namespace, self.settings.lease_s)
@@ -93,7 +93,7 @@ class GatewaySite:
         """A worker that joined."""
         facts = COMPILES if role == "compile" else MEASURES
         facts = facts.model_copy(update={"processes": processes})
-        credentials = remote_link.join(self.token(role), role, facts)  # type: ignore[arg-type]
+        credentials = https_client.join(self.token(role), role, facts)  # type: ignore[arg-type]
         return RemoteDouble(self, credentials)
 
     def publish(self) -> int:
@@ -108,7 +108,7 @@ class GatewaySite:
         self.publish()
         self.coordinator.drain.once()
         self.coordinator._publish_bootstrap()
-        self.coordinator._reclaim()
+        self.coordinator.reaper.reclaim(self.coordinator._works)
 
     def is_done(self) -> bool:
         return states(self.engine) == {"evaluated": self.jobs}
@@ -190,7 +190,7 @@ class RemoteDouble:
         """The next chunk, if there is one."""
         lease = lease or new_id()
         answer = self.post("/next", {"id": lease, "process": self.process, "wait_s": wait_s})
-        if answer.status_code == 204:
+        if answer.status_code in (204, 404):
             return None
         assert answer.status_code == 200, answer.text
         return Held(lease, answer.json())

@@ -14,12 +14,12 @@ from celery.worker.control import control_command
 from tuna.queue.connection import make_celery
 from tuna.settings import Settings, get_settings
 from tuna.workers import remote_exec
-from tuna.workers.worker import Worker, or_exit
+from tuna.workers.worker import CeleryWorker, or_exit
 
 
 def _make(settings: Settings) -> Celery:
     made = make_celery(settings)
-    worker = Worker(made, settings)
+    worker = CeleryWorker(made, settings)
     worker.connect_signals()
 
     @made.task(name="tuna.run_chunk", ignore_result=True, acks_late=True)

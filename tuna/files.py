@@ -31,14 +31,15 @@ class NotPlain(OSError):
 def read_plain(path: Path, most_bytes: int) -> bytes:
     """Read a file that an untrusted process wrote, following no link and waiting for no pipe.
 
-    Raises FileNotFoundError, and NotPlain unless it is a regular file of at most `most_bytes`.
+    Raises FileNotFoundError, and NotPlain unless it is a regular file of at most `most_bytes`; from
+    the error of the system, if it was one.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise NotPlain(f"{path.name} is no plain file: {error.strerror}") from None
+        raise NotPlain(f"{path.name} is no plain file: {error.strerror}") from error
     found = os.fstat(descriptor)
     try:
         if not stat.S_ISREG(found.st_mode):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tuna.db import schema
+from tuna.db import database
 from tuna.db.engine import make_engine
 
 ASSET = Path(__file__).parents[1] / "assets" / "first_release" / "tuna.sqlite.xz"
@@ -20,7 +20,7 @@ def _upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("first") / "tuna.sqlite"
     path.write_bytes(lzma.decompress(ASSET.read_bytes()))
     engine = make_engine(f"sqlite:///{path}")
-    schema.upgrade(engine)
+    database.upgrade(engine)
     engine.dispose()
     return path
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tuna.artifacts.cache import ArtifactCache
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.signatures import Keys
-from tuna.artifacts.store import Artifacts
+from tuna.artifacts.store import ArtifactCache, Artifacts
 from tuna.settings import Settings
 
 

@@ -210,7 +210,7 @@ def test_a_store_that_does_not_answer_is_not_one_that_lost_its_files(
     def stale(*_: object, **__: object) -> None:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("tuna.artifacts.files._read_plain", stale)
+    monkeypatch.setattr("tuna.artifacts.files.read_plain", stale)
     for call in ("exists", "pipe_file"):
         monkeypatch.setattr(LocalFileSystem, call, stale)
     for ask in (lambda: store.get(digest), store.check, lambda: store.put(b"other")):

@@ -11,7 +11,7 @@ from command_lines import Ended
 from shared_data import need, needed_program
 
 from tuna.settings import get_settings
-from tuna.workers import hooks
+from tuna.workers import launch
 
 TypeIn = Callable[..., Ended]
 WHERE = ("--tvm-tracker", "127.0.0.1:1", "--device-key", "pi")
@@ -70,7 +70,7 @@ def test_what_a_worker_refuses_spends_no_token(
 ) -> None:
     need(find_spec("tvm"), "TVM")
     monkeypatch.setattr(
-        "tuna.gateway.remote_link.join", lambda *_: pytest.fail("the token is spent")
+        "tuna.gateway.https_client.join", lambda *_: pytest.fail("the token is spent")
     )
     ended = type_in(
         "tuna", "worker", *words, "--join", f"https://127.0.0.1:9#{'0' * 64}.{'0' * 12}.{'s' * 32}"
@@ -99,11 +99,11 @@ def test_a_target_alone_makes_one_session_in_either_form(type_in: TypeIn) -> Non
 
 def test_a_lost_board_is_reset_once_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    monkeypatch.setattr(hooks, "run_hook", lambda name, command, env: ran.append(command))
+    monkeypatch.setattr(launch, "run_hook", lambda name, command, env: ran.append(command))
     clock = iter((1000.0, 1000.0, 1030.0, 1060.0, 1060.0))
-    monkeypatch.setattr(hooks.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(launch.time, "monotonic", lambda: next(clock))
     settings = get_settings().model_copy(update={"after_worker": "", "tvm_reset": "power-cycle"})
-    repair = hooks.DeviceRepair(settings)
+    repair = launch.DeviceRepair(settings)
     for _ in range(3):
         repair()
     assert [command for command in ran if command] == ["power-cycle", "power-cycle"]

@@ -18,7 +18,7 @@ from private_servers import redis_server, with_password
 from shared_data import needed_program
 
 from tuna import doctor
-from tuna.db import schema
+from tuna.db import database
 from tuna.db.engine import make_engine
 from tuna.doctor import servers
 from tuna.doctor.findings import Finding, judge_clock, judge_version
@@ -131,7 +131,7 @@ def test_a_clock_that_goes_wrong(ahead_s: float, warning: bool) -> None:
 def test_both_databases_are_well(engine: sa.Engine) -> None:
     found = _by_name(doctor.of_sql(engine))
     assert all(finding.ok for finding in found.values()), found
-    assert schema.HEAD in found["database"].text
+    assert database.HEAD in found["database"].text
     assert found["database tables"].text == "can be created"
     assert not [name for name in sa.inspect(engine).get_table_names() if "doctor" in name]
     if engine.dialect.name != "sqlite":

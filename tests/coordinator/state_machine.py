@@ -79,7 +79,8 @@ class Machine(RuleBasedStateMachine):
                 sessions.get(connection, scene.session_id),
                 sessions.namespace(connection),
             )
-        self.work = SessionWork(scene.session_id, namespace, info.environment, LIBRARY)
+        self.work = SessionWork(scene.session_id, info.environment, LIBRARY)
+        self.namespace = namespace
         self.leases = Leases(scene.client, namespace, scene.settings.lease_s)
         self.broker, self.moments = Broker(), Moments()
         self.coordinator = self._start()
@@ -110,7 +111,7 @@ class Machine(RuleBasedStateMachine):
             Backends(self.engine, self.scene.client, self.broker, self.scene.settings), [self.work]
         )
         coordinator.moments = self.moments
-        leases = ObservedLeases(self.scene.client, self.work.namespace, self.scene.settings.lease_s)
+        leases = ObservedLeases(self.scene.client, self.namespace, self.scene.settings.lease_s)
         leases.moments, leases.opened = (
             self.moments,
             lambda chunks: self.held.update(dict.fromkeys(chunks)),

@@ -17,7 +17,7 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConfigKind, from_json
-from tuna.coordinator import stage_artifacts
+from tuna.coordinator import publisher
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, sessions, solvers
@@ -104,11 +104,11 @@ def coordinator(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, session_id: int, store: Artifacts
 ) -> Coordinator:
     with reading(engine) as connection:
-        info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
+        info = sessions.get(connection, session_id)
     runner = Runner(
         RedisLink(redis_client, get_settings().lease_s), RunContext(store, tuna_home, (0,))
     )
-    work = SessionWork(session_id, namespace, info.environment, LIBRARY)
+    work = SessionWork(session_id, info.environment, LIBRARY)
     return Coordinator(Backends(engine, redis_client, InProcess(runner), get_settings()), [work])
 
 
@@ -185,8 +185,11 @@ def test_only_what_the_store_lacks_is_put_and_each_body_once(
 ) -> None:
     first, second, _ = (function.digest for function in FUNCTIONS)
     store.put(BODIES[second])
-    assert stage_artifacts.stage(engine, store, _items(session_id, first, None, second, first)) == 1
-    assert stage_artifacts.stage(engine, store, _items(session_id, first, second, None)) == 0
+    assert (
+        publisher.stage_artifacts(engine, store, _items(session_id, first, None, second, first))
+        == 1
+    )
+    assert publisher.stage_artifacts(engine, store, _items(session_id, first, second, None)) == 0
     assert store.get(first) == BODIES[first]
 
 
@@ -198,7 +201,7 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
 
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(StoreUnavailable, match="no room"):
-        stage_artifacts.stage(engine, store, _items(session_id, FUNCTIONS[0].digest))
+        publisher.stage_artifacts(engine, store, _items(session_id, FUNCTIONS[0].digest))
 
 
 def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:

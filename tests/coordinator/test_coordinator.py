@@ -32,8 +32,7 @@ from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
-from tuna.jobs import scope
-from tuna.jobs.scope import Scope
+from tuna.jobs import serving
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
@@ -44,7 +43,7 @@ from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
-from tuna.search import active_time
+from tuna.search import rounds
 from tuna.settings import get_settings
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
@@ -92,10 +91,10 @@ def make(
     monkeypatch.setattr("tuna.coordinator.publisher._FULL_BACKOFF_S", 0.3)
     session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
     with reading(engine) as connection:
-        info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
+        info = sessions.get(connection, session_id)
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     celery = InProcess(Runner(RedisLink(redis_client, settings.lease_s), context))
-    work = SessionWork(session_id, namespace, info.environment, LIBRARY)
+    work = SessionWork(session_id, info.environment, LIBRARY)
     return lambda: Coordinator(Backends(engine, redis_client, celery, settings), [work])
 
 
@@ -134,7 +133,7 @@ def test_a_round_that_was_opened_is_published_at_once(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = SearchLibrary()
-    monkeypatch.setattr(scope, "find_library", lambda name: library)
+    monkeypatch.setattr(serving, "find_library", lambda name: library)
     monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 3600.0)
     session_id = make_jobs(engine, 1, solvers=["Noop0"])
     with writing(engine) as connection:
@@ -149,14 +148,14 @@ def test_a_round_that_was_opened_is_published_at_once(
     )
     work = replace(work, library=library)
     celery = InProcess(runner, library)
-    monkeypatch.setattr(active_time, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr(rounds, "NOTE_EVERY_S", 0.0)
     coordinator = Coordinator(Backends(engine, redis_client, celery, settings), [work])  # type: ignore[arg-type]
     coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": ROUNDS})
     with reading(engine) as connection:
         first, last = connection.execute(
             sa.select(sa.func.min(StepResultRow.started_at), sa.func.max(StepResultRow.ended_at))
         ).one()
-        served_s = active_time.Served(connection, session_id).seconds(first, last)
+        served_s = rounds.Served(connection, session_id).seconds(first, last)
     assert served_s == pytest.approx((last - first).total_seconds()), (
         "all of it is time of the search"
     )
@@ -312,8 +311,8 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
         connection.execute(
             sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled")
         )
-        scope = Scope(1, LIBRARY)
-        chunks = {name: claim(connection, scope, LIBRARY.step(name), 5)[0].id for name in steps}
+        serving = SessionWork(1, LIBRARY.environment(), LIBRARY)
+        chunks = {name: claim(connection, serving, LIBRARY.step(name), 5)[0].id for name in steps}
         connection.execute(sa.update(Job).values(leased_at=utc_now() - timedelta(minutes=1)))
         namespace = sessions.namespace(connection)
     Leases(redis_client, namespace, 30.0).open(chunks.values())

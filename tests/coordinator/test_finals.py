@@ -24,8 +24,7 @@ from tuna.db.models import FindDb, Job
 from tuna.drain.drain import Drain
 from tuna.exports.write import of_session
 from tuna.golden import releasable
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.candidates import CandidateLibrary
@@ -101,7 +100,10 @@ class Scene:
     def claim(self, step: str) -> list[claim.ClaimedChunk]:
         with writing(self.engine) as connection:
             return claim.claim(
-                connection, Scope(self.session_id, self.library), self.library.step(step), 100
+                connection,
+                SessionWork(self.session_id, self.library.environment(), self.library),
+                self.library.step(step),
+                100,
             )
 
     def load(self, configs: Sequence[int] | None = None) -> int:
@@ -206,9 +208,9 @@ def test_a_coordinator_makes_them_and_is_done_after_them(
     one, settings = scene(Noop0=0.85), get_settings()
     monkeypatch.setattr(NoopLibrary, "run", lambda _, *given: one.machine.run(*given))
     with reading(one.engine) as connection:
-        info, namespace = sessions.get(connection, one.session_id), sessions.namespace(connection)
+        info = sessions.get(connection, one.session_id)
     celery = InProcess(Runner(RedisLink(redis_client, settings.lease_s), one.context))
-    work = SessionWork(one.session_id, namespace, info.environment, one.library)
+    work = SessionWork(one.session_id, info.environment, one.library)
 
     backends = Backends(one.engine, redis_client, celery, settings)
 

@@ -15,7 +15,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
@@ -68,7 +68,10 @@ def work_off(
     leases = Leases(client, "n", 30)
     with writing(engine) as connection:
         claimed = claim.claim(
-            connection, Scope(session_id, library, ""), library.step("build"), 1000
+            connection,
+            SessionWork(session_id, library.environment(), library),
+            library.step("build"),
+            1000,
         )
     if not claimed:
         return 0

@@ -288,7 +288,7 @@ def scene(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     monkeypatch.setattr("tuna.coordinator.no_work_cache._LOOK_EVERY_S", 0)
     monkeypatch.setattr("tuna.coordinator.no_work_cache._LOOK_SHARE", math.inf)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)

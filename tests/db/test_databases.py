@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from builders import DatabaseBuilder, tuned_network
 from databases import MariadbDatabase, SqliteTemplate
 
-from tuna.db import schema
+from tuna.db import database
 from tuna.db.engine import make_engine, writing
 
 _HARM = (
@@ -86,7 +86,7 @@ def test_a_copy_of_the_sqlite_file_is_as_a_migrated_one(
     sqlite_template: SqliteTemplate, tmp_path: Path
 ) -> None:
     migrated = make_engine(f"sqlite:///{tmp_path}/migrated.sqlite")
-    schema.upgrade(migrated)
+    database.upgrade(migrated)
     copies = [sqlite_template.engine(tmp_path / f"{number}.sqlite") for number in range(2)]
     assert len({_identity(engine) for engine in (migrated, *copies)}) == 3
     expected = _content(migrated)

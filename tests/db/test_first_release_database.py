@@ -23,7 +23,7 @@ import pytest
 import sqlalchemy as sa
 from databases import columns_and_keys, upgrade_in_pieces
 
-from tuna.db import schema
+from tuna.db.database import KNOWN, revision, upgrade
 from tuna.settings import get_settings
 
 ASSETS = Path(__file__).parents[1] / "assets" / "first_release"
@@ -69,9 +69,9 @@ MACHINE = {
 
 UPGRADE = """
 import sys
-from tuna.db import schema
+from tuna.db.database import upgrade
 from tuna.db.engine import make_engine
-schema.upgrade(make_engine(sys.argv[1]))
+upgrade(make_engine(sys.argv[1]))
 """
 TypeIn = Callable[..., Any]
 Capture = pytest.CaptureFixture[str]
@@ -175,7 +175,7 @@ def contents(engine: sa.Engine) -> dict[str, Any]:
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_an_upgrade_that_is_cut_off_after_any_statement_loses_nothing(database: sa.Engine) -> None:
     before = lzma.decompress((ASSETS / "tuna.sql.xz").read_bytes()).decode()
-    schema.upgrade(database)
+    upgrade(database)
     undisturbed = contents(database)
     with database.begin() as connection:
         for verb in ("DROP", "CREATE"):
@@ -201,7 +201,7 @@ def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(
             for verb in ("DROP", "CREATE"):
                 connection.exec_driver_sql(f"{verb} DATABASE {database.url.database}")
         load(database, dump)
-        goal = random.choice(schema.KNOWN[3:-1])
+        goal = random.choice(KNOWN[3:-1])
         with subprocess.Popen(words) as process, database.connect() as connection:
             while (
                 connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
@@ -213,7 +213,7 @@ def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(
             process.kill()
         if number % 2:
             kill_statements(database)
-        cut_at.append(schema.revision(database))
+        cut_at.append(revision(database))
         subprocess.run(words, check=True)
         assert contents(database) == undisturbed, cut_at
     with capsys.disabled():

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 from sqlalchemy.exc import DataError, IntegrityError
 
+from tuna.db.bulk import insert, packed, unpacked
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
-from tuna.db.packed import insert, packed, unpacked
 
 HARD_TEXT = "it's \"broken\"; DROP TABLE job; -- \\' %s %(x)s :y \\u0041 \n\t\x01 é 🐟"
 AT = datetime(2026, 3, 2, 9, 30, 0, 123456, timezone.utc)

@@ -27,7 +27,7 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
@@ -46,7 +46,7 @@ def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sa.Engine]:
     """One database of each kind for this module: filling it takes seconds."""
-    from tuna.db import schema
+    from tuna.db import database
 
     url = f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.sqlite"
     if request.param == "mariadb":
@@ -57,7 +57,7 @@ def engine(
         server.dispose()
         url = base.set(database="tuna_plans").render_as_string(hide_password=False)
     made = make_engine(url)
-    schema.upgrade(made)
+    database.upgrade(made)
     fill(made, JOBS)
     _fill_results(made)
     yield made
@@ -150,7 +150,9 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
 
 def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(1, LIBRARY, ""), LIBRARY.step(step), limit)
+        return claim.claim(
+            connection, SessionWork(1, LIBRARY.environment(), LIBRARY), LIBRARY.step(step), limit
+        )
 
 
 def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:

@@ -20,8 +20,8 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.drain.drain import Drain
 from tuna.errors import NotFound
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import release
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
@@ -43,7 +43,12 @@ def _claim(
     engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000
 ) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit)
+        return claim.claim(
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step(step),
+            limit,
+        )
 
 
 def _entries(chunks: list[ClaimedChunk], cause: Cause | None = None) -> list[StreamEntry]:

@@ -18,7 +18,7 @@ from shared_data import DRILLS
 
 from tuna.cli import show
 from tuna.configs import GemmConfig
-from tuna.db import batches, configs, jobs, schema, solvers
+from tuna.db import bulk, configs, database, jobs, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Base, Job, SolverApplicability
 from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError, TunaError
@@ -26,9 +26,9 @@ from tuna.libraries.registry import get_library
 
 _UPGRADE = """
 import sys
-from tuna.db import schema
+from tuna.db.database import upgrade
 from tuna.db.engine import make_engine
-schema.upgrade(make_engine(sys.argv[1]))
+upgrade(make_engine(sys.argv[1]))
 """
 
 
@@ -42,18 +42,19 @@ def test_the_migrations_make_just_what_the_models_say(engine: sa.Engine) -> None
 
 def test_the_head_that_the_code_knows_is_alembics() -> None:
     config = Config()
-    config.set_main_option("script_location", str(schema.migrations_dir()))
+    config.set_main_option("script_location", str(database.migrations_dir()))
     script = ScriptDirectory.from_config(config)
-    assert script.get_current_head() == schema.HEAD
+    assert script.get_current_head() == database.HEAD
     assert (
-        tuple(reversed([revision.revision for revision in script.walk_revisions()])) == schema.KNOWN
+        tuple(reversed([revision.revision for revision in script.walk_revisions()]))
+        == database.KNOWN
     )
 
 
 def test_upgrading_twice_is_upgrading_once(empty_engine: sa.Engine) -> None:
     for _ in range(2):
-        schema.upgrade(empty_engine)
-    assert schema.revision(empty_engine) == schema.HEAD
+        database.upgrade(empty_engine)
+    assert database.revision(empty_engine) == database.HEAD
 
 
 @pytest.mark.parametrize("empty_engine", ["mariadb"], indirect=True)
@@ -70,14 +71,14 @@ def test_a_database_that_is_not_embedded_is_refused_with_the_command(
     empty_engine: sa.Engine,
 ) -> None:
     with pytest.raises(SchemaError) as error:
-        schema.require(empty_engine, embedded=False)
+        database.require(empty_engine, embedded=False)
     assert "tuna db upgrade" in error.value.hint
 
 
 def test_a_newer_schema_is_refused(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-    for call in (lambda: schema.require(engine, embedded=True), lambda: schema.upgrade(engine)):
+    for call in (lambda: database.require(engine, embedded=True), lambda: database.upgrade(engine)):
         with pytest.raises(SchemaError, match="newer"):
             call()
 
@@ -86,7 +87,7 @@ def test_tables_of_something_else_are_refused_and_left_alone(empty_engine: sa.En
     with empty_engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE precious (id INTEGER)"))
     with pytest.raises(SchemaError, match="precious"):
-        schema.upgrade(empty_engine)
+        database.upgrade(empty_engine)
     assert sa.inspect(empty_engine).get_table_names() == ["precious"]
 
 
@@ -95,13 +96,13 @@ def test_processes_may_upgrade_at_once(empty_engine: sa.Engine) -> None:
     url = empty_engine.url.render_as_string(hide_password=False)
     started = [subprocess.Popen([sys.executable, "-c", _UPGRADE, url]) for _ in range(3)]
     assert [process.wait(120) for process in started] == [0, 0, 0]
-    assert schema.revision(empty_engine) == schema.HEAD
+    assert database.revision(empty_engine) == database.HEAD
 
 
 def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"no database " * 1000)
     with pytest.raises(DatabaseError, match="not a database"):
-        schema.require(make_engine(f"sqlite:///{tmp_path}/x.sqlite"), embedded=True)
+        database.require(make_engine(f"sqlite:///{tmp_path}/x.sqlite"), embedded=True)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "postgresql://x/y", "mysql+nodriver://u:secret@h/d"])
@@ -183,7 +184,7 @@ def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:
     assert "ix_job_claim" in plan
     assert "TEMP B-TREE" not in plan
     assert "filesort" not in plan
-    assert batches.IN_LIST < 32_766
+    assert bulk.IN_LIST < 32_766
 
 
 def test_words_that_mysql_9_reserves_are_quoted() -> None:
@@ -193,7 +194,7 @@ def test_words_that_mysql_9_reserves_are_quoted() -> None:
     named = [column for column in columns if column.name in reserved]
     assert len(named) == 4
     assert all(column.name.quote for column in named)
-    for file in (schema.migrations_dir() / "versions").glob("r*.py"):
+    for file in (database.migrations_dir() / "versions").glob("r*.py"):
         for line in file.read_text().splitlines():
             assert (
                 not any(f'sa.Column("{word}"' in line for word in reserved) or "quote=True" in line

@@ -8,14 +8,14 @@ from alembic.config import Config
 from databases import upgrade_in_pieces
 
 from tuna.configs import parse_line
-from tuna.db import models, schema
+from tuna.db import database, models
 
 DRIVER = parse_line("MIOpenDriver conv -n 2 -c 4 -H 8 -W 8 -k 4 -y 3 -x 3 -F 2")[0].driver()
 
 
 def _to(engine: sa.Engine, revision: str) -> None:
     config = Config()
-    config.set_main_option("script_location", str(schema.migrations_dir()))
+    config.set_main_option("script_location", str(database.migrations_dir()))
     with engine.connect() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
@@ -72,7 +72,7 @@ def test_an_installation_gets_a_secret_of_its_own_and_keeps_its_namespace(
     _to(empty_engine, "0018")
     with empty_engine.connect() as connection:
         shared = connection.exec_driver_sql("SELECT secret FROM installation").scalar_one()
-    schema.upgrade(empty_engine)
+    database.upgrade(empty_engine)
     with empty_engine.connect() as connection:
         (found,) = connection.execute(sa.select(models.Installation)).all()
         assert found.namespace == namespace

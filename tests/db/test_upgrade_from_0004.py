@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config as Alembic
 
 from tuna.configs import Config, parse_line
-from tuna.db import batches, configs, models, schema
+from tuna.db import bulk, configs, database, models
 from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.libraries.miopen.problem import text_of
@@ -30,7 +30,7 @@ LAYERS: list[Config] = [parse_line(line)[0] for line in LINES]
 def _to_0004(engine: sa.Engine) -> None:
     """A database as revision 0004 left it, with each of the layers, tagged and with a job."""
     alembic = Alembic()
-    alembic.set_main_option("script_location", str(schema.migrations_dir()))
+    alembic.set_main_option("script_location", str(database.migrations_dir()))
     with engine.connect() as connection:
         alembic.attributes["connection"] = connection
         command.upgrade(alembic, "0004")
@@ -85,8 +85,8 @@ def test_every_config_gets_its_json(
     empty_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     _to_0004(empty_engine)
-    monkeypatch.setattr(batches, "IN_LIST", batch)
-    schema.upgrade(empty_engine)
+    monkeypatch.setattr(bulk, "IN_LIST", batch)
+    database.upgrade(empty_engine)
     with reading(empty_engine) as connection:
         rows = connection.execute(sa.select(models.ConfigRow).order_by(models.ConfigRow.id)).all()
         assert [row.id for row in rows] == [3 * number for number in range(1, len(LAYERS) + 1)]

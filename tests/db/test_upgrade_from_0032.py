@@ -12,7 +12,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from databases import upgrade_in_pieces
 
-from tuna.db import models, schema
+from tuna.db import database, models
 from tuna.db.models import Base, FindDb, Job, Search, WarmStartRow
 
 DAY = "2026-01-02 03:04:05.000000"
@@ -63,7 +63,7 @@ ROWS = (
 
 def test_searches_become_rows_and_their_rounds_refer_to_them(empty_engine: sa.Engine) -> None:
     config = Config()
-    config.set_main_option("script_location", str(schema.migrations_dir()))
+    config.set_main_option("script_location", str(database.migrations_dir()))
     with empty_engine.connect() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0032")

@@ -17,10 +17,10 @@ from tuna.coordinator import reaper
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResultRow
-from tuna.drain import dead_letters
+from tuna.drain import report_checks
 from tuna.drain.drain import Drain
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import release
+from tuna.jobs.serving import SessionWork
 from tuna.libraries import registry
 from tuna.libraries.base import Library
 from tuna.libraries.items import WIRE_VERSION, DeviceReport
@@ -43,7 +43,12 @@ def make(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Callab
 
 def _claim(engine: sa.Engine, session_id: int, limit: int = 1000) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step("build"), limit)
+        return claim(
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step("build"),
+            limit,
+        )
 
 
 def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:
@@ -56,8 +61,8 @@ def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:
 
 def _without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """A machine that has all libraries but this one."""
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda name: _others(name, missing))
-    monkeypatch.setattr(dead_letters, "find_library", lambda name: _others(name, missing))
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda name: _others(name, missing))
+    monkeypatch.setattr(report_checks, "find_library", lambda name: _others(name, missing))
 
 
 def _others(name: str, missing: str) -> Library | None:
@@ -107,7 +112,7 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
         assert redis_client.xlen("results") == 0
         seen = {session.session_id: session.undrained for session in overview.read(engine)}
         assert seen == {other: len(theirs), 1: 0}
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     second = make()
     assert second.take_letters() == len(theirs)
     assert states(engine) == {"compiled": 20}
@@ -132,7 +137,7 @@ def test_a_letter_of_another_version_of_tuna_is_kept_for_a_person(
         body = connection.execute(sa.select(DeadLetter.body)).scalar_one()
         other = json.dumps(json.loads(body) | {"version": WIRE_VERSION + 1}).encode()
         connection.execute(sa.update(DeadLetter).values(body=other))
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     drain = make()
     assert [drain.take_letters() for _ in range(2)] == [0, 0]
     with reading(engine) as connection:
@@ -164,10 +169,10 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
     redis_client.xadd("results", {"r": report.model_dump_json()})
     with pytest.MonkeyPatch.context() as patch:
         _without(patch, "example")
-        patch.setattr(dead_letters, "fits", lambda _, size_bytes: size_bytes < 2000)
+        patch.setattr(report_checks, "fits", lambda _, size_bytes: size_bytes < 2000)
         make().once()
     assert len(_letters(engine)) == len(results)
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     assert make().take_letters() == len(results)
     assert states(engine) == {"compiled": 9, "new": 1}
     with reading(engine) as connection:
@@ -200,8 +205,8 @@ def test_a_malformed_report_is_kept_with_its_bytes_and_counted(
     make: Callable[[], Drain],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_letters, "KEPT_BYTES", 100)
-    monkeypatch.setattr(dead_letters, "KEPT", 3)
+    monkeypatch.setattr(report_checks, "KEPT_BYTES", 100)
+    monkeypatch.setattr(report_checks, "KEPT", 3)
     make_jobs(engine, 1)
     for text in (b"{", b"\x80" * 1000, b'{"kind": "finished"}', b"too many"):
         redis_client.xadd("results", {"r": text})
@@ -253,7 +258,7 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
     broken = NoopLibrary()
     monkeypatch.setattr(broken, "next_step", fail)
     monkeypatch.setattr(
-        "tuna.jobs.scope.find_library", lambda name: broken if name == "example" else LIBRARY
+        "tuna.jobs.serving.find_library", lambda name: broken if name == "example" else LIBRARY
     )
     for chunk in (*theirs, *mine):
         _report(redis_client, chunk)

@@ -18,9 +18,8 @@ from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs.failures import MAX_UNCHARGED
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import MAX_UNCHARGED, release
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Environment
 from tuna.libraries.items import DeviceReport, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
@@ -53,7 +52,12 @@ def _claim(
 ) -> list[ClaimedChunk]:
     with writing(engine) as connection:
         return claim.claim(
-            connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit, size, most
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step(step),
+            limit,
+            size,
+            most,
         )
 
 
@@ -267,7 +271,7 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
             lambda self: Environment("noop", "1", "none", 0, "noop-1", target="gfx90a 104"),
         )
         session_id = make_jobs(engine, 1)
-        patch.setattr("tuna.jobs.scope.find_library", lambda _: Aimed())
+        patch.setattr("tuna.jobs.serving.find_library", lambda _: Aimed())
         _release(engine, _claim(engine, session_id), worker_lost=True)
         ((failure,),) = (one.failures for one in with_commands(engine, overview.read(engine)))
         assert failure.reproduce == "--target 'gfx90a 104'"
@@ -403,11 +407,19 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
     solvers.update_applicability(engine, example, session_id, "t")
     with writing(engine) as connection:
         jobs.load(connection, jobs.JobRequest(session_id, "example", ["execute"], "x", "new"))
-        lost = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
+        lost = claim.claim(
+            connection,
+            SessionWork(session_id, example.environment(), example),
+            example.step("execute"),
+            10,
+        )
     assert _release(engine, lost, worker_lost=True) == 1
     with writing(engine) as connection:
         chunks = claim.claim(
-            connection, Scope(session_id, example, ""), example.step("execute"), 10
+            connection,
+            SessionWork(session_id, example.environment(), example),
+            example.step("execute"),
+            10,
         )
     drain.write(_entries(chunks))
     assert states(engine) == {"new": 10, "evaluated": 1}

@@ -16,7 +16,7 @@ from cluster import LEASE_S, Cluster, ClusterError
 from nemesis import Fault, Kind, plan
 
 from tuna.configs import GemmConfig
-from tuna.db import configs, jobs, schema, sessions, solvers
+from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, writing
 from tuna.errors import DatabaseError, ServiceError
 from tuna.libraries.registry import get_library
@@ -109,7 +109,7 @@ def run(
 
 
 def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answer]:
-    schema.upgrade(engine)
+    database.upgrade(engine)
     sys.path.append(str(plugin))  # where the library is declared
     try:
         library = get_library("faults")

@@ -19,7 +19,7 @@ from private_servers import wait_until
 from search_library import ROUNDS, SearchLibrary, expected, hold_name
 
 from tuna.configs import GemmConfig, parse_line
-from tuna.db import configs, jobs, models, schema, sessions, solvers
+from tuna.db import configs, database, jobs, models, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.queue.heartbeat import HeartbeatBoard
@@ -72,7 +72,7 @@ class Scene:
         self._devices = len(workers) - 1
         self._seen_at = 0.0  # when a part of the round was first seen in a worker's hands
         self._due: list[tuple[float, Callable[[], object]]] = []
-        schema.upgrade(engine)
+        database.upgrade(engine)
         made = [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)]
         with writing(engine) as connection:
             session_id, _ = sessions.create(connection, LIBRARY.environment(), "drill")

@@ -18,9 +18,10 @@ from tuna.db.engine import writing
 from tuna.db.models import TokenRow, WorkerRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, ServiceError
-from tuna.gateway import remote_link
-from tuna.gateway.remote_link import AccessLost, JoinRefused, NoSession, join
+from tuna.gateway import https_client, remote_link
+from tuna.gateway.https_client import AccessLost, JoinRefused, NoSession, join
 from tuna.queue.leases import new_id
+from tuna.workers.link import Elsewhere
 
 Eventually = Callable[[Callable[[], object], float], None]
 
@@ -63,7 +64,7 @@ def test_a_token_lets_one_worker_in_once(site: GatewaySite) -> None:
 def test_a_join_whose_answer_was_lost_can_be_repeated(
     site: GatewaySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_link.secrets, "token_urlsafe", lambda _: "s" * 43)
+    monkeypatch.setattr(https_client.secrets, "token_urlsafe", lambda _: "s" * 43)
     token = site.token()
     assert join(token, "compile", COMPILES).name == join(token, "compile", COMPILES).name
 
@@ -96,9 +97,9 @@ def test_a_token_that_is_not_open_is_refused(
     elif how == "revoked":
         assert type_in("tuna", "token", "revoke", token.id).code == 0
     elif how == "unknown":
-        token = remote_link.JoinToken(token.gateway, "0" * 12, token.secret)
+        token = https_client.JoinToken(token.gateway, "0" * 12, token.secret)
     else:
-        token = remote_link.JoinToken(token.gateway, token.id, "x" * 32)
+        token = https_client.JoinToken(token.gateway, token.id, "x" * 32)
     with pytest.raises(BadInput, match="unknown, was used before, or has expired"):
         join(token, "compile", COMPILES)
 
@@ -133,6 +134,20 @@ def test_a_waiting_worker_gets_a_chunk_that_is_published_meanwhile(site: Gateway
     waits.join()
     assert found[0] is not None
     assert time.monotonic() - began_at < 15
+
+
+def test_a_worker_learns_whether_jobs_are_to_come(site: GatewaySite, tmp_path: Path) -> None:
+    """A worker that leaves when nothing is to be done waits while the coordinator has jobs."""
+    worker = site.join()
+    link = link_of(worker.credentials, tmp_path / "home")
+    assert link.next(new_id(), 0.0) is None
+    assert link.is_idle
+    site.coordinator._announce_open()
+    assert link.next(new_id(), 0.0) is None
+    assert not link.is_idle
+    site.publish()
+    assert link.next(new_id(), 5.0) is not None
+    assert not link.is_idle
 
 
 def test_the_same_request_finds_the_same_chunk(site: GatewaySite) -> None:
@@ -323,9 +338,9 @@ def test_the_runner_learns_whether_others_could_do_the_work(
     handed = link.next(new_id(), 0.0)
     assert handed is not None
     chunk = remote_link.Chunk.model_validate_json(handed.chunk)
-    assert link.elsewhere(chunk, compiler.name) == (False, False)
+    assert link.elsewhere(chunk, compiler.name) == Elsewhere(others=False, succeeds=False)
     other.renew(place=other.name, done=3)
-    assert link.elsewhere(chunk, compiler.name) == (True, True)
+    assert link.elsewhere(chunk, compiler.name) == Elsewhere(others=True, succeeds=True)
     link.client.close()
 
 

@@ -123,7 +123,7 @@ def test_the_worst_come_first_and_all_of_them_count(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "_MAX_ITEMS", 1)
-    monkeypatch.setattr("tuna.db.batches.IN_LIST", 1)
+    monkeypatch.setattr("tuna.db.bulk.IN_LIST", 1)
     found = _grown(scene, {A: 1.0, B: 1.0, C: 1.0, D: 1.0}, {A: 1.1, B: 1.5, C: 0.9, D: 0.5})
     assert found.slower_ratios == (1.5, 1.1)
     assert ([c.ratio for c in found.regressions], [c.ratio for c in found.gains]) == ([1.5], [0.5])

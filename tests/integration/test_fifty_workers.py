@@ -22,9 +22,9 @@ from jobs_builder import accepted, states
 from tuna.api.workers import set_worker_state
 from tuna.db import models
 from tuna.db.engine import reading
+from tuna.gateway import access as gateway_access
 from tuna.gateway import joined
-from tuna.gateway import server as gateway_server
-from tuna.gateway.remote_link import AccessLost, NoSession, join
+from tuna.gateway.https_client import AccessLost, NoSession, join
 from tuna.gateway.tokens import JoinToken
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
@@ -63,7 +63,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         link = link_of(self.credentials, self._home).start()
-        sender = HeartbeatSender(link.boards, self._status(), 1.0).start()
+        sender = HeartbeatSender(link, self._status(), 1.0).start()
         try:
             while not self.stop.is_set():
                 if outcome := run_next(link, self._home):
@@ -129,7 +129,7 @@ def site(
         NoopLibrary, "steps", (Step("build", Resource.CPU, 4), Step("measure", Resource.DEVICE, 4))
     )
     monkeypatch.setattr(NoopLibrary, "run", _run)
-    monkeypatch.setattr(gateway_server, "_JOIN_BURST", 1000.0)
+    monkeypatch.setattr(gateway_access, "_JOIN_BURST", 1000.0)
     with open_site(home, redis_client, redis_urls, monkeypatch, LAYERS) as found:
         yield found
 

@@ -10,7 +10,7 @@ from jobs_builder import make_jobs
 from private_servers import wait_until
 from processes import Processes
 
-from tuna.db import schema, sessions
+from tuna.db import database, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.libraries.registry import get_library
@@ -20,7 +20,7 @@ from tuna.libraries.registry import get_library
 def test_the_first_job_of_an_urgent_session_is_taken_within_two_seconds(
     engine: sa.Engine, processes: Processes
 ) -> None:
-    schema.upgrade(engine)
+    database.upgrade(engine)
     make_jobs(engine, 10_000)
     with writing(engine) as connection:
         urgent, _ = sessions.create(connection, get_library("noop").environment(), "urgent")

@@ -14,7 +14,7 @@ from tuna.db import jobs, models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import Candidate, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
@@ -38,7 +38,10 @@ class Bench:
     def claim(self, step: str) -> WorkItem:
         with writing(self.engine) as connection:
             (chunk,) = claim.claim(
-                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 10
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step(step),
+                10,
             )
         self.chunk = chunk.id
         return chunk.items[0]
@@ -153,8 +156,8 @@ def test_the_best_of_a_solvers_jobs_is_kept(
         assert jobs.load(connection, request) == 1
     bench.built()
     with writing(bench.engine) as connection:
-        scope = Scope(bench.session_id, LIBRARY, "")
-        chunks = claim.claim(connection, scope, LIBRARY.step("measure"), 10, 1)
+        work = SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY)
+        chunks = claim.claim(connection, work, LIBRARY.step("measure"), 10, 1)
     chunks.sort(key=lambda chunk: chunk.items[0].job_id, reverse=True)
     entries = []
     for chunk, (params, time_ms, noisy) in zip(chunks, (first, second), strict=True):
@@ -216,7 +219,10 @@ def _answer(bench: Bench, *times_ms: float, noisy: bool, ended_early: bool = Fal
 def _claimed(bench: Bench) -> list[claim.ClaimedChunk]:
     with writing(bench.engine) as connection:
         return claim.claim(
-            connection, Scope(bench.session_id, LIBRARY, ""), LIBRARY.step("measure"), 1
+            connection,
+            SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step("measure"),
+            1,
         )
 
 

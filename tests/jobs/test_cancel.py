@@ -15,7 +15,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import writing
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import works_of
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
@@ -74,7 +74,7 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     ensure_services(get_settings())
     engine, library, client = open_database(), get_library("miopen"), connect(get_settings())
     with writing(engine) as connection:
-        (claimed,) = claim.claim(connection, Scope(1, library, "gfx908 120"), library.step(STEP), 1)
+        (claimed,) = claim.claim(connection, works_of(connection, [1])[1], library.step(STEP), 1)
         namespace = sessions.namespace(connection)
     leases = Leases(client, namespace, LEASE_S)
     leases.open([claimed.id])

@@ -19,8 +19,8 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
-from tuna.jobs.rows import AttemptedJob
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import Again, Library, Retry, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
@@ -241,8 +241,8 @@ class Scene:
     def work(self) -> list[WorkItem]:
         """One round; returns what was claimed."""
         with writing(self.engine) as connection:
-            scope = Scope(self.session_id, self.library, "")
-            chunks = claim.claim(connection, scope, self.library.step("build"), 1000)
+            work = SessionWork(self.session_id, self.library.environment(), self.library)
+            chunks = claim.claim(connection, work, self.library.step("build"), 1000)
         for chunk in chunks:
             self.leases.open([chunk.id])
             facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
@@ -266,7 +266,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     library = Fails(request.param)
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     return Scene(engine, redis_client, tmp_path, library)
 
 
@@ -296,7 +296,7 @@ def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
     with writing(scene.engine) as connection:
         chunks = claim.claim(
             connection,
-            Scope(scene.session_id, scene.library, ""),
+            SessionWork(scene.session_id, scene.library.environment(), scene.library),
             scene.library.step("build"),
             1000,
         )

@@ -8,7 +8,7 @@ from jobs_builder import make_jobs
 from tuna.db import jobs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, TrialRow
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate
 from tuna.queue.claim import claim
@@ -51,5 +51,10 @@ def test_a_step_whose_name_begins_another_gets_what_that_made(engine: sa.Engine)
         }
         connection.execute(sa.insert(TrialRow).values(row))
         library = TwoLooks()
-        (chunk,) = claim(connection, Scope(session_id, library, ""), library.step("measure"), 1)
+        (chunk,) = claim(
+            connection,
+            SessionWork(session_id, library.environment(), library),
+            library.step("measure"),
+            1,
+        )
     assert chunk.items[0].candidates == (Candidate(index=5, artifact="a"),)

@@ -15,14 +15,14 @@ from jobs_builder import make_jobs, states
 from tuna.artifacts.files import RedisFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator import stage_artifacts
+from tuna.coordinator import publisher
 from tuna.db import networks
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
-from tuna.jobs.release import release
-from tuna.jobs.scope import Scope
+from tuna.jobs.failures import release
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
@@ -51,7 +51,10 @@ class Scene:
     def claim(self, step: str, limit: int = 10) -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
             return claim.claim(
-                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), limit
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step(step),
+                limit,
             )
 
     def report(self, chunks: Sequence[ClaimedChunk], **facts: object) -> None:
@@ -216,7 +219,7 @@ def test_what_the_finals_need_lives_until_their_end(scene: Scene) -> None:
     )
     assert not scene.lives_long(digest)
     assert (
-        stage_artifacts.stage(
+        publisher.stage_artifacts(
             scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})]
         )
         == 0

@@ -26,7 +26,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
     """What workers that join say of themselves; the settings that they make end with the test."""
     found: list[Facts] = []
     monkeypatch.setattr(
-        "tuna.gateway.remote_link.join",
+        "tuna.gateway.https_client.join",
         lambda token, role, facts: (
             found.append(facts) or Credentials(token.gateway, "eval-h-1", "s" * 43)
         ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tuna.policies import POLICIES, OpenStep, SearchProgress, Snapshot, StageKind, StageTimes
-from tuna.policies.gradient import expected_gain_ms
+from tuna.policies.by_priority import expected_gain_ms
 
 
 def step(session_id: int, name: str = "build", **facts: Any) -> OpenStep:

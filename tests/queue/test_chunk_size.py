@@ -8,12 +8,12 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.db.engine import writing
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
-from tuna.queue.chunk_size import ChunkSizer
+from tuna.queue.claim import ChunkSizer
 from tuna.queue.results import is_nearly_full
 from tuna.vocabulary import Resource
 
@@ -91,7 +91,11 @@ def test_a_config_is_split_only_where_it_does_not_fit(
     session_id, library = make_jobs(engine, 3), get_library("noop")
     with writing(engine) as connection:
         chunks = claim.claim(
-            connection, Scope(session_id, library, ""), library.step("build"), 1000, size
+            connection,
+            SessionWork(session_id, library.environment(), library),
+            library.step("build"),
+            1000,
+            size,
         )
     assert [len(chunk.items) for chunk in chunks] == expected
     assert len({item.job_id for chunk in chunks for item in chunk.items}) == 30

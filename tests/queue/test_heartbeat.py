@@ -71,9 +71,7 @@ def test_an_announcer_shows_what_is_in_hand_and_leaves_when_it_stops(
     redis_client: redis.Redis, eventually: Callable[..., None]
 ) -> None:
     board = HeartbeatBoard(redis_client, "n", 10)
-    announcer = HeartbeatSender(
-        lambda: [board], dataclasses.replace(_ONE, job_ids=(), done=0), 60
-    ).start()
+    announcer = HeartbeatSender(board, dataclasses.replace(_ONE, job_ids=(), done=0), 60).start()
     eventually(lambda: len(board.live()) == 1, 60)
     announcer.begin([8, 9])
     eventually(lambda: board.live()[0].job_ids == (8, 9), 60)
@@ -88,7 +86,7 @@ def test_an_announcer_without_redis_is_only_unseen() -> None:
     board = HeartbeatBoard(
         redis.Redis(unix_socket_path="/nowhere", retry=Retry(NoBackoff(), 0)), "n", 10
     )
-    announcer = HeartbeatSender(lambda: [board], _ONE, 60).start()
+    announcer = HeartbeatSender(board, _ONE, 60).start()
     announcer.begin([1])
     announcer.stop()
 

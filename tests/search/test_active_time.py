@@ -19,7 +19,7 @@ from tuna.archives import removal
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Search, ServedTime, StepResultRow
 from tuna.libraries.base import Found, SearchLimits
-from tuna.search import active_time, rounds
+from tuna.search import rounds
 
 BEGUN = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)
 DAY_S = 86400.0
@@ -30,7 +30,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`at(seconds)`: so long after `BEGUN` it is."""
 
     def set_clock(seconds: float) -> None:
-        monkeypatch.setattr(active_time, "utc_now", lambda: BEGUN + timedelta(seconds=seconds))
+        monkeypatch.setattr(rounds, "utc_now", lambda: BEGUN + timedelta(seconds=seconds))
 
     return set_clock
 
@@ -42,12 +42,12 @@ def serve(
     for second in range(start, end + 1, 2):
         at(second)
         with writing(engine) as connection:
-            active_time.note(connection, [session_id, 10**6])
+            rounds.note_served(connection, [session_id, 10**6])
 
 
 def spent(engine: sa.Engine, session_id: int, *between: float) -> float:
     with reading(engine) as connection:
-        return active_time.Served(connection, session_id).seconds(
+        return rounds.Served(connection, session_id).seconds(
             *(BEGUN + timedelta(seconds=s) for s in between)
         )
 

@@ -22,12 +22,12 @@ from tuna.db import overview
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact, Search, SolverRow, StepResultRow, TrialRow
 from tuna.db.searches import Searches
-from tuna.jobs import release
+from tuna.jobs import failures
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.items import result_of
 from tuna.queue.claim import ClaimedChunk
 from tuna.reports.queries import read_figures
-from tuna.search import open_searches, round_parts, rounds
+from tuna.search import rounds, waiting_rounds
 from tuna.vocabulary import Cause, State
 
 #: Of a search of the library.
@@ -39,13 +39,13 @@ def scene(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Scene:
     """A search of which a part has two candidates at least."""
-    monkeypatch.setattr(round_parts, "LEAST", 2)
+    monkeypatch.setattr(waiting_rounds, "LEAST", 2)
     return open_scene(engine, redis_client, tmp_path, monkeypatch)
 
 
 def divide(scene: Scene, devices: int = 2) -> int:
     with writing(scene.engine) as connection:
-        return round_parts.divide(
+        return waiting_rounds.divide(
             connection, scene.session_id, scene.library.step("measure"), devices
         )
 
@@ -58,7 +58,7 @@ def built(scene: Scene) -> None:
 def lose(scene: Scene, chunk: ClaimedChunk) -> None:
     """The worker of a chunk was killed."""
     with writing(scene.engine) as connection:
-        release.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
+        failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
         connection.execute(sa.update(Job).values(ready_at=None))
 
 
@@ -103,12 +103,12 @@ def test_a_round_is_complete_when_all_of_its_parts_are(scene: Scene) -> None:
     scene.report(first, scene.results(first))
     (work,) = _works(scene)
     with reading(scene.engine) as connection:
-        assert open_searches.progress(connection, work) == {}
+        assert waiting_rounds.progress(connection, work) == {}
     assert scene.load() == 0, "the third is proposed from all results of the first"
     scene.report(second, scene.results(second))
     assert scene.load() == 1
     with reading(scene.engine) as connection:
-        (progress,) = open_searches.progress(connection, work).values()
+        (progress,) = waiting_rounds.progress(connection, work).values()
     assert progress.rounds == 1
 
 

@@ -18,15 +18,15 @@ from jobs_builder import make_jobs, make_searches
 from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator import stage_artifacts
+from tuna.coordinator import publisher
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job, Search
 from tuna.drain.drain import Drain
 from tuna.errors import NotFound
-from tuna.jobs import release, scope
-from tuna.jobs.scope import Scope
+from tuna.jobs import failures, serving
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.queue import claim, reproduction
@@ -57,9 +57,13 @@ class Scene:
     def claim(self, step: str, limit: int = 1) -> list[claim.ClaimedChunk]:
         with writing(self.engine) as connection:
             found = claim.claim(
-                connection, Scope(self.session_id, self.library), self.library.step(step), limit, 1
+                connection,
+                SessionWork(self.session_id, self.library.environment(), self.library),
+                self.library.step(step),
+                limit,
+                1,
             )
-        stage_artifacts.stage(
+        publisher.stage_artifacts(
             self.engine, self.artifacts, [item for chunk in found for item in chunk.items]
         )
         return found
@@ -143,7 +147,7 @@ def open_scene(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Scene:
     """A search of the library that searches."""
-    monkeypatch.setattr(scope, "find_library", lambda name: LIBRARY)
+    monkeypatch.setattr(serving, "find_library", lambda name: LIBRARY)
     artifacts = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
     drain = Drain(engine, ResultStream(redis_client, "results", "me"), artifacts, 2)
     return Scene(engine, drain, artifacts, tmp_path)
@@ -171,7 +175,7 @@ def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene
     assert begun() is None
     with writing(scene.engine) as connection:
         leased_at = connection.execute(sa.select(Job.leased_at)).scalar_one()
-        release.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
+        failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
         connection.execute(sa.update(Job).values(ready_at=None))
     assert begun() == leased_at
     scene.work("search")
@@ -280,7 +284,7 @@ def test_a_measurement_is_given_what_was_built_and_no_params_twice(scene: Scene)
         assert [one.index for one in chunk.items[0].candidates] == [0, 1, 3]
         if lost:
             with writing(scene.engine) as connection:
-                release.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
+                failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
                 connection.execute(sa.update(Job).values(ready_at=None))
         else:
             scene.report(chunk, scene.results(chunk))
@@ -296,7 +300,7 @@ def test_a_late_result_of_a_round_is_refused_once_and_changes_nothing(scene: Sce
     (chunk,) = scene.claim("search")
     late = scene.results(chunk)
     with writing(scene.engine) as connection:
-        assert release.release(connection, [chunk.id], max_attempts=3, worker_lost=True) == 1
+        assert failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True) == 1
     scene.report(chunk, late)
     assert scene.drain.counts.refused == 1
     finish(scene)
@@ -309,7 +313,7 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     for _ in range(2):
         (chunk,) = scene.claim("build")
         with writing(scene.engine) as connection:
-            release.release(connection, [chunk.id], max_attempts=2, worker_lost=True)
+            failures.release(connection, [chunk.id], max_attempts=2, worker_lost=True)
             connection.execute(sa.update(Job).values(ready_at=None))
     assert scene.rows()[0][2] == "errored"
     while [row for row in scene.rows() if row[2] not in ("evaluated", "errored")]:

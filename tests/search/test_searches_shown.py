@@ -30,7 +30,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
 from tuna.db.searches import Searches
 from tuna.exports.write import of_session
-from tuna.jobs import scope
+from tuna.jobs import serving
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, SearchLimits, Step
 from tuna.libraries.context import RunContext
@@ -73,7 +73,7 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
 ) -> None:
     """It named an index, and asked for a proposal that depends on results which are not there."""
     scene.library = WithFinals()
-    monkeypatch.setattr(scope, "find_library", lambda name: scene.library)
+    monkeypatch.setattr(serving, "find_library", lambda name: scene.library)
     with writing(scene.engine) as connection:
         first = connection.execute(sa.select(Job.__table__)).mappings().one()
         for number in (1, 9):
@@ -256,7 +256,7 @@ def test_the_progress_counts_a_search_once_and_its_rounds_for_the_rate(scene: Sc
 def test_what_is_left_of_a_search_without_a_bound_is_not_known(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = SessionWork(scene.session_id, "", scene.library.environment(), scene.library)
+    work = SessionWork(scene.session_id, scene.library.environment(), scene.library)
     for most, known in ((ROUNDS, True), (None, False)):
         monkeypatch.setattr(SearchLibrary, "most_rounds", lambda self, options, most=most: most)
         with reading(scene.engine) as connection:

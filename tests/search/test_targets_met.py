@@ -6,11 +6,11 @@ import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 
+from tuna.coordinator import actions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Session
 from tuna.reports.html import render
 from tuna.reports.queries import read_figures
-from tuna.search import targets_met
 
 
 @pytest.fixture()
@@ -45,7 +45,7 @@ def sessions(engine: sa.Engine) -> tuple[int, int]:
 
 def end(engine: sa.Engine, session_id: int, target_ms: float) -> list[str]:
     with writing(engine) as connection:
-        return list(targets_met.end(connection, session_id, target_ms).values())
+        return list(actions.end_met(connection, session_id, target_ms).values())
 
 
 def states(engine: sa.Engine, session_id: int) -> list[tuple[str, str | None]]:

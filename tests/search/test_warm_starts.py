@@ -17,18 +17,18 @@ from tuna.archives.archive import archive
 from tuna.archives.restore import restore
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
-from tuna.coordinator import stage_artifacts
+from tuna.coordinator import publisher
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
 from tuna.gateway.handout import HandedChunk
-from tuna.jobs import release
-from tuna.jobs.scope import Scope
+from tuna.jobs import failures
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
 from tuna.queue.messages import Chunk
-from tuna.search import history, warm_starts
+from tuna.search import history
 
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 STEPS = {"steps": "search,compile,eval"}
@@ -114,9 +114,13 @@ class Room:
         """The round that waits longest."""
         with writing(self.engine) as connection:
             (chunk,) = claim(
-                connection, Scope(self.session_id, LIBRARY), LIBRARY.step("search"), 1, 1
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step("search"),
+                1,
+                1,
             )
-        stage_artifacts.stage(self.engine, self.store, chunk.items)
+        publisher.stage_artifacts(self.engine, self.store, chunk.items)
         return chunk.items[0]
 
     def learned(self, item: WorkItem) -> list[list[dict[str, Any]]]:
@@ -158,7 +162,7 @@ def test_the_same_layer_comes_first_then_the_nearest_sizes_then_other_devices(ro
     ]
     assert [one.same for one in item.siblings] == [True, False, False, False, False]
     with reading(room.engine) as connection:
-        (found,) = warm_starts.of_session(connection, room.session_id)
+        (found,) = history.warm_starts_of_session(connection, room.session_id)
     assert [one.origin for one in found.siblings] == [
         "session",
         "config",
@@ -212,7 +216,7 @@ def test_a_warm_start_is_bounded_and_has_fast_slow_and_failed_trials(room: Room)
         )
     room.open()
     item = room.claim()
-    assert len(item.siblings) == warm_starts.MOST
+    assert len(item.siblings) == history.MOST
     for block in room.learned(item):
         found = sorted(trial["time_ms"] for trial in block if trial["time_ms"])
         assert found[:32] == times[:32]
@@ -232,7 +236,7 @@ def test_all_rounds_learn_from_the_same_whatever_happens_to_the_others(room: Roo
     assert len(before) == 1
     with writing(room.engine) as connection:
         chunk = connection.execute(sa.select(Job.chunk).where(Job.id == job_id)).scalar_one()
-        release.release(connection, [chunk], max_attempts=5, worker_lost=True)
+        failures.release(connection, [chunk], max_attempts=5, worker_lost=True)
         connection.execute(sa.update(Job).values(ready_at=None))
         connection.execute(sa.update(TrialRow).values(time_ms=TrialRow.time_ms * 2))
     room.search(room.session_id, replace(LAYER, in_channels=128))
@@ -293,7 +297,7 @@ def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it
     assert _blocks(room) == (0, 0)
     restored = restore(room.engine, room.folder / "file")
     with reading(room.engine) as connection:
-        (found,) = warm_starts.of_session(connection, restored.session_id)
+        (found,) = history.warm_starts_of_session(connection, restored.session_id)
         (blob,) = connection.execute(sa.select(KernelRow.blob)).scalars()
     assert [one.origin for one in found.siblings] == ["session"]
     assert history.read([blob]) == before

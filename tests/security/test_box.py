@@ -33,7 +33,7 @@ from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import run
 from tuna.settings import Settings, get_settings
-from tuna.workers.worker import Worker
+from tuna.workers.worker import CeleryWorker
 
 LIMIT_S = 60.0
 pytestmark = pytest.mark.usefixtures("needs_a_box")
@@ -290,8 +290,8 @@ def test_a_worker_that_requires_a_box_does_not_start_without(
     tuna_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(landlock, "version", lambda: 0)
-    monkeypatch.setattr(Worker, "_set_up_logs", lambda _: None)
-    worker = Worker(Celery(), Settings(sandbox="require"))
+    monkeypatch.setattr(CeleryWorker, "_set_up_logs", lambda _: None)
+    worker = CeleryWorker(Celery(), Settings(sandbox="require"))
     try:
         with pytest.raises(SystemExit) as ended:
             worker._start_services()

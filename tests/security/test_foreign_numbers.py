@@ -25,7 +25,7 @@ from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.registry import get_library
 from tuna.messages import inert
@@ -79,7 +79,10 @@ class Scene:
     def claim(self, step: str = "measure") -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
             return claim.claim(
-                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 1000
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step(step),
+                1000,
             )
 
     def report(self, chunk: ClaimedChunk, results: Sequence[dict[str, Any]], **facts: Any) -> None:

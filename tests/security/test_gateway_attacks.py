@@ -22,7 +22,7 @@ from tuna.db.engine import reading
 from tuna.db.models import DeviceRow, StepResultRow, TokenRow
 from tuna.errors import BadInput, ServiceError
 from tuna.gateway import server
-from tuna.gateway.remote_link import join
+from tuna.gateway.https_client import join
 from tuna.gateway.tokens import JoinToken, pin_of_secret, pinned_context, server_context
 from tuna.libraries.items import DeviceReport
 from tuna.queue.leases import new_id

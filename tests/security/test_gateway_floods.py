@@ -16,7 +16,7 @@ from gateway_site import GatewaySite, RemoteDouble
 
 from tuna.db.engine import reading
 from tuna.db.models import WorkerRow
-from tuna.gateway import bodies, listening, server
+from tuna.gateway import access, listening, requests
 from tuna.gateway.tokens import pin_of_secret, pinned_context
 
 Eventually = Callable[[Callable[[], object], float], None]
@@ -63,8 +63,8 @@ def test_120_mb_are_refused_unread(site: GatewaySite, path: str, declared: bool)
 def test_a_flood_of_requests_is_answered_429_and_others_go_on(
     site: GatewaySite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_RATE", 1.0)
-    monkeypatch.setattr(server, "_BURST", 30.0)
+    monkeypatch.setattr(access, "_RATE", 1.0)
+    monkeypatch.setattr(access, "_BURST", 30.0)
     hostile, other = site.join(), site.join()
     statuses = [hostile.renew().status_code for _ in range(60)]
     assert statuses.count(429) >= 20
@@ -91,7 +91,7 @@ def _raw(site: GatewaySite) -> ssl.SSLSocket:
 
 
 def test_a_slow_body_is_given_up(site: GatewaySite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_BODY_S", 0.5)
+    monkeypatch.setattr(requests, "_BODY_S", 0.5)
     worker = site.join()
     with _raw(site) as slow:
         head = (
@@ -103,6 +103,27 @@ def test_a_slow_body_is_given_up(site: GatewaySite, monkeypatch: pytest.MonkeyPa
         assert b" 408 " in slow.recv(1000)
         assert time.monotonic() - began_at < 20
     assert worker.renew().status_code == 200
+
+
+def test_bodies_that_are_being_sent_are_bounded_together(
+    site: GatewaySite, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """A worker that sends much and slowly keeps no other out; when it goes, so do its bytes."""
+    monkeypatch.setattr(requests, "_BODIES_BYTES", 1 << 20)
+    hostile, other = site.join(), site.join()
+    held, data = _held(hostile), bytes(100 << 10)
+    assert hostile.put(held, data) == 204
+    with _raw(site) as slow:
+        head = (
+            f"PUT /v1{hostile.path(held)}/artifacts/{'0' * 64} HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Length: {1 << 20}\r\nAuthorization: Bearer"
+            f" {hostile.credentials.name}.{hostile.credentials.secret}\r\n\r\n"
+        )
+        slow.sendall(head.encode() + bytes(200 << 10))
+        eventually(lambda: hostile.put(held, data) == 503, 60)
+        assert other.renew().status_code == 200
+        assert hostile.renew(held).json()["lost"] == []
+    eventually(lambda: hostile.put(held, data) == 204, 60)
 
 
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/next HTTP/1.1\r\nHo", b"\r\n"])

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from gateway_site import GatewaySite, RemoteDouble
 
-from tuna.gateway import server
+from tuna.gateway import access
 
 _PATHS = (
     "/join",
@@ -109,9 +109,9 @@ class Fuzz:
 
 @pytest.fixture(autouse=True)
 def _unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_RATE", 1e9)
-    monkeypatch.setattr(server, "_BURST", 1e9)
-    monkeypatch.setattr(server, "_JOIN_BURST", 1e9)
+    monkeypatch.setattr(access, "_RATE", 1e9)
+    monkeypatch.setattr(access, "_BURST", 1e9)
+    monkeypatch.setattr(access, "_JOIN_BURST", 1e9)
 
 
 @pytest.mark.parametrize("number", [150, pytest.param(2000, marks=pytest.mark.drill(only=True))])

@@ -16,9 +16,9 @@ from jobs_builder import make_jobs, states
 from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
-from tuna.drain import dead_letters
+from tuna.drain import report_checks
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
 from tuna.queue import claim, results
@@ -84,7 +84,12 @@ def drain(engine: sa.Engine, stream: ResultStream, tmp_path: Path) -> Drain:
 
 def _claim(engine: sa.Engine, session_id: int, step: str = "measure") -> ClaimedChunk:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), 1000)[0]
+        return claim.claim(
+            connection,
+            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
+            LIBRARY.step(step),
+            1000,
+        )[0]
 
 
 def _good(item: Any, **facts: Any) -> dict[str, Any]:
@@ -223,7 +228,7 @@ def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
             connection.execute(sa.select(DeadLetter.body).order_by(DeadLetter.id)).scalars()
         )
     sent = [text.encode() if isinstance(text, str) else text for text in hostile]
-    assert bodies[: len(hostile)] == [text[: dead_letters.KEPT_BYTES] for text in sent]
+    assert bodies[: len(hostile)] == [text[: report_checks.KEPT_BYTES] for text in sent]
     assert bodies[-1] == b"{b'something': b'else'}"
     assert drain.counts.causes == {}
 

@@ -21,7 +21,7 @@ from jobs_builder import make_jobs, states
 from private_servers import redis_server, with_password
 
 from tuna import logs
-from tuna.db import schema
+from tuna.db import database
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base
 from tuna.errors import TunaError
@@ -95,7 +95,7 @@ def test_a_whole_run_at_debug_level_tells_no_password(
         DB_URL=guarded_sql, BROKER_URL=guarded_redis, REDIS_URL=guarded_redis, LOG_LEVEL="DEBUG"
     )
     engine = make_engine(guarded_sql)
-    schema.upgrade(engine)
+    database.upgrade(engine)
     make_jobs(engine, 1, options={"trials": 1, "fail": "Noop3"})
     words = [sys.executable, "-m", "tuna", "run", "--session-id", "1", "--compile-processes", "1"]
     with open(tmp_path / "out", "wb") as out:

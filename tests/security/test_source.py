@@ -71,7 +71,7 @@ _SQL = {
 #: Allowed statements built from strings, each from names in the source only.
 _JUSTIFIED = {
     ("tuna/db/engine.py", "_prepare"),  # pragmas from a tuple in the line above
-    ("tuna/db/packed.py", "_table"),  # numbers, and types that the module names
+    ("tuna/db/bulk.py", "_table"),  # numbers, and types that the module names
     ("tuna/libraries/miopen/formats/database_file.py", "create"),  # the same
     ("tuna/libraries/exporter.py", "sort_rows"),  # names that the module generates
 }

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tuna.errors import TunaError
 from tuna.policies import POLICIES, Policy
 from tuna.simulation.engine import simulate
-from tuna.simulation.outcome import near_best_s, work_bound_s
-from tuna.simulation.scenario import Pool, Scenario
+from tuna.simulation.scenario import Pool, Scenario, near_best_s, work_bound_s
 
 STEPS = [
     {"step": "build", "queue": "cpu", "seconds": 1.0},

@@ -12,22 +12,22 @@ import pytest
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.testing.noop import NoopLibrary
-from tuna.workers import compatibility
+from tuna.workers import served_queues
 from tuna.workers.worker_process import scratch_folder
 
 HERE = NoopLibrary().environment()
 
 
 def test_the_same_environment_is_served() -> None:
-    text = compatibility.session_text(3, HERE)
-    assert compatibility.session_queue(text, on_device=True) == f"eval.{HERE.key}"
-    assert compatibility.session_queue(text, on_device=False) == "compile.noop-1"
+    text = served_queues.session_text(3, HERE)
+    assert served_queues.session_queue(text, on_device=True) == f"eval.{HERE.key}"
+    assert served_queues.session_queue(text, on_device=False) == "compile.noop-1"
 
 
 def test_another_one_is_refused_in_words() -> None:
     other = dataclasses.replace(HERE, arch="gfx942", num_cu=304, flags={"xnack": "on"})
     with pytest.raises(BadInput) as error:
-        compatibility.session_queue(compatibility.session_text(3, other), on_device=True)
+        served_queues.session_queue(served_queues.session_text(3, other), on_device=True)
     assert str(error.value) == (
         "This machine cannot work for session 3, which needs "
         "architecture gfx942, here none; compute units 304, here 0; xnack on, here none."
@@ -37,12 +37,12 @@ def test_another_one_is_refused_in_words() -> None:
 def test_any_machine_with_the_toolchain_compiles() -> None:
     other = dataclasses.replace(HERE, arch="gfx942", num_cu=304)
     assert (
-        compatibility.session_queue(compatibility.session_text(3, other), on_device=False)
+        served_queues.session_queue(served_queues.session_text(3, other), on_device=False)
         == "compile.noop-1"
     )
     older = dataclasses.replace(HERE, toolchain="noop-0")
     with pytest.raises(BadInput, match="needs toolchain noop-0, here noop-1"):
-        compatibility.session_queue(compatibility.session_text(3, older), on_device=False)
+        served_queues.session_queue(served_queues.session_text(3, older), on_device=False)
 
 
 def test_every_field_of_an_environment_is_compared() -> None:
@@ -53,7 +53,7 @@ def test_every_field_of_an_environment_is_compared() -> None:
         # a session's choice, not a fact of a machine
         expected = 0 if field.name == "conditions" else 1
         assert (
-            len(compatibility.differences(dataclasses.replace(HERE, **{field.name: value}), HERE))
+            len(served_queues.differences(dataclasses.replace(HERE, **{field.name: value}), HERE))
             == expected
         )
 

@@ -12,7 +12,7 @@ import redis
 from tuna.queue.announcements import NAMESPACES_KEY, control_key, namespaces
 from tuna.queue.celery_internals import QueueSwitch
 from tuna.settings import Settings
-from tuna.workers.control import ControlListener
+from tuna.workers.worker import ControlListener
 
 
 class _Consumer:

@@ -8,10 +8,10 @@ import pytest
 
 from tuna.coordinator.session_run import default_workers
 from tuna.libraries.registry import get_library
-from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import core_lending, cores
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
+from tuna.workers.served_queues import ServedQueues
 from tuna.workers.worker_process import WorkerProcess
 
 

@@ -20,7 +20,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, FindDbKernel, KernelRow, StepResultRow
 from tuna.drain import find_db_writer
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
@@ -82,7 +82,10 @@ class Scene:
     def write(self, step: str, facts: Any, **more: object) -> None:
         with writing(self.engine) as connection:
             chunks = claim.claim(
-                connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 100
+                connection,
+                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
+                LIBRARY.step(step),
+                100,
             )
         for chunk in chunks:
             results = tuple(

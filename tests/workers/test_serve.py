@@ -10,7 +10,7 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox.discovery import Device, DeviceKind
 from tuna.settings import Settings
 from tuna.workers import serve as serving
-from tuna.workers.hooks import run_hook
+from tuna.workers.launch import run_hook
 from tuna.workers.serve import Restarts, device_specs, serve
 
 CARDS = [Device(DeviceKind.AMD, "gfx942 x 304", index, node=None) for index in range(3)]

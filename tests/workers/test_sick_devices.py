@@ -22,7 +22,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult as Result
@@ -104,7 +104,7 @@ class Worker(threading.Thread):
             job_ids=(), started_at=0.0, seen_at=0.0, place=place_of("", device, node),
         )  # fmt: skip
         board = HeartbeatBoard(scene.client, "n", 30)
-        self.sender = HeartbeatSender(lambda: [board], status, 0.1).start()
+        self.sender = HeartbeatSender(board, status, 0.1).start()
         folders = [scene.library.folder] if self.name == SICK else []
         self.health = Health(folders, device, first_pause_s=0.02, longest_pause_s=0.2)
         self.runner = Runner(
@@ -177,8 +177,8 @@ class Scene:
 
     def _publish(self) -> None:
         with writing(self.engine) as connection:
-            scope = Scope(self.session_id, self.library, "")
-            chunks = claim.claim(connection, scope, self.library.step(self.step), 20, 2)
+            work = SessionWork(self.session_id, self.library.environment(), self.library)
+            chunks = claim.claim(connection, work, self.library.step(self.step), 20, 2)
         facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
         if self.step == "build":
             facts |= {"environment": "", "toolchain": "tools"}
@@ -207,7 +207,7 @@ def test_a_sick_device_hurts_no_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = Farm(sickness, tmp_path / "sick")
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     monkeypatch.setattr("tuna.workers.runner._BACKOFF_S", 0.005)
     monkeypatch.setattr("tuna.queue.heartbeat._MIN_INTERVAL_S", 0.1)
     engine = sqlite_template.engine(tmp_path / "run.sqlite")
@@ -248,7 +248,7 @@ def test_a_broken_toolchain_hurts_no_job_while_another_worker_of_the_machine_wor
     """R3: 124 of 600 jobs errored after one attempt, since their place was the machine, where
     nobody else was."""
     library = Farm("no compiler", tmp_path / "sick")
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     monkeypatch.setattr("tuna.workers.runner._BACKOFF_S", 0.005)
     monkeypatch.setattr("tuna.queue.heartbeat._MIN_INTERVAL_S", 0.1)
     engine = sqlite_template.engine(tmp_path / "run.sqlite")
@@ -277,7 +277,7 @@ def alone(
 ) -> Iterator[Scene]:
     """One device, which is well."""
     library = Farm("", tmp_path / "sick")
-    monkeypatch.setattr("tuna.jobs.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     monkeypatch.setattr("tuna.workers.runner._BACKOFF_S", 0.005)
     monkeypatch.setattr("tuna.queue.heartbeat._MIN_INTERVAL_S", 0.02)
     engine = sqlite_template.engine(tmp_path / "run.sqlite")

@@ -154,6 +154,6 @@ def test_a_worker_on_a_queue_that_nobody_fills_is_refused(
     monkeypatch.setattr(workers.celery_internals, "consumed_queues", lambda _: list(queues))
     monkeypatch.setattr(workers.celery_internals, "replace_queue", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
-        workers.Worker(app, settings)._set_queues()
+        workers.CeleryWorker(app, settings)._set_queues()
     assert ended.value.code == 2
     assert f"not from {queues[-1]!r}" in capsys.readouterr().err

@@ -163,7 +163,7 @@ from tuna.sandbox.cores import compile_cpus as compile_cpus
 from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
 from tuna.sandbox.discovery import DeviceKind as DeviceKind
-from tuna.search.warm_starts import WarmStart as WarmStart
-from tuna.simulation.outcome import Simulated as Simulated
+from tuna.search.history import WarmStart as WarmStart
 from tuna.simulation.scenario import Scenario as Scenario
+from tuna.simulation.scenario import Simulated as Simulated
 from tuna.simulation.scenario import read_scenario as read_scenario

@@ -22,7 +22,6 @@ from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
 from tuna.queue.reproduction import trial_item
 from tuna.results.untried import without_solver
-from tuna.search import targets_met
 from tuna.settings import get_settings
 from tuna.vocabulary import State
 from tuna.workers.local_run import run_steps
@@ -148,7 +147,7 @@ def load_jobs(
         pairs = jobs.pairs(connection, session_id, tag)
         without = without_solver(connection, session_id, tag)
         target_ms = checked.get("target_ms")
-        met = targets_met.end(connection, session_id, target_ms) if target_ms else {}
+        met = job_actions.end_met(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:
         raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
     if not pairs:

@@ -17,9 +17,8 @@ from tuna.reports.html import write
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
 from tuna.simulation.engine import simulate as run
-from tuna.simulation.outcome import Simulated
 from tuna.simulation.recorded import recorded
-from tuna.simulation.scenario import Scenario
+from tuna.simulation.scenario import Scenario, Simulated
 
 
 def report(session_id: int, against: int | None = None) -> ReportFigures:

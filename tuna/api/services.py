@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tuna.artifacts.signatures import key_id
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import key_rotation
-from tuna.db import schema, sessions
+from tuna.db import database, sessions
 from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
 from tuna.db.models import Base
@@ -64,9 +64,9 @@ def artifact_store(engine: sa.Engine) -> Artifacts:
 def upgrade_database() -> Upgrade:
     """Bring the schema of the database to the one that this version needs."""
     engine = connect_database()
-    before = schema.revision(engine)
-    schema.upgrade(engine)
-    return Upgrade(engine.url.render_as_string(hide_password=True), before, schema.HEAD)
+    before = database.revision(engine)
+    database.upgrade(engine)
+    return Upgrade(engine.url.render_as_string(hide_password=True), before, database.HEAD)
 
 
 def list_tables() -> list[str]:

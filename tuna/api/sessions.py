@@ -17,8 +17,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.session_options import SessionOptions
 from tuna.errors import ServiceError
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
-from tuna.search import warm_starts as earlier_searches
-from tuna.search.warm_starts import WarmStart
+from tuna.search.history import WarmStart, warm_starts_of_session
 from tuna.settings import get_settings
 
 #: Gets the number of jobs that are done, and of all.
@@ -106,4 +105,4 @@ def watcher(session_id: int | None = None) -> Watcher:
 def warm_starts(session_id: int) -> list[WarmStart]:
     """The session's searches that learn from earlier ones, with those."""
     with reading(open_database()) as connection:
-        return earlier_searches.of_session(connection, session_id)
+        return warm_starts_of_session(connection, session_id)

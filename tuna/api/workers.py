@@ -18,7 +18,7 @@ from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.gateway import joined, remote_link
+from tuna.gateway import https_client, joined
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import MAX_PROCESSES
 from tuna.gateway.tokens import JoinToken
@@ -30,14 +30,13 @@ from tuna.queue.announcements import control_key, set_order
 from tuna.queue.connection import connect, ensure_services, impatient_client
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.queue.leases import Leases
-from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.reports.status import live_workers
 from tuna.sandbox import discovery
 from tuna.settings import get_settings
 from tuna.vocabulary import queue_name
-from tuna.workers.compatibility import session_text
 from tuna.workers.remote_exec import Answer, execute
 from tuna.workers.serve import check_options, serve
+from tuna.workers.served_queues import ServedQueues, Unavailable, session_text
 
 #: How long a revocation waits for an answer of Redis.
 _ANSWER_S = 5.0
@@ -238,7 +237,7 @@ def join(
         reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
         raise ServiceError(f"This worker has no board to join with. {reasons}")
     names = tuple(queue.partition(".")[2] for queue in queues)
-    facts = remote_link.facts_of(
+    facts = https_client.facts_of(
         {
             "host": socket.gethostname(),
             "device": served.device_name(queues),
@@ -247,7 +246,7 @@ def join(
             "processes": min(processes, MAX_PROCESSES),
         }
     )
-    credentials = remote_link.join(token, role, facts)
+    credentials = https_client.join(token, role, facts)
     os.environ["TUNA_GATEWAY"] = credentials.text()
     os.environ["TUNA_WORKER_NAME"] = credentials.name
     get_settings.cache_clear()

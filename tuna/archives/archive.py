@@ -24,8 +24,8 @@ import sqlalchemy as sa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.archives import tables
-from tuna.db import schema, sessions
-from tuna.db.batches import parts
+from tuna.db import database, sessions
+from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import (
     FindDb,
@@ -261,7 +261,7 @@ def _header(connection: sa.Connection, session_id: int) -> ArchiveHeader:
         library=info.environment.library,
         reason=info.reason,
         tuna=__version__,
-        schema=schema.HEAD,
+        schema=database.HEAD,
         columns=tables.columns(),
         ids=ids,
         jobs=jobs,

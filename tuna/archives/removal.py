@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading, transaction
 from tuna.db.models import (
     ConfigRow,

@@ -10,10 +10,9 @@ import sqlalchemy as sa
 
 from tuna.db import overview, searches
 from tuna.db.engine import reading
-from tuna.db.plain_table import plain_table
 from tuna.db.searches import Searches
 from tuna.db.session_options import SessionOptions
-from tuna.db.types import UtcDateTime
+from tuna.db.types import UtcDateTime, plain_table
 from tuna.errors import TunaError
 from tuna.jobs.states import is_open
 from tuna.results.core_tables import environment, find_db, find_db_kernel, golden, golden_entry, job

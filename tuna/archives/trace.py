@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from tuna.archives import tables
 from tuna.db import sessions
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import (
     ConfigRow,

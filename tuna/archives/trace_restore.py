@@ -16,6 +16,7 @@ from tuna.archives import tables
 from tuna.archives.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, job_of
 from tuna.configs import from_json
 from tuna.db import configs, sessions
+from tuna.db.bulk import upsert
 from tuna.db.engine import writing
 from tuna.db.models import (
     FindDb,
@@ -31,7 +32,6 @@ from tuna.db.models import (
 )
 from tuna.db.searches import begin_as_recorded
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.vocabulary import SEARCH, State
 

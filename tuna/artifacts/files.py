@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
-import stat
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -28,6 +26,7 @@ import redis
 from fsspec.implementations.local import LocalFileSystem
 
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
+from tuna.files import NotPlain, read_plain
 from tuna.services import redis_client
 from tuna.vocabulary import MAX_BYTES
 
@@ -105,11 +104,21 @@ class UrlFiles:
         place = self._place(name)
         with self._translated_errors("read"):
             if not self.is_remote:
-                return _read_plain(place)
+                return self._read_plain(place)
             if self._fs.size(place) > MAX_BYTES:
                 raise FileNotFoundError(place)
             data: bytes = self._fs.cat_file(place)
         return data
+
+    @staticmethod
+    def _read_plain(place: str) -> bytes:
+        try:
+            return read_plain(Path(place), MAX_BYTES)
+        except NotPlain as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno not in (errno.ELOOP, errno.ENXIO):
+                raise cause from None
+            raise FileNotFoundError(place) from None  # a link, a pipe, a socket
 
     def write(self, name: str, data: bytes) -> None:
         """Store the bytes atomically."""
@@ -183,27 +192,6 @@ class UrlFiles:
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"
-
-
-def _read_plain(path: str) -> bytes:
-    """Read a file of a shared folder, following no link and waiting for no pipe.
-
-    Raises FileNotFoundError unless it is a regular file of at most MAX_BYTES.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise FileNotFoundError(path) from None
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
-            raise FileNotFoundError(path)
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 # KEYS: data, artifacts, sizes, sum.  ARGV: name, data, ms to keep, bound in bytes

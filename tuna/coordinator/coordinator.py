@@ -28,7 +28,7 @@ from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
 from tuna.coordinator.snapshots import Snapshots
 from tuna.db import server_errors, sessions
-from tuna.db.engine import reading
+from tuna.db.engine import reading, transaction
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.jobs.serving import SessionWork, ahead, open_queues
@@ -37,7 +37,7 @@ from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, stor
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
-from tuna.search import active_time, follow_up
+from tuna.search import finals, rounds
 from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
@@ -129,7 +129,7 @@ class Coordinator:
         self.chores = Chores(
             (
                 Chore("read the sessions to serve", 0.5, self._read_works),
-                Chore("note the time of searches", active_time.NOTE_EVERY_S, self._note_served),
+                Chore("note the time of searches", rounds.NOTE_EVERY_S, self._note_served),
                 Chore("open rounds of searches", 2.0, self._open_rounds, share=0.05),
                 Chore("publish the bootstrap", 1.0, self._publish_bootstrap),
                 Chore("keep needed artifacts", needed_artifacts.KEEP_EVERY_S, self._keep_artifacts),
@@ -138,7 +138,7 @@ class Coordinator:
                 Chore("announce open queues", OPEN_S / 4, self._announce_open, share=0.02),
                 # Untaken chunks only use memory of Redis, and looking each up in SQL costs.
                 Chore("sweep unwanted leases", 30.0, self.reaper.sweep),
-                Chore("reclaim lost jobs", 1.0, self._reclaim),
+                Chore("reclaim lost jobs", 1.0, lambda: self.reaper.reclaim(self._works)),
             )
         )
 
@@ -212,7 +212,7 @@ class Coordinator:
         loaded = 0
         for work in self.quarantine.others(self._works):
             with self.quarantine.guard(work):
-                found = follow_up.load(
+                found = finals.load_followers(
                     self._engine, work, None if configs is None else configs(work.session_id)
                 )
                 loaded += self._expect_followers(work, found)
@@ -231,16 +231,23 @@ class Coordinator:
             self._works = self._refresh()
 
     def _note_served(self) -> None:
-        follow_up.note_served(self._engine, self.quarantine.others(self._works))
+        works = self.quarantine.others(self._works)
+        searching = [work.session_id for work in works if work.library.search is not None]
+        if searching:
+            transaction(self._engine, rounds.note_served, searching)
 
     def _open_rounds(self) -> int:
         """Open rounds that are due because of what another coordinator drained, or a worker that
         was lost; end late searches."""
         opened, late = 0, set[str]()
         for work in self.quarantine.others(self._works):
+            if work.library.search is None:
+                continue
             with self.quarantine.guard(work):
-                late |= follow_up.give_up_rounds(self._engine, work)
-                opened += self._expect_followers(work, follow_up.open_rounds(self._engine, work))
+                of_work = (work.session_id, work.library)
+                late |= transaction(self._engine, rounds.give_up, *of_work)
+                found = transaction(self._engine, rounds.load, *of_work)
+                opened += self._expect_followers(work, found)
         if late:
             self._leases.drop(sorted(late))
         return opened
@@ -257,9 +264,6 @@ class Coordinator:
 
     def _keep_artifacts(self) -> None:
         needed_artifacts.keep(self._engine, self._artifacts)
-
-    def _reclaim(self) -> None:
-        self.reaper.reclaim(self._works)
 
     def ahead(self) -> dict[int, int]:
         """Chunks of each other session that workers do, or do first, while none of those served

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import jobs, overview
-from tuna.db.batches import parts
+from tuna.db.bulk import rows_among
 from tuna.db.models import Job, StepResultRow
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open
@@ -111,14 +111,11 @@ def learn(
         StepResultRow.started_at,
         StepResultRow.ended_at,
     )
-    for part in parts(sorted(sample)):
-        good = (StepResultRow.job_id.in_(part), StepResultRow.ok.is_(True))
-        for job_id, step, started_at, ended_at in connection.execute(
-            sa.select(*columns).where(*good)
-        ):
-            if started_at and ended_at:
-                kind = stage_kind(work, int(sample[job_id]), step)
-                times.note(kind, (ended_at - started_at).total_seconds())
+    good = sa.select(*columns).where(StepResultRow.ok.is_(True))
+    for job_id, step, began, ended in rows_among(connection, good, StepResultRow.job_id, sample):
+        if began and ended:
+            kind = stage_kind(work, int(sample[job_id]), step)
+            times.note(kind, (ended - began).total_seconds())
 
 
 def _latest(connection: sa.Connection, session_id: int, state: str, step: str) -> Sequence[Any]:

@@ -1,4 +1,8 @@
-"""Claims and publishes what a policy chooses, within what the queues may hold."""
+"""Claims and publishes what a policy chooses, within what the queues may hold.
+
+What work items need and SQL keeps (config bodies, the code of rivals, the history of searches and
+of those that they learn from) is copied to the artifact store first, which may have lost it.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,24 @@ import structlog
 from celery import Celery
 
 from tuna.artifacts.store import Artifacts
-from tuna.coordinator import stage_artifacts
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.no_work_cache import NoWorkCache
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.snapshots import Snapshots
-from tuna.db.engine import transaction
+from tuna.db import configs
+from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
+from tuna.errors import StorageFull, StoreUnavailable
+from tuna.jobs import needed_artifacts
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
+from tuna.libraries.items import WorkItem
 from tuna.policies import OpenStep, Policy, Share, Snapshot
-from tuna.queue.chunk_size import ChunkSizer
-from tuna.queue.claim import ClaimedChunk, claim
+from tuna.queue.claim import ChunkSizer, ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import is_nearly_full
-from tuna.search import open_searches, round_parts
+from tuna.search import history, waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 from tuna.workers.health import REPEAT_S
@@ -56,9 +62,9 @@ def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnEl
     """Which of the jobs that wait for the step are meant, None: all; `chooses`: see
     `Publisher._publish`."""
     if chooses:
-        return Job.id.in_(step.jobs) if step.jobs else ~open_searches.is_round(work)
+        return Job.id.in_(step.jobs) if step.jobs else ~waiting_rounds.is_round(work)
     if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
-        return open_searches.goes_on(work) if step.continues else ~open_searches.goes_on(work)
+        return waiting_rounds.goes_on(work) if step.continues else ~waiting_rounds.goes_on(work)
     return None
 
 
@@ -188,13 +194,11 @@ class Publisher:
         only = _jobs_of(work, share.step, chooses=chooses)
 
         def claim_chunks(connection: sa.Connection) -> tuple[list[ClaimedChunk], list[int]]:
-            divided = work.library.search is not None and round_parts.divide(
+            divided = work.library.search is not None and waiting_rounds.divide(
                 connection, work.session_id, step, devices
             )
             each = 1 if divided else size  # a chunk of a divided round is for one device
-            chunks = claim(
-                connection, work.scope, step, min(batch, wanted * each), each, wanted, only
-            )
+            chunks = claim(connection, work, step, min(batch, wanted * each), each, wanted, only)
             # The library's code, before the commit: if it fails, nothing was claimed.
             return chunks, [_time_limit_s(work, step, chunk) for chunk in chunks]
 
@@ -205,7 +209,7 @@ class Publisher:
         if not chunks:
             return 0, True
         self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
-        stage_artifacts.stage(
+        stage_artifacts(
             self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items)
         )
         self.leases.open((chunk.id for chunk in chunks), share.step.queue)
@@ -221,7 +225,7 @@ class Publisher:
         environment = work.environment
         message = Chunk(
             id=chunk.id,
-            namespace=work.namespace,
+            namespace=self.leases.namespace,
             library=work.library.name,
             step=step.name,
             environment=environment.machine_key if step.resource is Resource.DEVICE else "",
@@ -252,3 +256,49 @@ class Publisher:
             self._full.wait(_FULL_BACKOFF_S)
             return True
         return False
+
+
+def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
+    """Put what `items` need, SQL has and the store lacks into the store; returns how many
+    artifacts.
+
+    For a coordinator, before it publishes items that it has claimed. Items without any cost
+    nothing; each different one is checked, because a store may expire entries. Raises
+    StoreUnavailable, on which a coordinator retries, also for a full store.
+    """
+    put = 0
+    past: dict[str, int] = {}
+    pairs: set[tuple[int, str]] = set()
+    for item in items:
+        past |= dict.fromkeys(item.history, item.job_id)
+        others = (one.artifact for one in item.siblings)
+        names = (item.body, *item.history, *others, *(rival.artifact for rival in item.rivals))
+        pairs |= {(item.job_id, name) for name in names if name}
+    if not pairs:
+        return put
+    transaction(engine, needed_artifacts.need, pairs)
+    digests = sorted({digest for _, digest in pairs})
+    artifacts.renew(digests)
+    for digest in digests:
+        try:
+            artifacts.get(digest)
+        except KeyError:
+            with reading(engine) as connection:
+                if digest in past:
+                    blob = history.find_blocks(connection, {digest: past[digest]}).get(digest)
+                else:
+                    blob = configs.body(connection, digest)
+            if blob is None:
+                # a round was repeated since the claim: the worker finds the block lost, and its job
+                # is claimed anew
+                continue
+            try:
+                artifacts.put(blob)
+            except StorageFull as error:
+                raise StoreUnavailable(
+                    f"There is no space left for what work items need: {error}"
+                ) from error
+            put += 1
+    if put:
+        log.info("artifacts of SQL stored", count=put)
+    return put

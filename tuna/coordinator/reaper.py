@@ -12,13 +12,12 @@ from celery import Celery
 
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.quarantine import Quarantine
-from tuna.db.batches import parts
+from tuna.db.bulk import rows_among, values_among
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.jobs.release import release
-from tuna.jobs.scope import libraries_of
-from tuna.jobs.serving import SessionWork
+from tuna.jobs.failures import release
+from tuna.jobs.serving import SessionWork, libraries_of
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.vocabulary import IN_FLIGHT, State
@@ -103,7 +102,8 @@ class Reaper:
         written to Redis."""
         untaken = set(self._leases.untaken())  # read before SQL, where a chunk is written first
         with reading(self._engine) as connection:
-            unwanted = untaken - _wanted(connection, untaken)
+            of_jobs = sa.select(Job.chunk).distinct()
+            unwanted = untaken - values_among(connection, of_jobs, Job.chunk, untaken)
         if unwanted:
             self._leases.drop(sorted(unwanted))
 
@@ -148,32 +148,16 @@ def orphans(
 def of_known_libraries(connection: sa.Connection, chunks: Sequence[str]) -> list[str]:
     """Return the chunks without those of a library that is not installed here, which are another
     coordinator's to reclaim."""
-    others: set[str] = set()
-    for part in parts(chunks):
-        rows = connection.execute(
-            sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()
-        ).all()
-        libraries = libraries_of(connection, {row.session_id for row in rows})
-        others |= {str(row.chunk) for row in rows if isinstance(libraries[row.session_id], str)}
+    query = sa.select(Job.chunk, Job.session_id).distinct()
+    rows = list(rows_among(connection, query, Job.chunk, chunks))
+    libraries = libraries_of(connection, {row.session_id for row in rows})
+    others = {row.chunk for row in rows if isinstance(libraries[row.session_id], str)}
     return [chunk for chunk in chunks if chunk not in others]
 
 
 def _begun(connection: sa.Connection, chunks: Iterable[str]) -> set[str]:
     """Return the chunks that a worker has begun; the others a gateway leased for the next turn of a
     remote worker."""
-    found: set[str | None] = set()
-    for part in parts(sorted(chunks)):
-        begun = Job.state.in_([State.COMPILING.value, State.EVALUATING.value])
-        query = sa.select(Job.chunk).where(Job.chunk.in_(part), begun).distinct()
-        found |= set(connection.execute(query).scalars())
-    return {chunk for chunk in found if chunk}
-
-
-def _wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str | None]:
-    """Return the chunks that still hold a job which counts."""
-    found: set[str | None] = set()
-    for part in parts(sorted(chunks)):
-        found |= set(
-            connection.execute(sa.select(Job.chunk).where(Job.chunk.in_(part)).distinct()).scalars()
-        )
-    return found
+    begun = Job.state.in_([State.COMPILING.value, State.EVALUATING.value])
+    query = sa.select(Job.chunk).where(begun).distinct()
+    return values_among(connection, query, Job.chunk, chunks)

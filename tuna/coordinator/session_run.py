@@ -24,7 +24,7 @@ from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.cores import build_cpus, compile_cpus
-from tuna.search import follow_up, rounds
+from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
@@ -200,7 +200,7 @@ def run_sessions(
     quarantine = Quarantine(engine)
     for work in works:
         with quarantine.guard(work):
-            follow_up.load(engine, work)  # the last run may have ended before it could
+            finals.load_followers(engine, work)  # the last run may have ended before it could
     watch = _Watch(engine, works, session_ids, steps, events.on_progress, quarantine)
     state = watch.now()
     if not state.unfinished:

@@ -27,7 +27,7 @@ from tuna.policies import (
     gradient,
 )
 from tuna.queue.heartbeat import HeartbeatBoard
-from tuna.search import open_searches
+from tuna.search import waiting_rounds
 
 #: How often live workers are counted.
 _COUNT_EVERY_S = 1.0
@@ -128,7 +128,7 @@ class Snapshots:
         if not self.chooses(policy, work):
             return steps + work.further_rounds()
         with reading(self._engine) as connection:
-            return steps + open_searches.open_steps(connection, work, self._progress_of(work))
+            return steps + waiting_rounds.open_steps(connection, work, self._progress_of(work))
 
     def _progress_of(self, work: SessionWork) -> Mapping[int, SearchProgress]:
         return self._progress.get(work.session_id, {})
@@ -161,7 +161,7 @@ class Snapshots:
             forecast.learn(connection, work, left.sample, self._times)
         self._left[work.session_id] = left
         if self._follows(work):
-            self._progress[work.session_id] = open_searches.progress(connection, work)
+            self._progress[work.session_id] = waiting_rounds.progress(connection, work)
 
     def _note_ended(self, works: Collection[SessionWork]) -> None:
         """Learn from the stages that ended since the last time, of the sessions whose queues are

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -19,12 +19,9 @@ _MOST_ROWS = 500
 _VERSION_CHARS = 12
 
 
-@dataclass(frozen=True)
-class NewBenchmark:
-    """The measurement of one model at one point."""
-
-    model_id: int | None  #: the import that it was built from, where that is known
-    label: str  #: name of its file
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    label: str  #: name of the model's file
     artifact: str  #: SHA-256 of it
     function: str
     tracker: str  #: of TVM RPC; empty: measured on this machine
@@ -41,25 +38,19 @@ class NewBenchmark:
     error: float | None
 
 
-@dataclass(frozen=True)
-class ModelTime:
+@dataclass(frozen=True, kw_only=True)
+class NewBenchmark(_Measurement):
+    """The measurement of one model at one point."""
+
+    model_id: int | None  #: the import that it was built from, where that is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTime(_Measurement):
     """A row, with the first model of its run at the same point, which it was timed in turn with."""
 
     run: str
     model: str  #: `name@version` of the import; empty: not known
-    label: str
-    artifact: str
-    function: str
-    tracker: str
-    device: str
-    extents: Mapping[str, int]
-    inputs: str
-    time_ms: float
-    low_ms: float
-    high_ms: float
-    repeats: int
-    noisy: bool
-    error: float | None
     first: str  #: label of the first model
     first_ms: float
     measured_at: datetime
@@ -81,7 +72,8 @@ class ModelTime:
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        return {**asdict(self), "measured_at": self.measured_at.isoformat(), "ratio": self.ratio}
+        found = {"run": self.run, "model": self.model, **asdict(self)}
+        return {**found, "measured_at": self.measured_at.isoformat(), "ratio": self.ratio}
 
 
 def new_run() -> str:
@@ -151,19 +143,7 @@ def _read(
         ModelTime(
             run=row.run,
             model=f"{row.name}@{row.version[:_VERSION_CHARS]}" if row.name else "",
-            label=row.label,
-            artifact=row.artifact,
-            function=row.function,
-            tracker=row.tracker,
-            device=row.device,
-            extents=row.extents,
-            inputs=row.inputs,
-            time_ms=row.time_ms,
-            low_ms=row.low_ms,
-            high_ms=row.high_ms,
-            repeats=row.repeats,
-            noisy=row.noisy,
-            error=row.error,
+            **{field.name: getattr(row, field.name) for field in fields(_Measurement)},
             first=first.label,
             first_ms=first.time_ms,
             measured_at=row.created_at,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
+from tuna.db.bulk import upsert
 from tuna.db.models import (
     CONFIG_CHARS,
     Base,
@@ -21,7 +22,6 @@ from tuna.db.models import (
     KernelRow,
 )
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
 from tuna.messages import choices

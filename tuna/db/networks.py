@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from tuna.db.bulk import upsert
 from tuna.db.models import Base, Framework, KernelRow, Model, ModelConfig
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 
 

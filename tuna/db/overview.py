@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from tuna.db import searches
 from tuna.db.engine import reading
-from tuna.db.plain_table import plain_table
 from tuna.db.searches import Searches
 from tuna.db.session_options import DEFAULTS, SessionOptions
+from tuna.db.types import plain_table
 from tuna.errors import NotFound
 from tuna.vocabulary import IN_FLIGHT, State
 

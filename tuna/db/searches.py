@@ -10,9 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
-from tuna.db.plain_table import plain_table
-from tuna.db.types import UtcDateTime
+from tuna.db.bulk import rows_among
+from tuna.db.types import UtcDateTime, plain_table
 from tuna.vocabulary import State
 
 #: How `stopped` of a search or a job begins where a known result met the target, and what such
@@ -152,12 +151,7 @@ def why_ended(connection: sa.Connection, job_ids: Collection[int]) -> dict[int, 
         .join(_search, _search.c.id == _job.c.search_id)
         .where(_search.c.stopped.is_not(None))
     )
-    found: dict[int, str] = {}
-    for part in parts(sorted(job_ids)):
-        found |= {
-            row.id: row.stopped for row in connection.execute(query.where(_job.c.id.in_(part)))
-        }
-    return found
+    return {row.id: row.stopped for row in rows_among(connection, query, _job.c.id, job_ids)}
 
 
 def begin(connection: sa.Connection, attempts: Iterable[tuple[int, datetime | None]]) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from tuna.db.bulk import upsert
 from tuna.db.models import EnvironmentRow, FormerKey, Installation, Session
 from tuna.db.overview import missing_session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:

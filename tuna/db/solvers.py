@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.db import sessions
+from tuna.db.bulk import upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import NoSolver, SolverApplicability, SolverRow
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
 from tuna.vocabulary import canonical_name, kind_text
@@ -42,13 +42,7 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
         }
         for solver in found
     ]
-    upsert(
-        connection,
-        SolverRow,
-        rows,
-        key=("library", "name"),
-        update=("kinds", "algorithm", "tunable", "dynamic", "number", "valid"),
-    )
+    upsert(connection, SolverRow, rows, key=("library", "name"), replace=True)
     connection.execute(
         sa.update(SolverRow)
         .where(

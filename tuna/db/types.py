@@ -1,4 +1,5 @@
-"""Column types that behave the same on SQLite and on MySQL/MariaDB."""
+"""Column types that behave the same on SQLite and on MySQL/MariaDB, and tables of them without the
+ORM models."""
 
 from __future__ import annotations
 
@@ -65,3 +66,14 @@ LongBlob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 Double: sa.types.TypeEngine[float] = sa.Double()
 #: A 64-bit id; SQLite's rowid needs INTEGER.
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+#: In MySQL 9, which SQLAlchemy does not know yet.
+_RESERVED = {"library": True}
+
+
+def plain_table(name: str, columns: str, **typed: Any) -> sa.TableClause:
+    """A table with `columns` and those that are `typed`: a type that converts values."""
+    names = [sa.quoted_name(column, _RESERVED.get(column)) for column in columns.split()]
+    given: list[sa.ColumnClause[Any]] = [sa.column(column) for column in names]
+    return sa.table(name, *given, *(sa.column(*each) for each in typed.items()))

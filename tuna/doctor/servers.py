@@ -31,12 +31,12 @@ _PACKET_BYTES = 64 << 20
 
 def of_sql(engine: sa.Engine) -> Iterator[Finding]:
     """A database with the current schema."""
-    from tuna.db import schema
+    from tuna.db import database
 
     where = engine.url.render_as_string(hide_password=True)
     with reading(engine) as connection:
         found = list((_of_sqlite if engine.dialect.name == "sqlite" else _of_mysql)(connection))
-    yield Finding("database", True, f"{where}, schema {schema.revision(engine)}")
+    yield Finding("database", True, f"{where}, schema {database.revision(engine)}")
     yield from found
     yield _table_rights(engine)
 

@@ -7,39 +7,29 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from enum import Enum
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from tuna.db import searches
+from tuna.db.bulk import insert, upsert
 from tuna.db.models import DeviceRow, Job, Session, StepResultRow, TrialRow
-from tuna.db.packed import insert
 from tuna.db.types import from_epoch, utc_now
-from tuna.db.upsert import upsert
 from tuna.jobs.failures import NextState, Outcome
-from tuna.jobs.rows import AttemptedJob
-from tuna.jobs.states import check, running
+from tuna.jobs.states import AttemptedJob, check, running
 from tuna.libraries.items import DeviceReport, StepResult, tail
 from tuna.queue.messages import Report
 from tuna.vocabulary import Cause, State
 
+#: Columns of a job that move with its state; a parameter of a statement cannot have their names.
+_MOVED = (*NextState._fields, "cause", "workload", "updated_at")
 #: Built once: building a statement costs more than running it. By primary key.
 _MOVE = (
     sa.update(Job)
     .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
-    .values(
-        state=sa.bindparam("to"),
-        step=sa.bindparam("next"),
-        failures=sa.bindparam("fails"),
-        uncharged=sa.bindparam("free"),
-        ready_at=sa.bindparam("ready"),
-        avoid=sa.bindparam("but"),
-        cause=sa.bindparam("why"),
-        workload=sa.bindparam("text"),
-        chunk=None,
-        leased_at=None,
-        updated_at=sa.bindparam("now"),
-    )
+    .values({name: sa.bindparam(f"new_{name}") for name in _MOVED})
+    .values(chunk=None, leased_at=None)
 )
 _MOVE_FREE = _MOVE.values(isolate=False)
 _START = (
@@ -94,20 +84,8 @@ def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> No
         TrialRow,
         rows,
         key=("job_id", "number"),
-        update=(
-            "step",
-            "cause",
-            "output_tail",
-            "times_ms",
-            "time_ms",
-            "low_ms",
-            "high_ms",
-            "clock",
-            "ended_early",
-            "max_error",
-            "measured_at",
-        ),
         keep_if_null=("params", "artifact", "build_s"),
+        replace=True,
     )
 
 
@@ -147,8 +125,7 @@ def write_devices(connection: sa.Connection, reported: Sequence[tuple[int, Devic
         }
         for (environment_id, name), (peak, source) in seen.items()
     ]
-    update = ("peak_gflops", "peak_source", "updated_at")
-    upsert(connection, DeviceRow, rows, key=("environment_id", "name"), update=update)
+    upsert(connection, DeviceRow, rows, key=("environment_id", "name"), replace=True)
 
 
 def _peaks(
@@ -189,20 +166,11 @@ def write_attempts(connection: sa.Connection, attempts: Sequence[Attempt], now: 
         check(State(job.state), after.state)
         groups[after, cause, job.workload or result.workload].append(job.id)
     for (after, cause, workload), ids in groups.items():
-        values = {
-            "ids": ids,
-            "to": after.state.value,
-            "next": after.step,
-            "fails": after.failures,
-            "free": after.uncharged,
-            "ready": after.ready_at,
-            "but": after.avoid,
-            "why": cause.value if cause else None,
-            "text": workload,
-            "now": now,
-        }
+        values = (*after, cause, workload, now)
+        texts = (value.value if isinstance(value, Enum) else value for value in values)
+        named = {f"new_{name}": value for name, value in zip(_MOVED, texts, strict=True)}
         # A job that succeeded need not be isolated any more.
-        connection.execute(_MOVE if cause else _MOVE_FREE, values)
+        connection.execute(_MOVE if cause else _MOVE_FREE, {"ids": ids, **named})
 
 
 def _row(report: Report, outcome: Outcome) -> dict[str, object]:

@@ -18,12 +18,11 @@ import structlog
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import server_errors
+from tuna.db.bulk import packed, unpacked
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job
-from tuna.db.packed import packed, unpacked
 from tuna.db.server_errors import ErrorKind
 from tuna.db.types import utc_now
-from tuna.drain import dead_letters
 from tuna.drain.attempts import (
     Attempt,
     reject_trials,
@@ -32,18 +31,22 @@ from tuna.drain.attempts import (
     write_started,
     write_trials,
 )
-from tuna.drain.dead_letters import Letter
 from tuna.drain.find_db_writer import Fetched, FindDbWriter, best
-from tuna.drain.result_checks import ResultChecks
+from tuna.drain.report_checks import (
+    Letter,
+    ResultChecks,
+    fitting_parts,
+    keep_letters,
+    letters_for_installed_libraries,
+    settle_letters,
+)
 from tuna.jobs import needed_artifacts
-from tuna.jobs.failures import NextState, after_attempt, losses_of
-from tuna.jobs.release import release
-from tuna.jobs.rows import AttemptedJob
-from tuna.jobs.scope import libraries_of
-from tuna.jobs.states import is_open
+from tuna.jobs.failures import NextState, after_attempt, losses_of, release
+from tuna.jobs.serving import libraries_of
+from tuna.jobs.states import AttemptedJob, is_open
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
-from tuna.queue.chunk_size import ChunkSizer
+from tuna.queue.claim import ChunkSizer
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals
@@ -181,13 +184,13 @@ class Drain:
         """Drain reports that waited in SQL for a library which is installed here; returns their
         number."""
         with reading(self._engine) as connection:
-            found, faults = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
+            found, faults = letters_for_installed_libraries(connection, _READ_ENTRIES)
         if found:
             self._store(list(found.values()))
         if found or faults:
             # Like entries of the stream: after a crash before this they are drained again, and
             # refused.
-            transaction(self._engine, dead_letters.settle, found, faults)
+            transaction(self._engine, settle_letters, found, faults)
         return len(found)
 
     def _store(self, reports: Sequence[Report], letters: Sequence[Letter] = ()) -> None:
@@ -204,7 +207,9 @@ class Drain:
             if len(parts) == 1:
                 text = f"the database refused the result: {server_errors.words(error)}"
                 log.error("result rejected by the database", worker=reports[0].worker, fault=text)
-                self._commit([reports[0].failed(text)], [Letter(text, reports[0].to_json())])
+                self._commit(
+                    [reports[0].failed(text)], [Letter(text, reports[0].to_json().encode())]
+                )
                 return
             for part in parts:
                 self._store([part])
@@ -249,7 +254,7 @@ class Drain:
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
-        dead_letters.keep(connection, (*letters, *written.letters))
+        keep_letters(connection, (*letters, *written.letters))
         return written
 
     def _write_results(
@@ -310,10 +315,10 @@ class Drain:
             for session_id, results in others.items():
                 library = str(self._libraries[session_id])
                 facts = {"kind": ReportKind.RESULTS, "results": tuple(results)}
-                rest = dead_letters.fitting(connection, report.model_copy(update=facts))
+                rest = fitting_parts(connection, report.model_copy(update=facts))
                 fault = f"the library {library} is not installed where this was drained"
                 written.letters += [
-                    Letter(fault, one.to_json(), library, session_id) for one in rest
+                    Letter(fault, one.to_json().encode(), library, session_id) for one in rest
                 ]
         return accepted
 

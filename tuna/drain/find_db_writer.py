@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.artifacts.store import Artifacts
-from tuna.db.batches import parts
+from tuna.db.bulk import rows_among, upsert, values_among
 from tuna.db.engine import reading
 from tuna.db.models import FindDb, FindDbKernel, Job, KernelRow, SolverApplicability, TrialRow
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
-from tuna.jobs.rows import AttemptedJob
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.libraries.results import is_close, is_time
 from tuna.vocabulary import Cause
@@ -81,17 +80,16 @@ class FindDbWriter:
             for result in results
             if result.ok and (trial := best(result)) is not None
         ]
-        ids = sorted({result.job_id for result, _ in timed})
+        ids = {result.job_id for result, _ in timed}
         if not ids:
             return Fetched({}, {})
         found = TrialRow
         columns = (found.job_id, found.number, found.params, found.artifact, Job.workload)
         trials: dict[tuple[int, int], _Built] = {}
         with reading(engine) as connection:
-            for part in parts(ids):
-                query = sa.select(*columns).join(Job, Job.id == found.job_id)
-                for row in connection.execute(query.where(found.job_id.in_(part))):
-                    trials[row.job_id, row.number] = _Built(*row[2:])
+            query = sa.select(*columns).join(Job, Job.id == found.job_id)
+            for row in rows_among(connection, query, found.job_id, ids):
+                trials[row.job_id, row.number] = _Built(*row[2:])
             built = Fetched(trials, {})
             digests = {digest for pair in timed for digest in _digests(*pair, built)}
             missing = sorted(digests - _in_sql(connection, digests))
@@ -159,12 +157,12 @@ class FindDbWriter:
                 needed = [*(item.artifact for item in code), *([workload] if workload else [])]
                 self._keep(connection, needed, kept, fetched.blobs)
             except KeyError as error:
-                failed[job.id] = _failure(
-                    result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged"
+                failed[job.id] = result.failed(
+                    Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged"
                 )
                 continue
             except StorageFull as error:
-                failed[job.id] = _failure(result, Cause.INFRA, str(error))
+                failed[job.id] = result.failed(Cause.INFRA, str(error))
                 continue
             known[key], kernels[key] = found, code
             rows[key] = {
@@ -186,8 +184,7 @@ class FindDbWriter:
                 "updated_at": utc_now(),
             }
         names = ("session_id", "config_id", "solver_id")
-        update = [name for row in list(rows.values())[:1] for name in row if name not in names]
-        upsert(connection, FindDb, list(rows.values()), key=names, update=update)
+        upsert(connection, FindDb, list(rows.values()), key=names, replace=True)
         _write_kernels(connection, kernels)
         return failed
 
@@ -267,13 +264,13 @@ def _lock(connection: sa.Connection, jobs: Sequence[AttemptedJob]) -> None:
     if connection.dialect.name == "sqlite":
         return
     pair = SolverApplicability
-    for part in parts(sorted({job.config_id for job in jobs})):
-        query = sa.select(pair.solver_id).where(
-            pair.session_id.in_(sorted({job.session_id for job in jobs})),
-            pair.config_id.in_(part),
-            pair.solver_id.in_(sorted({job.solver_id for job in jobs})),
-        )
-        connection.execute(query.with_for_update()).all()
+    query = sa.select(pair.solver_id).where(
+        pair.session_id.in_(sorted({job.session_id for job in jobs})),
+        pair.solver_id.in_(sorted({job.solver_id for job in jobs})),
+    )
+    configs = {job.config_id for job in jobs}
+    for _ in rows_among(connection, query.with_for_update(), pair.config_id, configs):
+        pass
 
 
 def _known(
@@ -284,21 +281,14 @@ def _known(
     of_job = (FindDb.job_id, Job.search_id, FindDb.trial_number, TrialRow.step)
     columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
     same_trial = sa.and_(TrialRow.job_id == FindDb.job_id, TrialRow.number == FindDb.trial_number)
-    found: dict[tuple[int, int, int], _Known] = {}
-    for part in parts(sorted({job.config_id for job in jobs})):
-        query = (
-            sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
-            .join(Job, Job.id == FindDb.job_id)
-            .join(TrialRow, same_trial, isouter=True)
-            .where(
-                FindDb.session_id.in_({job.session_id for job in jobs}),
-                FindDb.config_id.in_(part),
-                FindDb.job_id.is_not(None),
-            )
-        )
-        for row in connection.execute(query):
-            found[row.session_id, row.config_id, row.solver_id] = _Known(*tuple(row)[3:])
-    return found
+    query = (
+        sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
+        .join(Job, Job.id == FindDb.job_id)
+        .join(TrialRow, same_trial, isouter=True)
+        .where(FindDb.session_id.in_({job.session_id for job in jobs}), FindDb.job_id.is_not(None))
+    )
+    found = rows_among(connection, query, FindDb.config_id, {job.config_id for job in jobs})
+    return {tuple(row)[:3]: _Known(*tuple(row)[3:]) for row in found}
 
 
 def fits(connection: sa.Connection, size_bytes: int) -> bool:
@@ -311,10 +301,6 @@ def fits(connection: sa.Connection, size_bytes: int) -> bool:
     return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes
 
 
-def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
-    return result.model_copy(update={"ok": False, "cause": cause, "output_tail": text})
-
-
 def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:
     """Every artifact that the result may need."""
     built = fetched.of(result, fastest)
@@ -325,13 +311,8 @@ def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:
 def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
     """Return which of `digests` are in SQL, where many results share the same few; locked, so that
     none is deleted meanwhile."""
-    found: set[str] = set()
-    for part in parts(sorted(digests)):
-        query = (
-            sa.select(KernelRow.digest).where(KernelRow.digest.in_(part)).with_for_update(read=True)
-        )
-        found |= set(connection.execute(query).scalars())
-    return found
+    query = sa.select(KernelRow.digest).with_for_update(read=True)
+    return values_among(connection, query, KernelRow.digest, digests)
 
 
 def _write_kernels(

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, ConvConfig, read_one
 from tuna.db import sessions
+from tuna.db.bulk import upsert
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, FindDb, SolverRow
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.exports import registry
 from tuna.exports.intake import Batch, ImportReport, ImportRun

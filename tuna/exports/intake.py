@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from tuna.configs import Config
 from tuna.db import configs
+from tuna.db.bulk import upsert
 from tuna.db.engine import transaction
 from tuna.db.models import FindDb
 from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
 from tuna.vocabulary import canonical_name
 
 #: Problems in one transaction: few enough that its locks do not delay other processes noticeably.

@@ -14,7 +14,7 @@ import fsspec
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, Job, SolverRow, TrialRow
 from tuna.errors import BadInput, ServiceError

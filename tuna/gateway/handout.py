@@ -17,19 +17,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import redis
 import structlog
 from celery import Celery
 from kombu import Queue
-from pydantic import BaseModel, ConfigDict
 
 from tuna.gateway.joined import RemoteWorker
 from tuna.queue import celery_internals
 from tuna.queue.leases import Leases
-from tuna.queue.messages import Report, ReportKind
+from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
@@ -46,25 +45,6 @@ _REPEATS = 2
 _MOST_LIMIT_S = 1e9
 
 
-class _Item(BaseModel):
-    """The fields of a `WorkItem` that name artifacts; made by this installation, so not checked
-    closely."""
-
-    model_config = ConfigDict(extra="ignore")
-    job_id: int
-    body: str | None = None
-    candidates: tuple[dict[str, Any], ...] = ()
-    rivals: tuple[dict[str, Any], ...] = ()
-    history: tuple[str, ...] = ()
-    siblings: tuple[dict[str, Any], ...] = ()
-
-
-class _Chunk(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    id: str
-    items: tuple[_Item, ...]
-
-
 class HandedChunk(NamedTuple):
     """A chunk that a remote worker holds."""
 
@@ -78,17 +58,8 @@ class HandedChunk(NamedTuple):
 
     def inputs(self) -> set[str]:
         """Digests of the artifacts that its items name."""
-        return set(_named(_Chunk.model_validate_json(self.message)))
-
-
-def _named(chunk: _Chunk) -> Iterator[str]:
-    for item in chunk.items:
-        if item.body:
-            yield item.body
-        yield from item.history
-        for one in (*item.candidates, *item.rivals, *item.siblings):
-            if one.get("artifact"):
-                yield one["artifact"]
+        items = Chunk.model_validate_json(self.message).items
+        return {digest for item in items for digest in item.artifacts}
 
 
 class Handout:
@@ -161,7 +132,7 @@ class Handout:
 
     def report(self, worker: str, held: HandedChunk, report: Report) -> bool:
         """Append a report that was checked to the results; False if the lease is lost."""
-        text = report.to_json().decode()
+        text = report.to_json()
         if report.kind in (ReportKind.STARTED, ReportKind.RESULTS):
             return self.leases.report(held.chunk, held.token, text)
         done = self.leases.finish(held.chunk, held.token, text)
@@ -208,7 +179,7 @@ class Handout:
     ) -> HandedChunk | None:
         try:
             text = celery_internals.task_arguments(message)["chunk"]
-            chunk = _Chunk.model_validate_json(text)
+            chunk = Chunk.model_validate_json(text)
         except (KeyError, ValueError) as error:
             log.error("invalid message dropped", fault=str(error))
             message.ack()
@@ -244,7 +215,7 @@ class Handout:
                 )
                 pipe.zadd(self._held(worker.name), {token: handed.ends_by})
                 pipe.execute()
-            entry = started.to_json().decode() if begun else ""
+            entry = started.to_json() if begun else ""
             taken = self.leases.take(chunk.id, token, entry)
         except Exception:
             message.requeue()

@@ -17,6 +17,8 @@ from tuna.vocabulary import queue_name
 
 #: States in which a worker has access; a `revoked` one has none.
 STATES = ("active", "cordoned", "draining")
+#: Columns that are as the worker has them.
+_SAME = ("name", "digest", "role", "host", "device", "processes")
 #: Silence after which a worker has no access any more: it has to join again.
 _GONE_AFTER = timedelta(hours=1)
 
@@ -106,18 +108,11 @@ def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
         return False
     connection.execute(
         sa.insert(WorkerRow).values(
-            name=worker.name,
+            **{name: getattr(worker, name) for name in _SAME},
             token_id=token_id,
-            digest=worker.digest,
-            role=worker.role,
-            host=worker.host,
-            device=worker.device,
             environment=",".join(worker.environments),
             toolchain=json.dumps(worker.toolchains),
-            processes=worker.processes,
             state="active",
-            joined_at=utc_now(),
-            seen_at=utc_now(),
         )
     )
     return True
@@ -143,14 +138,9 @@ def remote_workers(connection: sa.Connection) -> list[RemoteWorker]:
 
 def _worker(row: Any) -> RemoteWorker:
     return RemoteWorker(
-        name=row.name,
-        role=row.role,
-        host=row.host,
-        device=row.device,
+        **{name: getattr(row, name) for name in _SAME},
         environments=tuple(filter(None, row.environment.split(","))),
         toolchains=tuple(json.loads(row.toolchain)),
-        digest=row.digest,
-        processes=row.processes,
         state=row.state,
         joined_at=row.joined_at,
         seen_at=row.seen_at,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.errors import BadInput, ServiceError
-from tuna.gateway import remote_link
+from tuna.gateway import https_client
 from tuna.gateway.protocol import MAX_PROCESSES, Facts
 from tuna.gateway.tokens import Credentials, JoinToken
 from tuna.libraries.base import Environment
@@ -22,10 +22,10 @@ from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
-from tuna.workers.compatibility import session_text
 from tuna.workers.launch import WorkerSpec
 from tuna.workers.lifetime import SESSION, TELL
 from tuna.workers.serve import Supervisor
+from tuna.workers.served_queues import session_text
 
 _CONNECT_S = 5.0
 #: Bound of the workers' warm shutdown, and of the cold one after it: the client ends within 5 s.
@@ -128,7 +128,7 @@ class MasterClient:
         found, variables, granted = self._admitted(measures)
         processes = min(len(compile_cpus()), MAX_PROCESSES)
         facts = _facts("", toolchains=(found.toolchain,), processes=processes)
-        of_compiler = _variables(remote_link.join(compiles, "compile", facts))
+        of_compiler = _variables(https_client.join(compiles, "compile", facts))
         self._say(f"RPCClient: Register token {compiles.id},{measures.id}")
         self._say(f"RPCClient: {self._place}")
         common = {SESSION: session_text(0, found), "TUNA_SHUTDOWN_S": str(_SHUTDOWN_S)}
@@ -153,8 +153,8 @@ class MasterClient:
         of the worker that does."""
         for found, variables in self._place.places():
             facts = _facts(found.device, environments=(found.machine_key,))
-            with contextlib.suppress(remote_link.NoSession):
-                return found, variables, _variables(remote_link.join(token, "eval", facts))
+            with contextlib.suppress(https_client.NoSession):
+                return found, variables, _variables(https_client.join(token, "eval", facts))
         raise BadInput(
             f"The master at {self._server} has no session for the target"
             f" {targets.to_text(self._place.target)} and {environment.toolchain()}.",
@@ -176,7 +176,7 @@ def _facts(
     toolchains: tuple[str, ...] = (),
     processes: int = 1,
 ) -> Facts:
-    return remote_link.facts_of(
+    return https_client.facts_of(
         {
             "host": socket.gethostname(),
             "device": device,

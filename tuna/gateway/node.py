@@ -27,19 +27,19 @@ import structlog
 from tuna import logs
 from tuna.errors import ServiceError, TunaError
 from tuna.files import make_home
+from tuna.gateway.https_client import AccessLost
 from tuna.gateway.protocol import Handed
-from tuna.gateway.remote_link import WAIT_S, AccessLost, GatewayLink
+from tuna.gateway.remote_link import WAIT_S, GatewayLink
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
-from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings, get_settings
 from tuna.workers import lifetime
-from tuna.workers.compatibility import role_queues
-from tuna.workers.hooks import DeviceRepair
-from tuna.workers.lifetime import LIBRARIES, ONCE, TELL
+from tuna.workers.launch import DeviceRepair
+from tuna.workers.lifetime import ONCE, TELL
+from tuna.workers.served_queues import ServedQueues, role_queues
 from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
@@ -49,8 +49,8 @@ log = structlog.get_logger(__name__)
 _AHEAD_S = 5.0
 #: One signal may arrive twice: Slurm signals every process, and the parent passes its own on.
 _ECHO_S = 0.3
-#: Seconds without a chunk after which a worker that was asked to leaves.
-_IDLE_S = 10.0
+#: Seconds in which nothing was to be done, after which a worker that was asked to leaves.
+_IDLE_S = 3.0
 #: Seconds of an outage after which a process asks again.
 _BACKOFF_S = 2.0
 #: Pause before a process that died is started again; doubled up to the second.
@@ -87,6 +87,8 @@ class RemoteNode:
         self._asked_at: float | None = None
         self._leave_at = float("inf")
         self._restart_s = _RESTART_S
+        self._starts_at: list[float] = []  #: of processes in the place of some that died
+        self._burials: list[threading.Thread] = []
 
     def run(self) -> int:
         """Run until the processes have ended, or a signal came; returns the exit code."""
@@ -95,9 +97,10 @@ class RemoteNode:
         lifetime.end_with_starter(signal.SIGTERM)  # to return its chunks first
         for _ in range(self._processes):
             self._start()
-        while self._children and time.monotonic() < self._leave_at:
+        while (self._children or self._starts_at) and time.monotonic() < self._leave_at:
             self._wait()
             self._enforce_limits()
+            self._restart()
         self._end()
         return 0
 
@@ -158,25 +161,49 @@ class RemoteNode:
                         child.deadline = float("inf")
 
     def _bury(self, child: _Child) -> None:
-        """Let the leases of a process that ended expire at once, and start another, unless it ended
-        by itself."""
+        """Let the leases of a process that ended expire at once, and start another in a while,
+        unless it ended by itself."""
         self._read(child)
         child.process.join()
         child.pipe.close()
         if child.process.exitcode == _LEFT or self._asked_at is not None:
-            self._return_chunks(child)
+            self._give_up(child, died=False)
             return
         log.error("process of a remote worker ended", code=child.process.exitcode)
-        link = self._link(child)
-        for lease in child.leases:
-            link.forfeit(lease)
-        link.leave()
-        if time.monotonic() - child.started_at > _MAX_RESTART_S:
+        self._give_up(child, died=True)
+        now = time.monotonic()
+        if now - child.started_at > _MAX_RESTART_S:
             self._restart_s = _RESTART_S
-        if not child.is_over_limit:
-            time.sleep(self._restart_s)
+        if child.is_over_limit:
+            self._starts_at.append(now)
+        else:
+            self._starts_at.append(now + self._restart_s)
             self._restart_s = min(_MAX_RESTART_S, 2 * self._restart_s)
-        if self._asked_at is None:
+
+    def _give_up(self, child: _Child, *, died: bool) -> None:
+        """Tell the gateway of the end of a process, from a thread: it may not answer for long."""
+        link = GatewayLink(self._settings, child.process.pid or 0)
+        give_up = link.forfeit if died else link.return_lease
+
+        def tell() -> None:
+            for lease in child.leases:
+                give_up(lease)
+            link.leave()
+            link.client.close()
+
+        thread = threading.Thread(target=tell, name="bury", daemon=True)
+        thread.start()
+        self._burials.append(thread)
+
+    def _restart(self) -> None:
+        """Start the processes that are due, while no thread holds a lock that a fork would
+        inherit."""
+        if self._asked_at is not None:
+            self._starts_at.clear()
+        self._burials = [thread for thread in self._burials if thread.is_alive()]
+        due = [at for at in self._starts_at if at <= time.monotonic()]
+        if due and not self._burials:
+            self._starts_at.remove(due[0])
             self._start()
 
     def _enforce_limits(self) -> None:
@@ -193,23 +220,9 @@ class RemoteNode:
         for child in children:
             self._read(child)
             child.process.kill()
-        threads = [
-            threading.Thread(target=self._return_chunks, args=(child,)) for child in children
-        ]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
-        for thread in threads:
+            self._give_up(child, died=False)
+        for thread in self._burials:
             thread.join(0.5 if lifetime.is_orphan() else 2.5)
-
-    def _return_chunks(self, child: _Child) -> None:
-        link = self._link(child)
-        for lease in child.leases:
-            link.return_lease(lease)
-        link.leave()
-
-    def _link(self, child: _Child) -> GatewayLink:
-        return GatewayLink(self._settings, child.process.pid or 0)
 
 
 class _Process:
@@ -248,10 +261,7 @@ class _Process:
     def run(self, device: str) -> int:
         """Ask for chunks and run them, until the worker ends; returns the exit code."""
         self._link.start()
-        with contextlib.suppress(TunaError):
-            self._process.announce(self._queues, device)
-            self._process.offer_cores(self._queues)
-            self._process.warm_up(self._queues, os.environ.get(LIBRARIES, "").split(","))
+        self._process.begin(self._queues, device)
         threading.Thread(target=self._fetch, name="fetch", daemon=True).start()
         while True:
             try:
@@ -290,16 +300,17 @@ class _Process:
 
     def _fetch(self) -> None:
         """Ask for one chunk after the other, as far as the process wants them."""
-        idle_at = time.monotonic()
         while True:
             self._wants.acquire()
+            idle_at = time.monotonic()
             while (taken := self._ask()) is None:
+                if not self._link.is_idle:
+                    idle_at = time.monotonic()
                 if self._once and time.monotonic() - idle_at > _IDLE_S:
                     self._leaves.set()
                 if self._is_ending():
                     return
             self._handed.put(taken)
-            idle_at = time.monotonic()
 
     def _ask(self) -> tuple[str, Handed] | None:
         """The next chunk, if there is one soon."""

@@ -1,13 +1,14 @@
 """The messages between a remote worker and a gateway: JSON over HTTPS, under `/v1`.
 
     POST   /join                                  `JoinRequest` -> `Joined`
-    POST   /next                                  `NextRequest` -> `Handed`, or 204 after a while
+    POST   /next                                  `NextRequest` -> `Handed`, or after a while 204,
+                                                  or 404: no job is to come either
     POST   /renew                                 `RenewRequest` -> `Renewed`; each second
     POST   /leave/{process}                       the process has ended
     POST   /leases/{process}/{id}/report          a `queue.messages.Report`
     POST   /leases/{process}/{id}/return          the worker ends: its chunk is returned, uncharged
     DELETE /leases/{process}/{id}                 the process that held the lease is dead
-    GET    /leases/{process}/{id}/elsewhere       `ElsewhereAnswer`
+    GET    /leases/{process}/{id}/elsewhere       a `workers.link.Elsewhere`
     GET    /leases/{process}/{id}/artifacts/{sha256}
     PUT    /leases/{process}/{id}/artifacts/{sha256}
 
@@ -133,13 +134,6 @@ class Renewed(_Body):
 
     state: Literal["active", "cordoned", "draining"]
     lost: tuple[str, ...] = ()
-
-
-class ElsewhereAnswer(_Body):
-    """See `workers.link.Elsewhere`."""
-
-    others: bool
-    succeeds: bool | None
 
 
 class Refusal(_Body):

@@ -7,21 +7,16 @@ database answers any request, and one that is killed costs its clients a retry.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
-import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import redis
 import sqlalchemy as sa
 import structlog
 from celery import Celery
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,36 +25,41 @@ from starlette.routing import Route
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
-from tuna.db.engine import reading, transaction, writing
-from tuna.gateway import joined, tokens
-from tuna.gateway.bodies import HANDLERS, TokenBucket, answered, of_path, parsed, read_body
-from tuna.gateway.claims import named_artifacts, place_of_remote, status_of, without_artifact
+from tuna.db.engine import reading, writing
+from tuna.gateway import joined
+from tuna.gateway.access import Access, KnownWorker, threaded
 from tuna.gateway.handout import HandedChunk, Handout
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import (
     DIGEST,
     MAX_ARTIFACT_BYTES,
-    NO_SESSION,
-    ElsewhereAnswer,
     Handed,
-    Joined,
     JoinRequest,
     NextRequest,
     Renewed,
     RenewRequest,
 )
+from tuna.gateway.requests import (
+    HANDLERS,
+    Bodies,
+    answered,
+    of_path,
+    parsed,
+    place_of_remote,
+    status_of,
+)
 from tuna.jobs import needed_artifacts
 from tuna.libraries.items import MOST_TRIALS, StepResult
+from tuna.queue.announcements import is_open
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.queue.results import MAX_REPORT_BYTES
 from tuna.settings import Settings
+from tuna.vocabulary import Cause
 from tuna.workers.link import elsewhere
 
 log = structlog.get_logger(__name__)
 
-#: What is known of a worker may be so old: a revoked one is refused after this long.
-_KNOWN_S = 0.5
 #: How often an idle queue is looked at for somebody who waits.
 _POLL_S = 0.04
 #: How often a worker's last heartbeat is written to SQL.
@@ -68,31 +68,14 @@ _SEEN_EVERY_S = 30.0
 _BODY_BYTES, _RESULT_BYTES = 1 << 16, 256 << 10
 #: Bytes of the artifacts that a worker may store for one chunk.
 _CHUNK_BYTES = 256 << 20
-#: Requests a second of each process of a worker, and how many may be saved up.
-_RATE, _BURST = 100.0, 300.0
-#: Joins a second of everybody together.
-_JOIN_RATE, _JOIN_BURST = 20.0, 100.0
 #: Pause in handing chunks to a worker that returned one; doubled until it finishes one.
 _PAUSE_S, _MAX_PAUSE_S = 0.5, 60.0
-#: How often the same offence of a worker is logged.
-_LOG_EVERY_S = 60.0
 _REASON_CHARS = 2000
-_HOST = re.compile(r"[^A-Za-z0-9.-]")
+_NOT_STORED = "The worker did not store an artifact that its result names."
 _LEASE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PROCESS = re.compile(r"[0-9]{1,10}", re.ASCII)
 _T = TypeVar("_T")
-
-
-@dataclass
-class _Known:
-    """A worker as it was in SQL a moment ago, with what this gateway counts of it."""
-
-    worker: RemoteWorker
-    read_at: float
-    bucket: TokenBucket
-    seen_at: float = 0.0
-    failures: int = 0  #: chunks returned since it finished one
-    paused_until: float = 0.0
+_Body = TypeVar("_Body", bound=BaseModel)
 
 
 class GatewayApp:
@@ -115,10 +98,8 @@ class GatewayApp:
             settings, self._namespace, self._read_keys(), self._read_keys, waits=False
         )
         self._board = HeartbeatBoard(client, self._namespace, settings.lease_s)
-        self._known: dict[str, _Known] = {}
-        self._environments: tuple[float, dict[str, str]] = (-1e9, {})
-        self._joins = TokenBucket(_JOIN_RATE, _JOIN_BURST)
-        self._logged: dict[tuple[str, str], float] = {}
+        self._access = Access(engine, settings.lease_s)
+        self._bodies = Bodies()
 
     def asgi(self) -> Starlette:
         """The application."""
@@ -147,22 +128,21 @@ class GatewayApp:
     # -- requests
 
     async def _join(self, request: Request) -> Response:
-        if not self._joins.take():
-            raise HTTPException(429, "too many joins")
-        asked = parsed(JoinRequest, await read_body(request, _BODY_BYTES))
-        return answered(await _threaded(self._admit, asked))
+        self._access.count_join()
+        asked = await self._parsed(JoinRequest, request)
+        return answered(await threaded(self._access.admit, asked))
 
     async def _next(self, request: Request) -> Response:
-        known = await self._authenticated(request)
-        asked = parsed(NextRequest, await read_body(request, _BODY_BYTES))
+        known = await self._access.authenticated(request)
+        asked = await self._parsed(NextRequest, request, known.worker.name)
         token = _token(known.worker, asked.process, asked.id)
         until = time.monotonic() + asked.wait_s
         while True:
-            queues = await self._queues(known.worker)
+            queues = await self._access.queues(known.worker)
             may_have = known.worker.state == "active" and time.monotonic() >= known.paused_until
             if may_have and self._handout.may_have(queues):
-                known = await self._authenticated(request, counts=False, known_s=0.0)
-                held = await _threaded(self._handout.hand, known.worker, queues, token)
+                known = await self._access.authenticated(request, counts=False, known_s=0.0)
+                held = await threaded(self._handout.hand, known.worker, queues, token)
                 if held is not None:
                     handed = Handed(
                         id=held.chunk,
@@ -172,63 +152,63 @@ class GatewayApp:
                     )
                     return answered(handed)
             if time.monotonic() >= until or await request.is_disconnected():
-                return Response(status_code=204)
+                goes_on = await threaded(is_open, self._client, [self._namespace], queues)
+                return Response(status_code=204 if goes_on else 404)
             await anyio.sleep(_POLL_S)
-            known = await self._authenticated(request, counts=False)
+            known = await self._access.authenticated(request, counts=False)
 
     async def _renew(self, request: Request) -> Response:
-        known = await self._authenticated(request)
-        asked = parsed(RenewRequest, await read_body(request, _BODY_BYTES))
-        return answered(await _threaded(self._renewed, known, asked))
+        known = await self._access.authenticated(request)
+        asked = await self._parsed(RenewRequest, request, known.worker.name)
+        return answered(await threaded(self._renewed, known, asked))
 
     async def _leave(self, request: Request) -> Response:
-        known = await self._authenticated(request)
+        known = await self._access.authenticated(request)
         process = of_path(request, "process", _PROCESS)
-        await _threaded(self._board.remove, f"{known.worker.name}:{int(process)}")
+        await threaded(self._board.remove, f"{known.worker.name}:{int(process)}")
         return Response(status_code=204)
 
     async def _report(self, request: Request) -> Response:
         known, held = await self._held(request)
         most = min(MAX_REPORT_BYTES, _RESULT_BYTES * (len(held.jobs) + 1))
-        body = await read_body(request, most)
-        known = await self._authenticated(request, counts=False)
-        await _threaded(self._take_in, known, held, body)
+        async with self._bodies.read(request, most, known.worker.name) as body:
+            known = await self._access.authenticated(request, counts=False)
+            await threaded(self._take_in, known, held, body)
         return Response(status_code=204)
 
     async def _elsewhere(self, request: Request) -> Response:
         known, held = await self._held(request)
         chunk = Chunk.model_validate_json(held.message)
         place = place_of_remote(known.worker.name, request.query_params.get("place", "")[:255])
-        found = await _threaded(elsewhere, self._board, chunk, place)
-        return answered(ElsewhereAnswer(others=found.others, succeeds=found.succeeds))
+        return answered(await threaded(elsewhere, self._board, chunk, place))
 
     async def _get_artifact(self, request: Request) -> Response:
         known, held = await self._held(request)
         digest = of_path(request, "digest", DIGEST)
-        if digest not in await _threaded(self._readable, held, [digest]):
-            self._log(known.worker.name, "asks for an artifact of others")
+        if digest not in await threaded(self._readable, held, [digest]):
+            self._access.log(known.worker.name, "asks for an artifact of others")
             raise HTTPException(404, "no artifact of this chunk")
         try:
-            data = await _threaded(self._artifacts.get, digest)
+            data = await threaded(self._artifacts.get, digest)
         except KeyError:
             raise HTTPException(404, "the artifact is gone") from None
         return Response(data, media_type="application/octet-stream")
 
     async def _put_artifact(self, request: Request) -> Response:
-        _, held = await self._held(request)
-        digest = of_path(request, "digest", DIGEST)
-        data = await read_body(request, MAX_ARTIFACT_BYTES)
-        known = await self._authenticated(request, counts=False)
-        if hashlib.sha256(data).hexdigest() != digest:
-            self._refuse(known.worker.name, 422, "the bytes are not those of the digest")
-        if await _threaded(self._handout.count_bytes, held, digest, len(data)) > _CHUNK_BYTES:
-            self._refuse(known.worker.name, 413, "too many bytes for one chunk")
-        await _threaded(self._artifacts.put, data)
+        known, held = await self._held(request)
+        name, digest = known.worker.name, of_path(request, "digest", DIGEST)
+        async with self._bodies.read(request, MAX_ARTIFACT_BYTES, name) as data:
+            await self._access.authenticated(request, counts=False)
+            if hashlib.sha256(data).hexdigest() != digest:
+                self._access.refuse(name, 422, "the bytes are not those of the digest")
+            if await threaded(self._handout.count_bytes, held, digest, len(data)) > _CHUNK_BYTES:
+                self._access.refuse(name, 413, "too many bytes for one chunk")
+            await threaded(self._artifacts.put, data)
         return Response(status_code=204)
 
     async def _forfeit(self, request: Request) -> Response:
-        known = await self._authenticated(request)
-        await _threaded(self._handout.forfeit, known.worker.name, _path_token(request, known))
+        known = await self._access.authenticated(request)
+        await threaded(self._handout.forfeit, known.worker.name, _path_token(request, known))
         return Response(status_code=204)
 
     async def _return(self, request: Request) -> Response:
@@ -239,65 +219,22 @@ class GatewayApp:
             worker=known.worker.name,
             reason="worker shutdown",
         )
-        await _threaded(self._handout.report, known.worker.name, held, report)
+        await threaded(self._handout.report, known.worker.name, held, report)
         return Response(status_code=204)
+
+    async def _parsed(self, model: type[_Body], request: Request, worker: str = "") -> _Body:
+        async with self._bodies.read(request, _BODY_BYTES, worker) as body:
+            return parsed(model, body)
 
     # -- who asks
 
-    async def _authenticated(
-        self, request: Request, *, counts: bool = True, known_s: float = _KNOWN_S
-    ) -> _Known:
-        """The worker that sends the request; `counts`: for its rate; `known_s`: how old may be what
-        is known of it."""
-        scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        name, _, secret = text.strip().rpartition(".")
-        if scheme.lower() != "bearer" or not name or len(name) > 128 or len(secret) > 128:
-            raise HTTPException(401, "no access")
-        known = self._known.get(name)
-        if known is None or time.monotonic() - known.read_at > known_s:
-            known = await _threaded(self._look_up, name)
-        given = tokens.digest(secret)
-        if known is None or not hmac.compare_digest(given, known.worker.digest):
-            raise HTTPException(401, "no access")
-        if not known.worker.has_access:
-            raise HTTPException(401, "the worker was revoked, or was silent for an hour")
-        if counts and not known.bucket.take():
-            self._refuse(name, 429, "too many requests")
-        return known
-
-    async def _held(self, request: Request) -> tuple[_Known, HandedChunk]:
+    async def _held(self, request: Request) -> tuple[KnownWorker, HandedChunk]:
         """The worker, and the chunk that it holds by the lease in the path."""
-        known = await self._authenticated(request)
-        held = await _threaded(self._handout.find, _path_token(request, known))
-        if held is None or not await _threaded(
-            self._handout.leases.is_held, held.chunk, held.token
-        ):
+        known = await self._access.authenticated(request)
+        held = await threaded(self._handout.find, _path_token(request, known))
+        if held is None or not await threaded(self._handout.leases.is_held, held.chunk, held.token):
             raise HTTPException(409, "the lease is lost")
         return known, held
-
-    def _look_up(self, name: str) -> _Known | None:
-        with reading(self._engine) as connection:
-            worker = joined.find(connection, name)
-        known = self._known.get(name)
-        if worker is None:
-            return None
-        if known is None:
-            rate = worker.processes * _RATE
-            known = _Known(worker, time.monotonic(), TokenBucket(rate, worker.processes * _BURST))
-            self._known[name] = known
-        known.worker, known.read_at = worker, time.monotonic()
-        return known
-
-    async def _queues(self, worker: RemoteWorker) -> list[str]:
-        read_at, known = self._environments
-        if time.monotonic() - read_at > _KNOWN_S:
-            known = await _threaded(self._read_environments)
-            self._environments = time.monotonic(), known
-        return joined.queues(worker, known)
-
-    def _read_environments(self) -> dict[str, str]:
-        with reading(self._engine) as connection:
-            return joined.known_environments(connection)
 
     def _read_keys(self) -> Any:
         with reading(self._engine) as connection:
@@ -305,45 +242,7 @@ class GatewayApp:
 
     # -- what is done for them, in a thread
 
-    def _admit(self, asked: JoinRequest) -> Joined:
-        digest = tokens.digest(asked.secret)
-        with reading(self._engine) as connection:
-            token = joined.open_token(connection, asked.token)
-            before = joined.joined_with(connection, asked.token, digest)
-            known = joined.known_environments(connection)
-        if before is not None:  # a retry: the answer was lost with the connection
-            return Joined(name=before, lease_s=self._settings.lease_s)
-        if token is None or not hmac.compare_digest(
-            tokens.digest(asked.token_secret), token.digest
-        ):
-            raise HTTPException(403, "the token is unknown, was used before, or has expired")
-        refusal = ""
-        if asked.role != token.role:
-            refusal = f"its token is for {token.role} workers"
-        elif asked.role == "eval" and not known.keys() & set(asked.facts.environments):
-            refusal = f"{NO_SESSION}; compare `tuna doctor` on both machines"
-        elif asked.role == "compile" and not set(known.values()) & set(asked.facts.toolchains):
-            refusal = "no session needs a toolchain that it has"
-        if refusal:
-            log.warning("join refused", host=asked.facts.host, token=token.id, why=refusal)
-            raise HTTPException(422, refusal)
-        host = _HOST.sub("-", asked.facts.host)[:80]
-        worker = joined.NewWorker(
-            name=f"{asked.role}-{host}-{secrets.token_hex(4)}",
-            role=asked.role,
-            host=asked.facts.host,
-            device=asked.facts.device,
-            environments=asked.facts.environments if asked.role == "eval" else (),
-            toolchains=asked.facts.toolchains if asked.role == "compile" else (),
-            digest=digest,
-            processes=asked.facts.processes,
-        )
-        if not transaction(self._engine, joined.admit, token.id, worker):
-            raise HTTPException(403, "the token is unknown, was used before, or has expired")
-        log.info("worker joined", worker=worker.name, role=worker.role)
-        return Joined(name=worker.name, lease_s=self._settings.lease_s)
-
-    def _renewed(self, known: _Known, asked: RenewRequest) -> Renewed:
+    def _renewed(self, known: KnownWorker, asked: RenewRequest) -> Renewed:
         worker = known.worker
         if asked.heartbeat is not None:
             self._board.announce(status_of(worker, asked.process, asked.heartbeat))
@@ -358,23 +257,23 @@ class GatewayApp:
         )
         return Renewed.model_validate({"state": worker.state, "lost": lost})
 
-    def _take_in(self, known: _Known, held: HandedChunk, body: bytes) -> None:
+    def _take_in(self, known: KnownWorker, held: HandedChunk, body: bytes) -> None:
         """Check a report, and append it to the results."""
         name = known.worker.name
         try:
             report = Report.model_validate_json(body)
         except ValidationError:
-            self._refuse(name, 422, "the report is unreadable")
+            self._access.refuse(name, 422, "the report is unreadable")
         if report.chunk != held.chunk:
-            self._refuse(name, 422, "the report is about another chunk")
+            self._access.refuse(name, 422, "the report is about another chunk")
         if report.results and report.kind is ReportKind.STARTED:
-            self._refuse(name, 422, "results in a report that a chunk was started")
+            self._access.refuse(name, 422, "results in a report that a chunk was started")
         if any(result.job_id not in held.jobs for result in report.results):
-            self._refuse(name, 422, "results of jobs that are not in the chunk")
+            self._access.refuse(name, 422, "results of jobs that are not in the chunk")
         if sum(len(result.trials) for result in report.results) > MOST_TRIALS:
-            self._refuse(name, 422, "too many trials")
+            self._access.refuse(name, 422, "too many trials")
         if not self._handout.count_results(held, len(report.results)):
-            self._refuse(name, 422, "more results than items")
+            self._access.refuse(name, 422, "more results than items")
         process = held.token.removeprefix(f"{name}:").partition("/")[0]
         checked = report.model_copy(
             update={
@@ -399,13 +298,13 @@ class GatewayApp:
     ) -> tuple[StepResult, ...]:
         """The results, with failures in place of those that name artifacts which the worker neither
         stored nor was given."""
-        named = {digest for result in report.results for digest in named_artifacts(result)}
+        named = {digest for result in report.results for digest in result.artifacts}
         missing = named - self._readable(held, sorted(named))
         if not missing:
             return report.results
-        self._log(worker, "artifacts of its results are missing")
+        self._access.log(worker, "artifacts of its results are missing")
         return tuple(
-            without_artifact(one) if missing & set(named_artifacts(one)) else one
+            one.failed(Cause.INFRA, _NOT_STORED, bare=True) if missing & one.artifacts else one
             for one in report.results
         )
 
@@ -420,26 +319,11 @@ class GatewayApp:
             found |= needed & set(digests)
         return found
 
-    def _refuse(self, worker: str, status: int, why: str) -> NoReturn:
-        self._log(worker, why)
-        raise HTTPException(status, why)
-
-    def _log(self, worker: str, why: str) -> None:
-        """Log an offence, the same one of a worker once a minute."""
-        now = time.monotonic()
-        if now - self._logged.get((worker, why), -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._logged[worker, why] = now
-            log.warning("request of a remote worker refused", worker=worker, why=why)
-
 
 def _token(worker: RemoteWorker, process: int, lease: str) -> str:
     return f"{worker.name}:{process}/{lease}"
 
 
-def _path_token(request: Request, known: _Known) -> str:
+def _path_token(request: Request, known: KnownWorker) -> str:
     process = int(of_path(request, "process", _PROCESS))
     return _token(known.worker, process, of_path(request, "id", _LEASE))
-
-
-async def _threaded(call: Callable[..., _T], *args: Any) -> _T:
-    return await anyio.to_thread.run_sync(partial(call, *args))

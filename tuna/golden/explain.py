@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from tuna.configs import read_line
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import ConfigRow, GoldenEntry, SolverRow
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.models import Golden, GoldenEntry
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.results.selectable import RELEASES, Results

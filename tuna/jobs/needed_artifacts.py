@@ -15,10 +15,9 @@ import sqlalchemy as sa
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import networks
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job, JobArtifact
-from tuna.db.upsert import upsert
 from tuna.libraries.items import StepResult
 from tuna.vocabulary import State
 
@@ -39,13 +38,8 @@ def need(connection: sa.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     """Record that jobs need artifacts, as (job, digest); a job that was deleted meanwhile needs
     none."""
     wanted = sorted(set(pairs))
-    there: set[int] = set()
-    for part in parts(sorted({job_id for job_id, _ in wanted})):
-        there |= set(
-            connection.execute(
-                sa.select(Job.id).where(Job.id.in_(part)).with_for_update()
-            ).scalars()
-        )
+    jobs = sa.select(Job.id).with_for_update()
+    there = values_among(connection, jobs, Job.id, {job_id for job_id, _ in wanted})
     rows = [{"digest": digest, "job_id": job_id} for job_id, digest in wanted if job_id in there]
     upsert(connection, JobArtifact, rows, key=("digest", "job_id"))
 
@@ -65,23 +59,14 @@ def settle(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
 
 def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
     """Return the `digests` that a job needs."""
-    found: set[str] = set()
-    for part in parts(sorted(digests)):
-        query = sa.select(JobArtifact.digest).where(JobArtifact.digest.in_(part)).distinct()
-        found |= set(connection.execute(query).scalars())
-    return found
+    query = sa.select(JobArtifact.digest).distinct()
+    return values_among(connection, query, JobArtifact.digest, digests)
 
 
 def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
     """The artifacts that these jobs need."""
-    found: set[str] = set()
-    for part in parts(sorted(job_ids)):
-        found |= set(
-            connection.execute(
-                sa.select(JobArtifact.digest).where(JobArtifact.job_id.in_(part))
-            ).scalars()
-        )
-    return found
+    query = sa.select(JobArtifact.digest)
+    return values_among(connection, query, JobArtifact.job_id, job_ids)
 
 
 def keep(engine: sa.Engine, artifacts: Artifacts) -> None:

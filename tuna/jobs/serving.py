@@ -1,20 +1,20 @@
-"""The sessions that a coordinator serves, as it finds them in SQL."""
+"""The sessions that a coordinator serves, and the libraries of sessions, as it finds them in
+SQL."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.batches import parts
+from tuna.db.bulk import rows_among
 from tuna.db.models import EnvironmentRow, Job, Session
 from tuna.db.session_options import DEFAULTS, SessionOptions
-from tuna.jobs.scope import Scope
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
@@ -22,12 +22,23 @@ from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
 
 
+def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library | str]:
+    """The library of each session, or its name where it is not installed here.
+
+    A drain or a reaper handles the jobs of all sessions of the database, of which some may be
+    another coordinator's.
+    """
+    return {
+        key: find_library(name) or name
+        for key, name in sessions.libraries(connection, session_ids).items()
+    }
+
+
 @dataclass(frozen=True)
 class SessionWork:
     """The facts about a session that a coordinator needs."""
 
     session_id: int
-    namespace: str
     environment: Environment
     library: Library
     options: SessionOptions = DEFAULTS
@@ -40,13 +51,6 @@ class SessionWork:
         mine = {step.name for step in self.library.every_step}
         names = [name for name in self.only if name in mine]
         return self.library.served_with(names) if names or not self.only else []
-
-    @property
-    def scope(self) -> Scope:
-        """The scope of a claim."""
-        return Scope(
-            self.session_id, self.library, self.environment.target, self.environment.conditions
-        )
 
     def queue(self, step: Step) -> str:
         """The queue of the step."""
@@ -118,14 +122,12 @@ def read_works(
     query = sa.select(Session.id, Session.options).where(Session.id.in_(ids))
     now = {row.id: SessionOptions.stored(row.options) for row in connection.execute(query)}
     found = [replace(known[key], options=now[key]) for key in ids if key in known and key in now]
-    namespace = sessions.namespace(connection)
     for session_id in (key for key in ids if key not in known):
         info = sessions.get(connection, session_id)
         library = find_library(info.environment.library)
         if library is not None:
             work = SessionWork(
                 session_id,
-                namespace,
                 info.environment,
                 library,
                 info.options,
@@ -133,6 +135,11 @@ def read_works(
             )
             found.append(work)
     return found
+
+
+def works_of(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, SessionWork]:
+    """The sessions whose library is installed here, by id; raises NotFound for an unknown one."""
+    return {work.session_id: work for work in read_works(connection, session_ids)}
 
 
 def open_queues(connection: sa.Connection, work: SessionWork) -> set[str]:
@@ -172,13 +179,12 @@ def ahead(
     queues = {work.queue(step) for work in works for step in work.steps}
     mine = {work.session_id for work in works}
     found: Counter[int] = Counter()
-    for part in parts(sorted(chunks)):
-        query = sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()
-        for row in connection.execute(query):
-            if row.session_id not in mine:
-                found[row.session_id] += 1
-            elif row.chunk not in untaken:
-                return {}
+    query = sa.select(Job.chunk, Job.session_id).distinct()
+    for row in rows_among(connection, query, Job.chunk, chunks):
+        if row.session_id not in mine:
+            found[row.session_id] += 1
+        elif row.chunk not in untaken:
+            return {}
     others = read_works(connection, sorted(found))
     return {
         work.session_id: found[work.session_id]

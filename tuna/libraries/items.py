@@ -84,7 +84,7 @@ class Rival(_Wire):
 class Sibling(_Wire):
     """An earlier search that a search learns from."""
 
-    artifact: _Digest  #: with its trials: see `tuna.search.warm_starts`
+    artifact: _Digest  #: with its trials: see `tuna.search.history`
     #: of the same config in the same environment, on a quiet device: its times are those to be
     #: expected here
     same: bool
@@ -125,6 +125,13 @@ class WorkItem(_Wire):
         """The config, read once for each item; raises BadInput for one of a kind that this machine
         does not have."""
         return from_json(self.config)
+
+    @property
+    def artifacts(self) -> set[str]:
+        """Digests of the artifacts that it names."""
+        built = [one.artifact for one in self.candidates] + [one.artifact for one in self.rivals]
+        known = [one.artifact for one in self.siblings]
+        return {digest for digest in (self.body, *self.history, *built, *known) if digest}
 
 
 class Trial(_Wire):
@@ -199,6 +206,20 @@ class StepResult(_Wire):
     started_at: _Moment = 0.0  #: seconds since the epoch, worker's clock
     ended_at: _Moment = 0.0
     busy_s: _Moment = 0.0  #: seconds during which the step's resource did the job's own work
+
+    @property
+    def artifacts(self) -> set[str]:
+        """Digests of the artifacts that it names."""
+        built = [one.artifact for one in self.trials]
+        needed = [one.artifact for one in self.kernels or ()]
+        return {digest for digest in (self.workload, *built, *needed) if digest}
+
+    def failed(self, cause: Cause, text: str, *, bare: bool = False) -> StepResult:
+        """The same as a failure; `bare`: without what it found."""
+        facts: dict[str, Any] = {"ok": False, "cause": cause, "output_tail": text}
+        if bare:
+            facts |= {"trials": (), "kernels": None, "workload": None}
+        return self.model_copy(update=facts)
 
 
 def result_of(item: WorkItem, **facts: Any) -> StepResult:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.libraries.results import is_close
 from tuna.libraries.tvm.environment import toolchain_of
 from tuna.libraries.tvm.params import readable

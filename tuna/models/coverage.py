@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tuna.configs import Config, from_json_text
 from tuna.configs.similarity import family, size_distance
 from tuna.db import networks
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.errors import NotFound
 from tuna.results.core_tables import config, config_tag, environment
 from tuna.results.selectable import BOTH, Results

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db import configs, networks
+from tuna.db.bulk import upsert
 from tuna.db.models import (
     ConfigRow,
     ConfigTag,
@@ -18,7 +19,6 @@ from tuna.db.models import (
     SolverApplicability,
     SolverRow,
 )
-from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
 from tuna.models.manifest import Manifest

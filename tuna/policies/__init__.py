@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tuna.policies.by_priority import deadline, fair, gradient, shortest
 from tuna.policies.comparison import bundled, fifo, greedy, sequential, synchronous, unsynchronised
-from tuna.policies.fair import fair
-from tuna.policies.gradient import gradient
-from tuna.policies.predicted import deadline, shortest
 from tuna.policies.snapshot import (
     PER_PROCESS,
     Need,
     OpenStep,
     Policy,
+    Prediction,
     SearchProgress,
     Share,
     Snapshot,
     StageKind,
+    StageTimes,
 )
-from tuna.policies.stage_times import Prediction, StageTimes
 
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
 POLICIES: Mapping[str, Policy] = MappingProxyType(

@@ -63,9 +63,9 @@ def announce_open(client: redis.Redis, namespace: str, queues: Iterable[str]) ->
         pipe.execute()
 
 
-def is_open(client: redis.Redis, queues: Collection[str]) -> bool:
-    """True if a coordinator has jobs that have still to go through one of the queues."""
-    names = [_open_key(namespace, queue) for namespace in namespaces(client) for queue in queues]
+def is_open(client: redis.Redis, namespaces: Iterable[str], queues: Collection[str]) -> bool:
+    """True if a coordinator of these has jobs that have still to go through one of the queues."""
+    names = [_open_key(namespace, queue) for namespace in namespaces for queue in queues]
     return bool(names and client.exists(*names))
 
 

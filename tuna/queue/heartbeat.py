@@ -10,6 +10,7 @@ Keys, all under `tuna:{<namespace>}:`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import threading
@@ -153,11 +154,8 @@ class HeartbeatSender:
     """Publishes the status of this process from a background thread; Redis errors are only
     logged."""
 
-    def __init__(
-        self, boards: Callable[[], Sequence[Board]], status: WorkerStatus, every_s: float
-    ) -> None:
-        """`boards` is called at every heartbeat, since databases are added and removed."""
-        self._boards = boards
+    def __init__(self, board: Board, status: WorkerStatus, every_s: float) -> None:
+        self._board = board
         self._status = status
         self._device = status.device
         self._every_s = every_s
@@ -175,7 +173,7 @@ class HeartbeatSender:
         self._stopped.set()
         self._changed.set()
         self._thread.join()
-        self._each(lambda board: board.remove(self._status.name))
+        self._send(lambda: self._board.remove(self._status.name))
 
     def begin(self, job_ids: Sequence[int]) -> None:
         """Set the jobs being worked on."""
@@ -186,10 +184,6 @@ class HeartbeatSender:
         """Clear the jobs being worked on; `done` items were finished."""
         self._status = dataclasses.replace(self._status, job_ids=(), done=self._status.done + done)
         self._changed.set()
-
-    def at(self, place: str) -> None:
-        """Set where it works."""
-        self._status = dataclasses.replace(self._status, place=place)
 
     def uses(self, device: str) -> None:
         """Set the device that is measured on now; empty: the one from the start."""
@@ -207,14 +201,13 @@ class HeartbeatSender:
         while not self._stopped.is_set():
             self._changed.clear()
             status = dataclasses.replace(self._status, seen_at=time.time())
-            self._each(lambda board, shown=status: board.announce(shown))  # type: ignore[misc]
+            self._send(functools.partial(self._board.announce, status))
             self._stopped.wait(_MIN_INTERVAL_S)
             self._changed.wait(max(0.0, self._every_s - _MIN_INTERVAL_S))
 
-    def _each(self, call: Callable[[Board], None]) -> None:
+    def _send(self, call: Callable[[], None]) -> None:
         try:
-            for board in self._boards():
-                call(board)
+            call()
         except redis.RedisError as error:
             log.debug("heartbeat failed", error=str(error))
 

@@ -117,6 +117,7 @@ class Leases:
     """The leases of one database's work."""
 
     def __init__(self, client: redis.Redis, namespace: str, lease_s: float) -> None:
+        self.namespace = namespace
         self._client = client
         self._lease_ms = int(lease_s * 1000)
         prefix = f"tuna:{{{namespace}}}:"

@@ -66,9 +66,9 @@ class Report(_Message):
     results: Annotated[tuple[StepResult, ...], Field(max_length=_MOST_RESULTS)] = ()
     reason: str = ""  #: why a chunk was returned
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> str:
         """Its wire format."""
-        return self.model_dump_json(exclude_defaults=True).encode()
+        return self.model_dump_json(exclude_defaults=True)
 
     def parts(self) -> list[Report]:
         """The report split into reports of one result each."""

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.batches import parts
+from tuna.db.bulk import rows_among
 from tuna.db.engine import reading
 from tuna.db.models import Job, TrialRow
 from tuna.db.overview import Failure, Overview
 from tuna.errors import BadInput, NotFound
-from tuna.jobs.rows import ClaimedJob
-from tuna.jobs.scope import Scope, scopes_of
+from tuna.jobs.serving import SessionWork, works_of
+from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.items import Candidate, WorkItem
@@ -43,12 +43,10 @@ def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repe
     by_job: dict[int, list[Repeated]] = defaultdict(list)
     for one in wanted:
         by_job[one.job_id].append(one)
-    rows: list[ClaimedJob] = []
-    for part in parts(sorted(by_job)):
-        query = sa.select(*_COLUMNS).where(Job.id.in_(part))
-        rows += map(ClaimedJob._make, connection.execute(query))
-    scopes = scopes_of(connection, {row.session_id for row in rows})
-    rows = [row for row in rows if row.session_id in scopes]
+    found_rows = rows_among(connection, sa.select(*_COLUMNS), Job.id, by_job)
+    rows = list(map(ClaimedJob._make, found_rows))
+    works = works_of(connection, {row.session_id for row in rows})
+    rows = [row for row in rows if row.session_id in works]
     groups: dict[tuple[int, str], list[ClaimedJob]] = defaultdict(list)
     for row in rows:
         for step in {one.step for one in by_job[row.id]}:
@@ -56,14 +54,14 @@ def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repe
     rounds = [row.id for row in rows if row.search_id is not None]
     found = _of_rounds(connection, [one for key in rounds for one in by_job[key]])
     for (session_id, step), whole in groups.items():
-        scope = scopes[session_id]
+        work = works[session_id]
         if step == FINALS:
-            found |= {Repeated(row.id, step): _of_finals(connection, scope, row) for row in whole}
+            found |= {Repeated(row.id, step): _of_finals(connection, work, row) for row in whole}
             continue
         mine = [row for row in whole if row.search_id is None]
-        for item in work_items(connection, scope, step, mine, bare=True):
+        for item in work_items(connection, work, step, mine, bare=True):
             same = [one for one in by_job[item.job_id] if one.step == step]
-            found |= {one: _command(scope.library, item, one.candidate) for one in same}
+            found |= {one: _command(work.library, item, one.candidate) for one in same}
     return found
 
 
@@ -85,13 +83,13 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
         )
     number, params, of_step, *rest = row
     job = ClaimedJob(*rest)
-    scope = scopes_of(connection, [job.session_id]).get(job.session_id)
-    if scope is None:
+    work = works_of(connection, [job.session_id]).get(job.session_id)
+    if work is None:
         raise NotFound(
             f"The library of session {job.session_id} is not installed here.",
             hint="install it: `tuna doctor`",
         )
-    library = scope.library
+    library = work.library
     if params is None or not (library.search or isinstance(library, CandidateLibrary)):
         raise BadInput(
             f"Trial {trial_id} cannot be built from its params.",
@@ -99,7 +97,7 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
         )
     names = [step.name for step in library.steps]
     step = of_step if of_step in names else names[-1]
-    (item,) = work_items(connection, scope, step, [job], bare=True)
+    (item,) = work_items(connection, work, step, [job], bare=True)
     return library, item.model_copy(
         update={"candidates": (Candidate(index=number, params=params),)}
     )
@@ -112,29 +110,27 @@ def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Re
     for one in wanted:
         by_job[one.job_id].append(one)
     found: dict[Repeated, str] = {}
-    for part in parts(sorted(by_job)):
-        query = sa.select(TrialRow.id, TrialRow.job_id, TrialRow.number, TrialRow.cause).where(
-            TrialRow.job_id.in_(part)
-        )
-        for row in connection.execute(query.order_by(TrialRow.cause.is_(None), TrialRow.number)):
-            for one in by_job[row.job_id]:
-                if one.candidate in (None, row.number):
-                    found.setdefault(one, _of_trial(row.id))
+    query = sa.select(TrialRow.id, TrialRow.job_id, TrialRow.number)
+    query = query.order_by(TrialRow.cause.is_(None), TrialRow.number)
+    for row in rows_among(connection, query, TrialRow.job_id, by_job):
+        for one in by_job[row.job_id]:
+            if one.candidate in (None, row.number):
+                found.setdefault(one, _of_trial(row.id))
     return found
 
 
-def _of_finals(connection: sa.Connection, scope: Scope, row: ClaimedJob) -> str:
+def _of_finals(connection: sa.Connection, work: SessionWork, row: ClaimedJob) -> str:
     """The commands for its rivals, one after the other; one that a search found cannot be proposed
     again."""
-    (item,) = work_items(connection, scope, FINALS, [row], bare=True)
-    rows = finals.rivals(connection, scope.session_id, scope.library, [row.config_id]).get(
+    (item,) = work_items(connection, work, FINALS, [row], bare=True)
+    rows = finals.rivals(connection, work.session_id, work.library, [row.config_id]).get(
         row.config_id, ()
     )
     trials = {rival.id: rival.trial_id for rival in rows if rival.search_id is not None}
     return " && ".join(
         _of_trial(trials[rival.index])
         if rival.index in trials
-        else _command(scope.library, scope.library.of_rival(item, rival), rival.number)
+        else _command(work.library, work.library.of_rival(item, rival), rival.number)
         for rival in item.rivals
     )
 

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, rows_among
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
 from tuna.db.types import timed
-from tuna.jobs.rows import ClaimedJob
-from tuna.jobs.scope import Scope
+from tuna.jobs.serving import SessionWork
+from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.search import finals, history, warm_starts
+from tuna.search import finals, history
 from tuna.vocabulary import Resource
 
 
@@ -60,7 +60,7 @@ _TO_BUILD, _TO_MEASURE = _trials(TrialRow.params), _trials(TrialRow.artifact)
 
 def work_items(
     connection: sa.Connection,
-    scope: Scope,
+    work: SessionWork,
     step: str,
     rows: Sequence[ClaimedJob],
     *,
@@ -72,29 +72,29 @@ def work_items(
     named = connection.execute(_SOLVERS, {"some": sorted({row.solver_id for row in rows})})
     solvers: dict[int, str] = {row.id: row.name for row in named}
     later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
-    builds = scope.library.step(step).resource is Resource.CPU
-    measures = [one.name for one in scope.library.every_step if one.resource is Resource.DEVICE]
+    builds = work.library.step(step).resource is Resource.CPU
+    measures = [one.name for one in work.library.every_step if one.resource is Resource.DEVICE]
     candidates = _candidates(connection, step, later, measures, builds=builds)
     later_rounds = [row for row in rows if row.round and not bare]
-    proposes = scope.library.search is not None and step == scope.library.search.name
+    proposes = work.library.search is not None and step == work.library.search.name
     past = _history(connection, later_rounds) if proposes else {}
-    known_searches = warm_starts.of(connection, rows) if proposes and not bare else {}
-    bests = _best_times(connection, scope.session_id, later_rounds)
-    rivals = _rivals(connection, scope, configs) if step == FINALS else {}
-    uses_known = scope.library.uses_known_params and not bare
-    known = _known_params(connection, scope.session_id, rows) if uses_known else {}
+    known_searches = history.warm_starts_of(connection, rows) if proposes and not bare else {}
+    bests = _best_times(connection, work.session_id, later_rounds)
+    rivals = _rivals(connection, work, configs) if step == FINALS else {}
+    uses_known = work.library.uses_known_params and not bare
+    known = _known_params(connection, work.session_id, rows) if uses_known else {}
     return [
         WorkItem(
             job_id=row.id,
             attempt=row.attempt + 1,
-            session_id=scope.session_id,
-            library=scope.library.name,
+            session_id=work.session_id,
+            library=work.library.name,
             step=step,
             solver=solvers[row.solver_id],
             config=configs[row.config_id].json,
             body=configs[row.config_id].body,
-            target=scope.target,
-            conditions=dict(scope.conditions),
+            target=work.environment.target,
+            conditions=dict(work.environment.conditions),
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
@@ -177,7 +177,7 @@ def _history(connection: sa.Connection, rows: Iterable[ClaimedJob]) -> dict[int,
 
 
 def _rivals(
-    connection: sa.Connection, scope: Scope, configs: Mapping[int, _StoredConfig]
+    connection: sa.Connection, work: SessionWork, configs: Mapping[int, _StoredConfig]
 ) -> dict[int, tuple[Rival, ...]]:
     """Whom the finals of these configs measure."""
     return {
@@ -195,7 +195,7 @@ def _rivals(
             for row in rows
         )
         for config_id, rows in finals.rivals(
-            connection, scope.session_id, scope.library, configs
+            connection, work.session_id, work.library, configs
         ).items()
     }
 
@@ -215,12 +215,9 @@ def _known_params(
     connection: sa.Connection, session_id: int, rows: Sequence[ClaimedJob]
 ) -> dict[tuple[int, int], str]:
     """The best known params of the session, by config and solver."""
-    found: dict[tuple[int, int], str] = {}
-    for part in parts(sorted({row.config_id for row in rows})):
-        statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
-            FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.params != ""
-        )
-        found |= {
-            (row.config_id, row.solver_id): row.params for row in connection.execute(statement)
-        }
-    return found
+    query = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
+        FindDb.session_id == session_id, FindDb.params != ""
+    )
+    configs = {row.config_id for row in rows}
+    found = rows_among(connection, query, FindDb.config_id, configs)
+    return {(row.config_id, row.solver_id): row.params for row in found}

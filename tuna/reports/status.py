@@ -175,7 +175,7 @@ def _outlook(
     totals: SessionTotals | None,
 ) -> Outlook:
     library = get_library(info.environment.library)
-    work = SessionWork(info.id, "", info.environment, library)
+    work = SessionWork(info.id, info.environment, library)
     left, times = forecast.left(connection, work), StageTimes()
     if left.stages:
         forecast.learn(connection, work, left.sample, times)

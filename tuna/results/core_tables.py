@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tuna.db.plain_table import plain_table
-from tuna.db.types import UtcDateTime
+from tuna.db.types import UtcDateTime, plain_table
 
 _TEXT = sa.String()
 _KEYS = "id session_id config_id solver_id"

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts
 from tuna.db.types import timed
 from tuna.results.core_tables import (
     config,

@@ -19,12 +19,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
+from tuna.db.engine import transaction
 from tuna.db.models import FindDb, Job, Search, SolverRow, TrialRow
 from tuna.db.models import StepResultRow as Attempt
 from tuna.db.types import from_epoch, timed, utc_now
-from tuna.db.upsert import upsert
-from tuna.jobs.rows import AttemptedJob
+from tuna.jobs.serving import SessionWork
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.libraries.results import is_close
@@ -46,6 +47,21 @@ _MEASURED_BY = (
     .scalar_subquery()
     .label("worker")
 )
+
+
+def load_followers(
+    engine: sa.Engine, work: SessionWork, configs: Collection[int] | None = None
+) -> int:
+    """Make the jobs that follow others which got on: rounds of searches, then finals, among
+    `configs` if given; returns how many."""
+    if configs is not None and not configs:
+        return 0
+    made = 0
+    if work.library.search is not None:  # whatever steps are served here: others may serve those
+        made += transaction(engine, rounds.load, work.session_id, work.library, configs)
+    if work.library.finals in work.steps:
+        made += transaction(engine, load, work.session_id, work.library, configs)
+    return made
 
 
 def load(

@@ -1,10 +1,21 @@
-"""The history of a search for its next round: a block of trials for each earlier one, as artifacts,
-since workers have no SQL.
+"""The trials that a search learns from, as blocks in the artifact store, since workers have no SQL.
 
-A block is gzip of one JSON object a line, in the order of the candidates: `params`, `time_ms`
-(null: it failed) and `cause`. The round just before the one that is proposed may still be measured,
-so its block has params alone, whether it is or not: what is proposed depends on results, never on
-when they arrived.
+Its own history is a block for each earlier round. A block is gzip of one JSON object a line, in the
+order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The round just before
+the one that is proposed may still be measured, so its block has params alone, whether it is or not:
+what is proposed depends on results, never on when they arrived.
+
+Its warm start are earlier searches of the same solver that have ended, not simulated ones:
+
+1. of the same config in other sessions of this environment,
+2. of other configs in this environment that differ in sizes alone, the nearest first,
+3. of either in other environments of the same version of the library, such as those of other
+devices.
+
+They are chosen once, in the transaction that first claims the search's first round, and stored with
+their trials (table `warm_start`; the block of trials in `kernel`). So all rounds learn from the
+same, whatever ends or is deleted meanwhile, and a block that the artifact store loses is written
+again.
 """
 
 from __future__ import annotations
@@ -12,15 +23,34 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
-from tuna.db.models import Job, TrialRow
+from tuna.configs import Config, TaskConfig, from_json_text
+from tuna.configs.similarity import size_distance
+from tuna.db.bulk import parts, rows_among, upsert
+from tuna.db.models import (
+    ConfigRow,
+    EnvironmentRow,
+    FindDb,
+    Job,
+    KernelRow,
+    Search,
+    Session,
+    SolverRow,
+    TrialRow,
+    WarmStartRow,
+)
+from tuna.db.types import timed
 from tuna.files import gunzip
+from tuna.jobs.serving import SessionWork
+from tuna.jobs.states import ClaimedJob
+from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
 
 
@@ -38,15 +68,13 @@ def blocks(connection: sa.Connection, search_id: int, before: int) -> list[bytes
     return [block(trials[number], measured=number < before - 1) for number in range(before)]
 
 
-def find(connection: sa.Connection, digests: Mapping[str, int]) -> dict[str, bytes]:
+def find_blocks(connection: sa.Connection, digests: Mapping[str, int]) -> dict[str, bytes]:
     """Blocks by their SHA-256, of the searches of the jobs whose ids are given; what changed
     meanwhile is left out."""
     found: dict[str, bytes] = {}
-    for part in parts(sorted(set(digests.values()))):
-        query = sa.select(Job.search_id, Job.round).where(Job.id.in_(part))
-        for search_id, before in connection.execute(query):
-            if search_id is not None:
-                found |= {digest(one): one for one in blocks(connection, search_id, before)}
+    query = sa.select(Job.search_id, Job.round).where(Job.search_id.is_not(None))
+    for search_id, before in rows_among(connection, query, Job.id, set(digests.values())):
+        found |= {digest(one): one for one in blocks(connection, search_id, before)}
     return {name: found[name] for name in digests if name in found}
 
 
@@ -80,3 +108,253 @@ def _time_ms(row: Any) -> float | None:
 def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
     """The trials of blocks."""
     return [[json.loads(line) for line in gunzip(block).splitlines()] for block in blocks]
+
+
+#: Searches of a warm start, and trials that have a time which one needs.
+MOST, _FEWEST = 8, 8
+#: Of each: the fastest trials, of the slower ones some from all over, and failed ones. With the
+#: fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead of 0.94.
+_FASTEST, _SPREAD, _FAILED = 32, 32, 16
+#: A block that is larger is left out: its candidates' params are no short texts.
+_LARGEST_BYTES = 1 << 20
+#: Searches that are looked at, the latest ones: of this environment, and of others.
+_LATEST = 1000
+_LABEL_CHARS = 255
+
+
+class Origin(str, Enum):
+    """The relation of a sibling to the search, the nearest first."""
+
+    SESSION = "session"  #: the same config, in another session of this environment
+    CONFIG = "config"  #: another config, in this environment
+    DEVICE = "device"  #: in another environment
+
+
+class WarmStart(NamedTuple):
+    """A search of a session, and what it learns from."""
+
+    layer: str
+    solver: str
+    siblings: tuple[SiblingFacts, ...]
+
+
+class SiblingFacts(NamedTuple):
+    """One search that another learns from."""
+
+    origin: str
+    noisy: bool  #: its device was not quiet
+    trials: int  #: of it that are learned from
+    label: str
+
+
+class _EndedSearch(NamedTuple):
+    """A search that has ended, with its config and environment."""
+
+    id: int
+    session_id: int
+    config_id: int
+    json: str
+    label: str
+    noisy: bool
+    environment_id: int
+    arch: str
+    device: str
+
+    def origin(self, row: ClaimedJob, environment_id: int) -> Origin:
+        if self.environment_id != environment_id:
+            return Origin.DEVICE
+        return Origin.SESSION if self.config_id == row.config_id else Origin.CONFIG
+
+    def named(self, origin: Origin) -> str:
+        """For people."""
+        place = f" on {self.device or self.arch}" if origin is Origin.DEVICE else ""
+        return f"{self.label} in session {self.session_id}{place}"[:_LABEL_CHARS]
+
+
+def choose_warm_starts(
+    connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
+) -> None:
+    """Choose and store the warm starts of the searches whose first round is claimed for the first
+    time."""
+    for row in rows:
+        begins = row.round == 0 and row.attempt == 0
+        if begins and row.search_id is not None and work.library.warm_starts(row.options):
+            _store(connection, row.search_id, _chosen(connection, row))
+
+
+#: Built once: building a statement costs more than running it.
+_OF_ROUNDS = (
+    sa.select(
+        Job.id, WarmStartRow.digest, WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.label
+    )
+    .join(WarmStartRow, WarmStartRow.search_id == Job.search_id)
+    .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(Job.id, WarmStartRow.number)
+)
+
+
+def warm_starts_of(
+    connection: sa.Connection, rows: Iterable[ClaimedJob]
+) -> dict[int, tuple[Sibling, ...]]:
+    """By job: the warm start of the search that it is a round of, the nearest search first."""
+    found: dict[int, list[Sibling]] = defaultdict(list)
+    for part in parts(sorted(row.id for row in rows)):
+        for row in connection.execute(_OF_ROUNDS, {"ids": part}):
+            comparable = row.origin == Origin.SESSION.value and not row.noisy
+            found[row.id].append(Sibling(artifact=row.digest, same=comparable, label=row.label))
+    return {job_id: tuple(siblings) for job_id, siblings in found.items()}
+
+
+def warm_starts_of_session(connection: sa.Connection, session_id: int) -> list[WarmStart]:
+    """The session's searches that learn from others, in the order in which they were loaded."""
+    columns = (WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.trials, WarmStartRow.label)
+    named = (ConfigRow.label.label("layer"), SolverRow.name.label("solver"))
+    query = (
+        sa.select(Search.id, *named, *columns)
+        .select_from(Search)
+        .join(WarmStartRow, WarmStartRow.search_id == Search.id)
+        .join(ConfigRow, ConfigRow.id == Search.config_id)
+        .join(SolverRow, SolverRow.id == Search.solver_id)
+        .where(Search.session_id == session_id)
+        .order_by(Search.id, WarmStartRow.number)
+    )
+    names: dict[int, tuple[str, str]] = {}
+    found: dict[int, list[SiblingFacts]] = defaultdict(list)
+    for row in connection.execute(query):
+        names[row.id] = (row.layer, row.solver)
+        found[row.id].append(SiblingFacts(row.origin, bool(row.noisy), row.trials, row.label))
+    return [WarmStart(*names[key], tuple(siblings)) for key, siblings in found.items()]
+
+
+def _chosen(
+    connection: sa.Connection, row: ClaimedJob
+) -> list[tuple[_EndedSearch, Origin, list[Any]]]:
+    """The nearest searches, with their trials."""
+    mine = connection.execute(
+        sa.select(EnvironmentRow.id, EnvironmentRow.library, EnvironmentRow.library_version)
+        .join(Session, Session.environment_id == EnvironmentRow.id)
+        .where(Session.id == row.session_id)
+    ).one()
+    text = connection.execute(
+        sa.select(ConfigRow.json).where(ConfigRow.id == row.config_id)
+    ).scalar_one()
+    config = from_json_text(text)
+    here = EnvironmentRow.id == mine.id
+    like = (
+        EnvironmentRow.library == mine.library,
+        EnvironmentRow.library_version == mine.library_version,
+    )
+    ranked: list[tuple[tuple[Any, ...], _EndedSearch, Origin]] = []
+    for which in ((here,), (~here, *like)):
+        for search in _ended(connection, row, which):
+            same = search.config_id == row.config_id
+            distance = 0.0 if same else _distance(config, from_json_text(search.json))
+            if distance is not None and (search.session_id != row.session_id or not same):
+                origin = search.origin(row, mine.id)
+                rank = (list(Origin).index(origin), not same, search.noisy, distance, -search.id)
+                ranked.append((rank, search, origin))
+    found: list[tuple[_EndedSearch, Origin, list[Any]]] = []
+    for _, search, origin in sorted(ranked, key=lambda one: one[0]):
+        if len(found) == MOST:
+            break
+        if trials := _trials(connection, search):
+            found.append((search, origin, trials))
+    return found
+
+
+def _ended(
+    connection: sa.Connection, row: ClaimedJob, which: Sequence[sa.ColumnElement[bool]]
+) -> Iterator[_EndedSearch]:
+    """The latest searches of the row's solver that have ended, in the environments that `which`
+    says."""
+    result = [
+        getattr(FindDb, name) == getattr(Search, name)
+        for name in ("session_id", "config_id", "solver_id")
+    ]
+    query = (
+        sa.select(
+            *(Search.id, Search.session_id, Search.config_id),
+            *(ConfigRow.json, ConfigRow.label, FindDb.noisy),
+            *(EnvironmentRow.id, EnvironmentRow.arch, EnvironmentRow.device),
+        )
+        .select_from(Search)
+        .join(Session, Session.id == Search.session_id)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+        .join(ConfigRow, ConfigRow.id == Search.config_id)
+        .join(FindDb, sa.and_(*result))
+        # Index ix_search_solver_id, backwards.
+        .where(Search.solver_id == row.solver_id, Search.steps == row.steps)
+        .where(Search.stopped.is_not(None))
+        .where(timed(FindDb.time_ms), FindDb.simulated.is_(False), *which)
+        .order_by(Search.id.desc())
+        .limit(_LATEST)
+    )
+    return map(_EndedSearch._make, connection.execute(query))
+
+
+def _distance(config: Config, other: Config) -> float | None:
+    """The distance between two layers in size; not known of functions without a core. None:
+    they are of different kinds."""
+    if (
+        isinstance(config, TaskConfig)
+        and isinstance(other, TaskConfig)
+        and config.name
+        and config.name == other.name
+    ):
+        return math.inf
+    return size_distance(config, other)
+
+
+def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
+    """The trials that are learned from a search, as `block` takes it; empty if that is too
+    little."""
+    query = (
+        sa.select(TrialRow.id)
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(Job.search_id == search.id)
+    )
+    known = query.where(TrialRow.params.is_not(None))
+    good = known.where(TrialRow.cause.is_(None), timed(TrialRow.time_ms)).order_by(
+        TrialRow.time_ms, TrialRow.id
+    )
+    fastest = list(connection.execute(good).scalars())
+    if len(fastest) < _FEWEST:
+        return []
+    slower = fastest[_FASTEST:]
+    spread = slower[:: max(1, math.ceil(len(slower) / _SPREAD))]
+    failed = known.where(TrialRow.cause.is_not(None)).order_by(TrialRow.id).limit(_FAILED)
+    ids = [*fastest[:_FASTEST], *spread, *connection.execute(failed).scalars()]
+    columns = (TrialRow.params, TrialRow.time_ms, TrialRow.cause)
+    return list(
+        connection.execute(sa.select(*columns).where(TrialRow.id.in_(ids)).order_by(TrialRow.id))
+    )
+
+
+def _store(
+    connection: sa.Connection,
+    search_id: int,
+    chosen: Sequence[tuple[_EndedSearch, Origin, list[Any]]],
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for search, origin, trials in chosen:
+        blob = block(trials, measured=True)
+        if len(blob) > _LARGEST_BYTES:
+            continue
+        name = digest(blob)
+        # The row is locked until there is one that refers to it.
+        upsert(
+            connection,
+            KernelRow,
+            [{"digest": name, "blob": blob, "size_bytes": len(blob)}],
+            key=("digest",),
+        )
+        facts = {
+            "digest": name,
+            "origin": origin.value,
+            "noisy": search.noisy,
+            "trials": len(trials),
+        }
+        row = {"search_id": search_id, "number": len(rows), **facts}
+        rows.append({**row, "label": search.named(origin)})
+    if rows:
+        connection.execute(sa.insert(WarmStartRow), rows)

@@ -7,6 +7,9 @@ drains, retries or cancels jobs does so with rounds. `search.stopped` says why t
 A round is opened when all rounds but the one before it are complete, and of that one the proposals
 are known: so one round is built while another is measured, and what a round proposes depends on the
 complete results of those rounds alone, never on which of two results came first.
+
+Their time goes on only while coordinators serve the session. Each span is a row of `served_time`,
+which coordinators prolong while they are there. It ends when none was there for a minute.
 """
 
 from __future__ import annotations
@@ -15,19 +18,18 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.batches import parts
+from tuna.db.bulk import parts, upsert
 from tuna.db.jobs import step_names
-from tuna.db.models import Job, Search, StepResultRow, TrialRow
-from tuna.db.types import utc_now
-from tuna.db.upsert import upsert
+from tuna.db.models import Job, Search, ServedTime, Session, StepResultRow, TrialRow
+from tuna.db.types import UtcDateTime, utc_now
 from tuna.jobs.states import check, is_open
 from tuna.libraries.base import Found, Library
 from tuna.libraries.results import is_time
-from tuna.search import active_time
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 #: Rounds that may be open beside the oldest one that is.
@@ -149,7 +151,7 @@ def _elapsed_s(connection: sa.Connection, session_id: int, config_id: int) -> fl
         Search.session_id == session_id, Search.config_id == config_id
     )
     begun = connection.execute(query).scalar()
-    return active_time.Served(connection, session_id).seconds(begun) if begun else 0.0
+    return Served(connection, session_id).seconds(begun) if begun else 0.0
 
 
 def unended(session_id: int | sa.BindParameter[int]) -> Sequence[sa.ColumnElement[bool]]:
@@ -337,7 +339,7 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         for start, end in connection.execute(took)
         if start is not None and end is not None
     ]
-    served = active_time.Served(connection, search.session_id)
+    served = Served(connection, search.session_id)
     return Found(
         times_ms=times,
         rounds=len({one.round for one in search.judged}),
@@ -348,3 +350,51 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         elapsed_s=_elapsed_s(connection, search.session_id, search.config_id),
         round_s=max((served.seconds(start, end) for start, end in spans), default=0.0),
     )
+
+
+#: Seconds without a coordinator after which it is a pause, and between two notes of one.
+PAUSE_S, NOTE_EVERY_S = 60.0, 5.0
+
+
+def note_served(connection: sa.Connection, session_ids: Collection[int]) -> None:
+    """Record that these sessions are being served now. The caller commits."""
+    now = utc_now()
+    for session_id in sorted(session_ids):
+        last = (
+            ServedTime.session_id == session_id,
+            ServedTime.ended_at >= now - timedelta(seconds=PAUSE_S),
+        )
+        if not connection.execute(sa.update(ServedTime).where(*last).values(ended_at=now)).rowcount:
+            moment = sa.literal(now, UtcDateTime())
+            # it may have been deleted
+            there = sa.select(Session.id, moment, moment).where(Session.id == session_id)
+            connection.execute(
+                sa.insert(ServedTime).from_select(["session_id", "began_at", "ended_at"], there)
+            )
+
+
+class Served:
+    """When a session was served until now."""
+
+    def __init__(self, connection: sa.Connection, session_id: int) -> None:
+        query = sa.select(ServedTime.began_at, ServedTime.ended_at).where(
+            ServedTime.session_id == session_id
+        )
+        self._now = utc_now()
+        self._spans: list[tuple[datetime, datetime]] = []
+        for began_at, ended_at in connection.execute(query.order_by(ServedTime.began_at)):
+            if self._now <= ended_at + timedelta(seconds=PAUSE_S):
+                ended_at = self._now
+            if self._spans:  # two coordinators may have begun one at the same time
+                began_at = max(began_at, self._spans[-1][1])
+            if began_at < ended_at:
+                self._spans.append((began_at, ended_at))
+
+    def seconds(self, start: datetime, end: datetime | None = None) -> float:
+        """Return the seconds that it was served from `start` to `end`, by default until now."""
+        until = self._now if end is None else end
+        parts = (
+            (min(until, ended_at) - max(start, began_at)).total_seconds()
+            for began_at, ended_at in self._spans
+        )
+        return sum(part for part in parts if part > 0)

@@ -1,5 +1,5 @@
-"""The state of simulated jobs: which stage of which round is ready, and how long the chain behind
-it is."""
+"""The state of simulated jobs: which stage of which round is ready, how long the chain behind it
+is, and what a simulated coordinator predicts to be left."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import math
 import random
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tuna.policies import SearchProgress, StageKind
-from tuna.simulation.outcome import SessionOutcome, near_best_s
-from tuna.simulation.scenario import Jobs, SimulatedSession, Stage
+from tuna.policies import SearchProgress, StageKind, StageTimes
+from tuna.simulation.scenario import (
+    Jobs,
+    PredictionOutcome,
+    SessionOutcome,
+    SimulatedSession,
+    Stage,
+    near_best_s,
+    prediction_outcome,
+)
 
 #: Rounds of the best times that a policy is given.
 _HISTORY = 8
@@ -254,3 +261,70 @@ def _draw(stage: Stage, count: int, generator: random.Random) -> Iterator[float]
     for number in range(count):
         mean_s = given[number % len(given)]
         yield mean_s * generator.lognormvariate(-(sigma**2) / 2, sigma) if sigma else mean_s
+
+
+class Forecast:
+    """Predicted durations, and of what is left by session and queue, as a snapshot for a policy has
+    them."""
+
+    def __init__(self) -> None:
+        self.predicted_s: dict[StageKind, float] = {}
+        self.left_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._times = StageTimes()
+        self._made_of = -1  #: version of the times that the two were made of; -1: they are stale
+        self._lines: dict[
+            int, Sequence[JobLine]
+        ] = {}  #: of sessions that arrived and have open jobs
+        self._errors: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
+
+    def arrive(self, session_id: int, lines: Sequence[JobLine]) -> None:
+        """A session came."""
+        self._lines[session_id] = lines
+        self.expire()
+
+    def leave(self, session_id: int) -> None:
+        """All jobs of a session ended."""
+        self._lines.pop(session_id, None)
+        self.expire()
+
+    def expire(self) -> None:
+        """Note that the work left changed by more than the ends of stages."""
+        self._made_of = -1
+
+    def start(self, item: Item) -> None:
+        """A stage starts: predict when it will end."""
+        prediction = self._times.predict(item.kind)
+        item.predicted_s = prediction.seconds if prediction else 0.0
+
+    def end(self, item: Item, ran_s: float) -> None:
+        """A stage ended well after so long."""
+        kind = item.kind
+        if item.predicted_s and ran_s:
+            self._errors[kind.queue, kind.step].append(abs(item.predicted_s - ran_s) / ran_s)
+        self._times.note(kind, ran_s)
+
+    def subtract(self, session_id: int, kind: StageKind) -> None:
+        """One stage less is left."""
+        if kind in self.predicted_s:
+            self.left_s[session_id, kind.queue] -= self.predicted_s[kind]
+
+    def refresh(self) -> None:
+        """Predict all that is left anew, if predictions changed since; meanwhile what ends is
+        subtracted."""
+        if self._made_of == self._times.version:
+            return
+        self._made_of = self._times.version
+        self.predicted_s, self.left_s = {}, defaultdict(float)
+        for session_id, lines in self._lines.items():
+            for line in lines:
+                for kind, left in zip(line.kinds, line.left, strict=True):
+                    if prediction := self._times.predict(kind):
+                        self.predicted_s[kind] = prediction.seconds
+                        self.left_s[session_id, kind.queue] += left * prediction.seconds
+
+    def outcomes(self) -> tuple[PredictionOutcome, ...]:
+        """The errors of its predictions by queue and step."""
+        return tuple(
+            prediction_outcome(queue, step, errors)
+            for (queue, step), errors in sorted(self._errors.items())
+        )

@@ -16,8 +16,8 @@ from tuna.db.models import Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import find_library
-from tuna.search.open_searches import weights
 from tuna.search.rounds import LOOK_AHEAD
+from tuna.search.waiting_rounds import weights
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 from tuna.vocabulary import Resource, queue_name
 

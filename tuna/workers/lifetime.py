@@ -16,7 +16,7 @@ TELL = "TUNA_TELL_WORKLOADS"
 #: Set for workers of a command that knows what its sessions tune: libraries whose children they
 #: start at once, with commas between.
 LIBRARIES = "TUNA_WORKER_LIBRARIES"
-#: Set for workers of a single session: the text of `workers.compatibility.session_text`.
+#: Set for workers of a single session: the text of `workers.served_queues.session_text`.
 SESSION = "TUNA_WORKER_SESSION"
 
 

@@ -3,20 +3,22 @@ remote ones."""
 
 from __future__ import annotations
 
+import contextvars
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import threading
+from typing import Protocol
 
 import redis
 import stamina
 import structlog
+from pydantic import BaseModel, ConfigDict
 
 from tuna.artifacts.store import Artifacts
 from tuna.errors import StoreUnavailable
 from tuna.libraries.context import ArtifactStore
 from tuna.queue.announcements import artifact_keys, namespaces, with_store
 from tuna.queue.connection import connect
-from tuna.queue.heartbeat import Board, HeartbeatBoard
+from tuna.queue.heartbeat import Board, HeartbeatBoard, WorkerStatus
 from tuna.queue.leases import Leases, WorkerLease, new_id
 from tuna.queue.messages import Chunk
 from tuna.services import redis_client
@@ -26,23 +28,24 @@ log = structlog.get_logger(__name__)
 
 #: How long an outage of Redis is retried, as in coordinators.
 _OUTAGE_S = 600.0
+#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the
+#: child within half a second.
+_RENEW_S = 1.0
 _through_outages = stamina.retry(
     on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
 )
 
 
-class Elsewhere(NamedTuple):
+class Elsewhere(BaseModel):
     """Live workers at other places that take from a chunk's queue."""
 
-    others: bool  #: there are some that take work at the moment
-    succeeds: bool | None  #: they succeed with what fails here; None: not known
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    others: bool = False  #: there are some that take work at the moment
+    succeeds: bool | None = None  #: they succeed with what fails here; None: not known
 
 
-class WorkerLink(Protocol):
-    """Requests of a worker process to its coordinators."""
-
-    def boards(self) -> Sequence[Board]:
-        """Where the heartbeats of this process are published."""
+class WorkerLink(Board, Protocol):
+    """Requests of a worker process to its coordinators, and where it publishes its status."""
 
     def store(self, chunk: Chunk) -> ArtifactStore:
         """The artifacts of a chunk; raises StoreUnavailable."""
@@ -52,6 +55,31 @@ class WorkerLink(Protocol):
 
     def elsewhere(self, chunk: Chunk, place: str) -> Elsewhere:
         """Live workers at other places than `place` that could run the chunk."""
+
+
+class Renewals:
+    """Renews a lease from a background thread until it is lost or the chunk is done."""
+
+    def __init__(self, lease: WorkerLease) -> None:
+        self.lost = False
+        self._lease = lease
+        self._stop = threading.Event()
+        context = contextvars.copy_context()  # the fields of log lines
+        self._thread = threading.Thread(
+            target=context.run, args=(self._beat,), name="renewals", daemon=True
+        )
+
+    def __enter__(self) -> Renewals:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(_RENEW_S):
+            self.lost = self.lost or not self._lease.renew()
 
 
 class RedisLease:
@@ -106,9 +134,15 @@ class RedisLink:
         """Connect; raises ServiceError."""
         return cls(connect(settings), settings.lease_s, settings)
 
-    def boards(self) -> Sequence[Board]:
-        """One board for each database."""
-        return [self._board(name) for name in namespaces(self._client)]
+    def announce(self, status: WorkerStatus) -> None:
+        """Publish `status` for each database, since the next chunk may be of any."""
+        for name in namespaces(self._client):
+            self._board(name).announce(status)
+
+    def remove(self, name: str) -> None:
+        """Remove the status of worker `name`."""
+        for namespace in namespaces(self._client):
+            self._board(namespace).remove(name)
 
     def store(self, chunk: Chunk) -> Artifacts:
         """The coordinators' store, with the newest keys."""
@@ -140,7 +174,7 @@ class RedisLink:
             return elsewhere(self._board(chunk.namespace), chunk, place)
         except redis.RedisError as error:
             log.debug("heartbeats unreadable", error=str(error))
-            return Elsewhere(False, None)
+            return Elsewhere()
 
     def _board(self, namespace: str) -> HeartbeatBoard:
         return HeartbeatBoard(self._client, namespace, self._lease_s)
@@ -158,4 +192,4 @@ def elsewhere(board: HeartbeatBoard, chunk: Chunk, place: str) -> Elsewhere:
         succeeds = True
     elif all(one.failing for one in others):
         succeeds = False
-    return Elsewhere(bool(others), succeeds)
+    return Elsewhere(others=bool(others), succeeds=succeeds)

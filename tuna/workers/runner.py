@@ -4,13 +4,11 @@ the lease."""
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import os
 import socket
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
@@ -33,13 +31,10 @@ from tuna.sandbox.processes import ChildCancelled
 from tuna.vocabulary import Cause, Resource
 from tuna.workers.devices import measuring_on, place_of
 from tuna.workers.health import Fault, Health, Unfit, does_again, to_repeat
-from tuna.workers.link import WorkerLink
+from tuna.workers.link import Renewals, WorkerLink
 
 log = structlog.get_logger(__name__)
 
-#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the
-#: child within half a second.
-_RENEW_S = 1.0
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
 #: Pause before a chunk is returned because of a fault of the worker, so that others can take it
@@ -54,7 +49,7 @@ _MAX_NOTED = 10_000
 _DECLINED = "it failed here before; another worker should try it"
 
 
-class Outcome(str, Enum):
+class ChunkOutcome(str, Enum):
     """The end of a run of a chunk."""
 
     FINISHED = "finished"  #: each item has a result
@@ -71,31 +66,6 @@ class LeaseLost(Exception):
     count."""
 
 
-class _Heartbeat:
-    """Renews a lease from a background thread until it is lost or the chunk is done."""
-
-    def __init__(self, lease: WorkerLease) -> None:
-        self.lost = False
-        self._lease = lease
-        self._stop = threading.Event()
-        context = contextvars.copy_context()  # the fields of log lines
-        self._thread = threading.Thread(
-            target=context.run, args=(self._beat,), name="heartbeat", daemon=True
-        )
-
-    def __enter__(self) -> _Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._stop.wait(_RENEW_S):
-            self.lost = self.lost or not self._lease.renew()
-
-
 @dataclasses.dataclass
 class _Run:
     """One run of a chunk."""
@@ -105,7 +75,7 @@ class _Run:
     step: Step
     lease: WorkerLease
     artifacts: ArtifactStore
-    heartbeat: _Heartbeat
+    renewals: Renewals
     done: list[StepResult] = dataclasses.field(default_factory=list)  #: not yet reported
     flushed_at: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -141,7 +111,7 @@ class Runner:
         library: Library,
         refusal: str = "",
         artifacts: ArtifactStore | None = None,
-    ) -> Outcome:
+    ) -> ChunkOutcome:
         """Run `chunk` with its `artifacts` (default: those of the context), or return it because of
         `refusal`.
 
@@ -158,7 +128,7 @@ class Runner:
                 return self._run(chunk, library, refusal, lease, artifacts)
             except LeaseLost:
                 log.warning("lease lost")
-                return Outcome.LOST
+                return ChunkOutcome.LOST
             except Unfit as unfit:
                 limit_s = sum(
                     library.time_limit_s(library.step(chunk.step), item) for item in chunk.items
@@ -166,7 +136,7 @@ class Runner:
                 self._quarantine(
                     unfit.fault, library, started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
                 )
-                return Outcome.UNFIT
+                return ChunkOutcome.UNFIT
 
     def _run(
         self,
@@ -175,42 +145,56 @@ class Runner:
         refusal: str,
         lease: WorkerLease,
         artifacts: ArtifactStore | None,
-    ) -> Outcome:
+    ) -> ChunkOutcome:
         """Take the lease, run each item, report the results and release the lease."""
         if not lease.take(self._report(ReportKind.STARTED, chunk)):
-            return Outcome.STALE
-        with self._announced(chunk) as announced, _Heartbeat(lease) as heartbeat:
-            step = library.step(chunk.step)
-            run = _Run(chunk, library, step, lease, artifacts or self._context.artifacts, heartbeat)
-            if self._health.fault:
-                self._return(run, self._health.fault.text, pause_s=0.0)
-                raise Unfit(self._health.fault)
-            if refusal:
-                log.error("chunk refused", chunk=chunk.id, reason=refusal)
-                self._return(run, refusal)
-                return Outcome.REFUSED
-            if self._should_decline(chunk):
-                self._return(run, _DECLINED)
-                return Outcome.DECLINED
-            try:
-                with self._device(step.resource, lambda: heartbeat.lost):
-                    self._health.require(library)
-                    self._work(run)
-            except Unfit as unfit:
-                self._return(run, str(unfit), pause_s=0.0)
-                raise
-            except _WORKER_FAULTS as error:  # no job is charged: all would fail before a repair
-                if heartbeat.lost:
-                    raise LeaseLost from error
-                if fault := isinstance(error, StorageFull) and self._health.examine(library):
-                    self._return(run, fault.text, pause_s=0.0)
-                    raise Unfit(fault) from error
-                log.error("chunk returned", chunk=chunk.id, reason=str(error))
-                self._return(run, str(error))
-                return Outcome.RETURNED
-            self._end(run, ReportKind.FINISHED)
-            announced.append(len(chunk.items))
-            return Outcome.FINISHED
+            return ChunkOutcome.STALE
+        done = 0
+        if self._announcer:
+            self._announcer.begin([item.job_id for item in chunk.items])
+        try:
+            with Renewals(lease) as renewals:
+                step, store = library.step(chunk.step), artifacts or self._context.artifacts
+                run = _Run(chunk, library, step, lease, store, renewals)
+                outcome = self._outcome(run, refusal)
+            done = len(chunk.items) if outcome is ChunkOutcome.FINISHED else 0
+            return outcome
+        finally:
+            if self._announcer:
+                self._announcer.end(done)
+            self._announce_health(self._health.fault)
+
+    def _outcome(self, run: _Run, refusal: str) -> ChunkOutcome:
+        """Run the items of a chunk whose lease is held, or return it."""
+        chunk, library, renewals = run.chunk, run.library, run.renewals
+        if self._health.fault:
+            self._return(run, self._health.fault.text, pause_s=0.0)
+            raise Unfit(self._health.fault)
+        if refusal:
+            log.error("chunk refused", chunk=chunk.id, reason=refusal)
+            self._return(run, refusal)
+            return ChunkOutcome.REFUSED
+        if self._should_decline(chunk):
+            self._return(run, _DECLINED)
+            return ChunkOutcome.DECLINED
+        try:
+            with self._device(run.step.resource, lambda: renewals.lost):
+                self._health.require(library)
+                self._work(run)
+        except Unfit as unfit:
+            self._return(run, str(unfit), pause_s=0.0)
+            raise
+        except _WORKER_FAULTS as error:  # no job is charged: all would fail before a repair
+            if renewals.lost:
+                raise LeaseLost from error
+            if fault := isinstance(error, StorageFull) and self._health.examine(library):
+                self._return(run, fault.text, pause_s=0.0)
+                raise Unfit(fault) from error
+            log.error("chunk returned", chunk=chunk.id, reason=str(error))
+            self._return(run, str(error))
+            return ChunkOutcome.RETURNED
+        self._end(run, ReportKind.FINISHED)
+        return ChunkOutcome.FINISHED
 
     def _work(self, run: _Run) -> None:
         """Run the items; their results are reported as they come, the last ones with the end."""
@@ -220,11 +204,11 @@ class Runner:
                 artifacts=run.artifacts,
                 scratch=scratch,
                 lasting=self._context.scratch,
-                cancelled=lambda: run.heartbeat.lost,
+                cancelled=lambda: run.renewals.lost,
                 uses=self._announcer.uses if self._announcer else self._context.uses,
             )
             for result in self._results(run, context):
-                if run.heartbeat.lost:
+                if run.renewals.lost:
                     raise LeaseLost
                 run.done.append(result)
                 is_last = len(run.done) == len(run.chunk.items)
@@ -318,21 +302,7 @@ class Runner:
             place=self.place,
             results=tuple(results),
             reason=reason,
-        ).model_dump_json(exclude_defaults=True)
-
-    @contextlib.contextmanager
-    def _announced(self, chunk: Chunk) -> Iterator[list[int]]:
-        """Publish the jobs of the chunk while it runs; the yielded list gets the number of items
-        that were finished."""
-        finished: list[int] = []
-        if self._announcer:
-            self._announcer.begin([item.job_id for item in chunk.items])
-        try:
-            yield finished
-        finally:
-            if self._announcer:
-                self._announcer.end(sum(finished))
-            self._announce_health(self._health.fault)
+        ).to_json()
 
     def _announce_health(self, fault: Fault | None) -> None:
         if self._announcer:

@@ -22,8 +22,7 @@ from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
 from tuna.sandbox.discovery import Device, DeviceKind
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
-from tuna.workers.hooks import run_hook
-from tuna.workers.launch import WorkerSpec, start_process
+from tuna.workers.launch import WorkerSpec, run_hook, start_process
 from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
@@ -52,7 +51,7 @@ def serve(
     """Run the workers of `tuna worker` until they have ended; returns the exit code.
 
     `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees.
-    `session`: what `workers.compatibility.session_text` gives for the only session to serve.
+    `session`: what `workers.served_queues.session_text` gives for the only session to serve.
     `variables`: settings of the workers' own. Call it in the main thread.
     """
     settings = settings or get_settings()

@@ -23,7 +23,7 @@ from celery import Celery
 
 from tuna.errors import ServiceError
 from tuna.queue import celery_internals
-from tuna.queue.announcements import is_open
+from tuna.queue.announcements import is_open, namespaces
 from tuna.queue.connection import connect, queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
@@ -115,7 +115,7 @@ def return_chunk(settings: Settings, chunk: Chunk) -> None:
         kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown"
     )
     leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
-    if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
+    if leases.return_chunk(chunk.id, report.to_json()):
         log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
 
@@ -160,7 +160,7 @@ def _is_idle(app: Celery, client: redis.Redis, queues: Sequence[str]) -> bool:
         with app.connection_for_read() as connection:
             if any(queue_depth(connection, queue) for queue in queues):
                 return False
-        return not is_open(client, queues)
+        return not is_open(client, namespaces(client), queues)
     except (
         Exception
     ) as error:  # each transport raises its own; an unreachable broker may still hold chunks

@@ -1,9 +1,8 @@
-"""One Celery worker: the queues that its machine can serve, its control, its shutdown, the state of
-its processes."""
+"""One Celery worker: the queues that its machine can serve, its control (`tuna workers
+cordon|drain|uncordon`), its shutdown, the state of its processes."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -23,18 +22,19 @@ from tuna import logs
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.files import make_home
 from tuna.queue import celery_internals
+from tuna.queue.announcements import control_key, namespaces
+from tuna.queue.celery_internals import QueueSwitch
 from tuna.queue.connection import connect, ensure_services
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
-from tuna.queue.served_queues import ServedQueues
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings
-from tuna.workers import compatibility, shutdown
-from tuna.workers.control import ControlListener
-from tuna.workers.hooks import DeviceRepair
-from tuna.workers.lifetime import LIBRARIES, ONCE, end_with_starter
+from tuna.workers import served_queues, shutdown
+from tuna.workers.launch import DeviceRepair
+from tuna.workers.lifetime import ONCE, end_with_starter
+from tuna.workers.served_queues import ServedQueues
 from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ def or_exit(call: Callable[[], _T]) -> _T:
         raise SystemExit(1) from None
 
 
-class Worker:
+class CeleryWorker:
     """A worker's main process, and the state that its pool processes inherit. Unused in a process
     that only sends tasks."""
 
@@ -121,7 +121,7 @@ class Worker:
                         hint="add: -Q compile, or -Q eval",
                     )
                 continue
-            names = compatibility.role_queues(name, self._served)
+            names = served_queues.role_queues(name, self._served)
             celery_internals.replace_queue(self._app, name, names)
         # Determined once, before the fork of the pool processes.
         self._queues = celery_internals.consumed_queues(self._app)
@@ -149,10 +149,7 @@ class Worker:
         self.process = WorkerProcess(
             self._settings, self._served, self._repair, self._is_ending, self._pid
         )
-        with contextlib.suppress(TunaError):
-            self.process.announce(self._queues, self._device)
-            self.process.offer_cores(self._queues)
-            self.process.warm_up(self._queues, os.environ.get(LIBRARIES, "").split(","))
+        self.process.begin(self._queues, self._device)
 
     def _end_process(self, **_: Any) -> None:
         self.process.leave()
@@ -192,3 +189,50 @@ class Worker:
                     Leases(client, chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
         except (redis.RedisError, ServiceError) as error:
             log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
+
+
+class ControlListener:
+    """Polls Redis for this worker's wanted state, from a thread of the Celery parent process."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        settings: Settings,
+        worker: str,
+        queues: QueueSwitch,
+        leave: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
+        """`leave` requests a warm shutdown of this process."""
+        self._client = client
+        self._settings = settings
+        self._worker = worker
+        self._queues = queues
+        self._leave = leave
+
+    def start(self) -> None:
+        """Start the polling thread."""
+        threading.Thread(target=self._follow, name="control", daemon=True).start()
+
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._settings.lease_s / 4):
+            try:
+                if self.look() == "draining":
+                    return
+            except redis.RedisError as error:
+                log.debug("control state unreadable", error=str(error))
+
+    def look(self) -> str:
+        """Read the wanted state and apply it; returns it, empty for active."""
+        keys = [control_key(name, self._worker) for name in namespaces(self._client)]
+        found = [text.decode() for key in keys if isinstance(text := self._client.get(key), bytes)]
+        state = "draining" if "draining" in found else found[0] if found else ""
+        if state == "draining":
+            log.warning("worker drained")
+            self._leave()
+        elif state == "cordoned" and not self._queues.paused:
+            log.warning("worker cordoned")
+            self._queues.pause()
+        elif not state and self._queues.paused:
+            self._queues.resume()
+        return state

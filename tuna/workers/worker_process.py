@@ -24,15 +24,16 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.queue.heartbeat import HeartbeatSender, WorkerStatus
 from tuna.queue.messages import Chunk
-from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox.core_lending import BuildCores, offer
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
 from tuna.vocabulary import queue_name
 from tuna.workers.devices import device_for, place_of
 from tuna.workers.health import Health
+from tuna.workers.lifetime import LIBRARIES
 from tuna.workers.link import RedisLink, WorkerLink
 from tuna.workers.runner import Runner
+from tuna.workers.served_queues import ServedQueues, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,14 @@ class WorkerProcess:
                 refusal = f"{error} {error.hint}"
         return self._runner(parsed, library).run(parsed, library, refusal, store).value
 
+    def begin(self, queues: Sequence[str], device: str) -> None:
+        """Show this process, which serves `queues`, and prepare it for chunks; what fails of that
+        is left to the chunks."""
+        with contextlib.suppress(TunaError):
+            self.announce(queues, device)
+            self.offer_cores(queues)
+            self.warm_up(queues, os.environ.get(LIBRARIES, "").split(","))
+
     def offer_cores(self, queues: Sequence[str]) -> None:
         """Lend the cores that this process measures with, if it does, to builds between its chunks,
         until it ends."""
@@ -106,7 +115,7 @@ class WorkerProcess:
             place=place_of(settings.worker_name, self._served_device(queues), self._node),
         )
 
-        self._sender = HeartbeatSender(self.link.boards, status, settings.lease_s / 4).start()
+        self._sender = HeartbeatSender(self.link, status, settings.lease_s / 4).start()
 
     def warm_up(self, queues: Sequence[str], libraries: Sequence[str]) -> None:
         """Start what is slow to start for the steps of these libraries that this process serves."""

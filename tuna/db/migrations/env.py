@@ -1,5 +1,5 @@
 """Alembic's environment script: runs the revisions on the connection of
-`tuna.db.schema.upgrade`."""
+`tuna.db.database.upgrade`."""
 
 from alembic import context
 from alembic.ddl.mysql import MySQLImpl

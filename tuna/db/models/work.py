@@ -76,7 +76,7 @@ class Session(Base):
 
 
 class ServedTime(Base):
-    """A time in which coordinators served a session; see `search.active_time`."""
+    """A time in which coordinators served a session; see `search.rounds`."""
 
     __tablename__ = "served_time"
     session_id: Mapped[int] = mapped_column(
@@ -170,7 +170,7 @@ class Job(Base):
         BigId, ForeignKey("search.id", ondelete="CASCADE")
     )
     round: Mapped[int] = mapped_column(default=0, server_default="0")  #: of its search
-    #: of its round: see `search.round_parts`
+    #: of its round: see `search.waiting_rounds`
     part: Mapped[int] = mapped_column(default=0, server_default="0")
     step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
     state: Mapped[str] = text(16)
@@ -267,7 +267,7 @@ class TrialRow(Base):
 
 class WarmStartRow(Base):
     """An earlier search that a search learns from, with its trials at the time when it was chosen;
-    see `search.warm_starts`."""
+    see `search.history`."""
 
     __tablename__ = "warm_start"
     search_id: Mapped[int] = mapped_column(
@@ -276,7 +276,7 @@ class WarmStartRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  #: the nearest first
     #: block of the trials
     digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    origin: Mapped[str] = text(16)  #: `search.warm_starts.Origin`
+    origin: Mapped[str] = text(16)  #: `search.history.Origin`
     noisy: Mapped[bool]  #: its device was not quiet
     trials: Mapped[int]
     label: Mapped[str] = text(255)  #: says of which layer, where

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from tuna.configs import parse_line
-from tuna.db import batches
+from tuna.db import bulk
 
 revision = "0005"
 down_revision = "0004"
@@ -45,7 +45,7 @@ def _fill_json() -> None:
             sa.select(config.c.id, config.c.driver)
             .where(config.c.id > last)
             .order_by(config.c.id)
-            .limit(batches.IN_LIST)
+            .limit(bulk.IN_LIST)
         )
         rows = connection.execute(some).all()
         if not rows:

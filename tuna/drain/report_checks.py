@@ -1,7 +1,11 @@
-"""Checks results against their jobs before anything is written: what a worker cannot know is cut,
-or fails the result.
+"""Reports that cannot count as they are: results are checked against their jobs before anything is
+written, and what cannot be drained at all becomes a dead letter, in SQL with its bytes and the
+reason.
 
-They hold for every worker, own or remote, however its report came here.
+The checks hold for every worker, own or remote, however its report came here: what a worker cannot
+know is cut, or fails the result. There are two kinds of dead letters. A report about a session
+whose library is not installed here waits for a coordinator that has it. A report that is malformed,
+or that the database refused, is kept for a person to look at.
 """
 
 from __future__ import annotations
@@ -13,15 +17,20 @@ from typing import Any
 
 import sqlalchemy as sa
 import structlog
+from pydantic import ValidationError
 
-from tuna.db.batches import parts
-from tuna.db.models import Job
-from tuna.jobs.rows import AttemptedJob
+from tuna.db.bulk import rows_among
+from tuna.db.models import DeadLetter, Job
+from tuna.db.types import utc_now
+from tuna.drain.find_db_writer import fits
+from tuna.jobs.states import AttemptedJob
 from tuna.libraries import items
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult
+from tuna.libraries.registry import find_library
 from tuna.libraries.results import is_time
 from tuna.queue.messages import Report
+from tuna.queue.results import validation_words
 from tuna.vocabulary import Cause
 
 log = structlog.get_logger(__name__)
@@ -91,14 +100,13 @@ def _trials_asked(
     connection: sa.Connection, libraries: Mapping[int, Library | str], results: Iterable[StepResult]
 ) -> dict[int, int]:
     """Return how many trials the jobs asked for of which a result has several."""
-    found: dict[int, int] = {}
-    for part in parts(sorted({result.job_id for result in results if len(result.trials) > 1})):
-        query = sa.select(Job.id, Job.session_id, Job.options).where(Job.id.in_(part))
-        for job_id, session_id, options in connection.execute(query):
-            library = libraries.get(session_id)
-            if isinstance(library, Library):
-                found[job_id] = _asked(library, options)
-    return found
+    several = {result.job_id for result in results if len(result.trials) > 1}
+    query = sa.select(Job.id, Job.session_id, Job.options)
+    return {
+        job_id: _asked(library, options)
+        for job_id, session_id, options in rows_among(connection, query, Job.id, several)
+        if isinstance(library := libraries.get(session_id), Library)
+    }
 
 
 def _asked(library: Library, options: Mapping[str, Any]) -> int:
@@ -114,15 +122,7 @@ def _asked(library: Library, options: Mapping[str, Any]) -> int:
 
 def _too_many(result: StepResult, most: int) -> StepResult:
     text = f"the result has {len(result.trials)} trials, and its job asked for {most} at most"
-    facts = {
-        "ok": False,
-        "cause": Cause.INFRA,
-        "output_tail": text,
-        "trials": (),
-        "kernels": None,
-        "workload": None,
-    }
-    return result.model_copy(update=facts)
+    return result.failed(Cause.INFRA, text, bare=True)
 
 
 def _of_remote(result: StepResult, worker: str) -> StepResult:
@@ -158,3 +158,97 @@ def _failed(trial: items.Trial) -> items.Trial:
     facts = {"time_ms": None, "times_ms": (), "low_ms": None, "high_ms": None}
     text = f"impossible time: {trial.time_ms} ms"
     return trial.model_copy(update={**facts, "cause": Cause.RUN_ERROR, "output_tail": text})
+
+
+#: Bytes of a malformed report that are kept, and how many such reports: workers must not be able to
+#: fill the database.
+KEPT_BYTES, KEPT = 1 << 20, 1000
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A report that could not be drained; `library` is the one that is missing here, empty if that
+    is not the reason."""
+
+    fault: str
+    body: bytes
+    library: str = ""
+    session_id: int | None = None
+
+
+def keep_letters(connection: sa.Connection, letters: Iterable[Letter]) -> None:
+    """Store the letters; of those for a person only the first ones, each up to a limit."""
+    for letter in letters:
+        if not letter.library and _of_no_library(connection) >= KEPT:
+            continue
+        body = letter.body if letter.library else letter.body[:KEPT_BYTES]
+        connection.execute(
+            sa.insert(DeadLetter).values(
+                library=letter.library,
+                session_id=letter.session_id,
+                fault=letter.fault,
+                body=body,
+                created_at=utc_now(),
+            )
+        )
+
+
+def fitting_parts(connection: sa.Connection, report: Report) -> list[Report]:
+    """The report in parts that the database takes: of one result each, a failure in the place of
+    one that is too long."""
+    size_bytes = len(report.to_json().encode())
+    if fits(connection, size_bytes):
+        return [report]
+    if len(report.results) > 1:
+        return [
+            part for one in report.parts() if one.results for part in fitting_parts(connection, one)
+        ]
+    text = (
+        f"The result has {size_bytes} bytes, more than the database takes: set its"
+        " max_allowed_packet to 256M."
+    )
+    log.error("result too long for the database", worker=report.worker, size_bytes=size_bytes)
+    return [report.failed(text)]
+
+
+def letters_for_installed_libraries(
+    connection: sa.Connection, limit: int
+) -> tuple[dict[int, Report], dict[int, str]]:
+    """Return up to `limit` reports, by their letter's id, that waited for a library which is
+    installed here, and why others cannot be read: they may be of another version of Tuna."""
+    names = connection.execute(
+        sa.select(DeadLetter.library).where(DeadLetter.library != "").distinct()
+    ).scalars()
+    here = [name for name in names if find_library(name) is not None]
+    if not here:
+        return {}, {}
+    query = (
+        sa.select(DeadLetter.id, DeadLetter.body)
+        .where(DeadLetter.library.in_(here))
+        .order_by(DeadLetter.id)
+    )
+    reports: dict[int, Report] = {}
+    faults: dict[int, str] = {}
+    for row in connection.execute(query.limit(limit)):
+        try:
+            reports[row.id] = Report.model_validate_json(row.body)
+        except ValidationError as error:
+            faults[row.id] = validation_words(error)
+    return reports, faults
+
+
+def settle_letters(
+    connection: sa.Connection, drained: Iterable[int], faults: Mapping[int, str]
+) -> None:
+    """Delete letters whose content was drained; those that cannot be read are for a person from now
+    on, and their jobs are repeated."""
+    connection.execute(sa.delete(DeadLetter).where(DeadLetter.id.in_(list(drained))))
+    for letter_id, fault in faults.items():
+        log.error("dead letter cannot be read", letter=letter_id, fault=fault)
+        values = {"library": "", "fault": fault}
+        connection.execute(sa.update(DeadLetter).where(DeadLetter.id == letter_id).values(values))
+
+
+def _of_no_library(connection: sa.Connection) -> int:
+    query = sa.select(sa.func.count()).select_from(DeadLetter).where(DeadLetter.library == "")
+    return connection.execute(query).scalar_one()

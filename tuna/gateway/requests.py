@@ -1,0 +1,181 @@
+"""Requests as a gateway reads them, of bounded size, time and number; checks of what they say; its
+answers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import anyio
+import redis
+import structlog
+from kombu.exceptions import OperationalError
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from tuna.db import server_errors
+from tuna.errors import DatabaseError, ServiceError, StorageFull
+from tuna.gateway.joined import RemoteWorker
+from tuna.gateway.protocol import Heartbeat
+from tuna.queue.heartbeat import WorkerStatus
+
+log = structlog.get_logger(__name__)
+
+#: A body has this long, and a second more for each of so many bytes.
+_BODY_S, _BODY_BYTES_PER_S = 10.0, 1 << 18
+#: Bytes of bodies that are held at a time, and the share of one worker, which has room for the
+#: largest artifact.
+_BODIES_BYTES, _WORKER_SHARE = 512 << 20, 1 / 4
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def of_path(request: Request, name: str, form: re.Pattern[str]) -> str:
+    """A part of the path; answers 404 for what has not this form."""
+    text = str(request.path_params[name])
+    if not form.fullmatch(text):
+        raise HTTPException(404, f"no such {name}")
+    return text
+
+
+def parsed(model: type[_Body], body: bytes) -> _Body:
+    """The body as a message; answers 422 for what is none."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HTTPException(422, f"{where}: {first['msg']}"[:300]) from None
+
+
+class Bodies:
+    """Reads the bodies of requests, each of bounded size and time, and all together within a share
+    of memory."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()  #: bytes in memory by worker; empty: of strangers
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, request: Request, most_bytes: int, worker: str = ""
+    ) -> AsyncIterator[bytes]:
+        """Yield the body, which counts until the block ends; answers 503, which clients repeat,
+        where the sender or everybody together would hold too much."""
+        declared = request.headers.get("content-length", "0")
+        if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > most_bytes:
+            raise HTTPException(413, f"the body has more than {most_bytes} bytes")
+        parts: list[bytes] = []
+        try:
+            try:
+                await self._receive(request, most_bytes, worker, parts)
+            except TimeoutError:
+                raise HTTPException(408, "the body came too slowly") from None
+            yield b"".join(parts)
+        finally:
+            self._held[worker] -= sum(map(len, parts))
+            if not self._held[worker]:
+                del self._held[worker]
+
+    async def _receive(
+        self, request: Request, most_bytes: int, worker: str, parts: list[bytes]
+    ) -> None:
+        size = 0
+        with anyio.fail_after(_BODY_S) as scope:
+            began_at = anyio.current_time()
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                self._held[worker] += len(part)
+                if size > most_bytes:
+                    raise HTTPException(413, f"the body has more than {most_bytes} bytes")
+                if self._is_full(worker):
+                    raise HTTPException(503, "too many bytes are being sent")
+                scope.deadline = began_at + _BODY_S + size / _BODY_BYTES_PER_S
+
+    def _is_full(self, worker: str) -> bool:
+        of_worker = self._held[worker] > _BODIES_BYTES * _WORKER_SHARE
+        return of_worker or self._held.total() > _BODIES_BYTES
+
+
+def answered(body: BaseModel) -> Response:
+    """The answer with a message."""
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    # what was not read of a body is not read as the next request
+    headers = {"connection": "close"} if error.status_code in (408, 413, 503) else {}
+    return JSONResponse({"error": error.detail}, error.status_code, headers)
+
+
+async def _unavailable(_: Request, error: Exception) -> Response:
+    if not server_errors.is_passing(error):
+        log.error("request failed", error=str(error))
+    return JSONResponse({"error": "a server is not available"}, 503)
+
+
+async def _full(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 507)
+
+
+async def _gone(_: Request, _error: Exception) -> Response:
+    return Response(status_code=400)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    if server_errors.is_passing(error):
+        return JSONResponse({"error": "a server is not available"}, 503)
+    log.error("request failed", error=type(error).__name__, exc_info=error)
+    return JSONResponse({"error": "the gateway failed"}, 500)
+
+
+#: What is answered to an error of a request.
+HANDLERS = {
+    HTTPException: _refused,
+    redis.RedisError: _unavailable,
+    DatabaseError: _unavailable,
+    ServiceError: _unavailable,
+    OperationalError: _unavailable,
+    SQLAlchemyError: _failed,
+    StorageFull: _full,
+    ClientDisconnect: _gone,
+    Exception: _failed,
+}
+
+
+#: Current jobs of one process that are shown.
+_JOBS = 1000
+
+
+def place_of_remote(worker: str, claimed: str) -> str:
+    """The place that a remote worker names if that is itself or a device of it; else the worker."""
+    own = claimed == worker or claimed.startswith(f"{worker}/")
+    return claimed if own and claimed.isprintable() and len(claimed) <= 255 else worker
+
+
+def status_of(worker: RemoteWorker, process: int, said: Heartbeat) -> WorkerStatus:
+    """The status of a process, under the name of its worker and with what that was admitted to."""
+    claimed, now = said.environment.split(", "), time.time()
+    return WorkerStatus(
+        name=f"{worker.name}:{process}",
+        role=worker.role,
+        host=worker.host,
+        pid=process,
+        device=said.device,
+        environment=", ".join(name for name in worker.environments if name in claimed),
+        toolchains=tuple(name for name in worker.toolchains if name in said.toolchains),
+        job_ids=said.job_ids[:_JOBS],
+        started_at=min(said.started_at, now),
+        seen_at=now,
+        done=said.done,
+        place=place_of_remote(worker.name, said.place),
+        failing=said.failing,
+        aside=said.aside,
+    )
