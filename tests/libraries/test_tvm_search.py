@@ -27,9 +27,8 @@ pytest.importorskip("tvm")
 from tuna.errors import BadInput
 from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.search.cost_model import CostModel
+from tuna.libraries.search.cost_model import CostModel, KnownTrial
 from tuna.libraries.search.proposal import propose
-from tuna.libraries.search.space import KnownTrial
 from tuna.libraries.tvm import problems, schedules
 from tuna.libraries.tvm.compiler import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features

@@ -21,8 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import TrialSource
-from tuna.libraries.search.space import KnownTrial
+from tuna.libraries.search.cost_model import KnownTrial, TrialSource
 from tuna.libraries.tvm import functions, problems, schedules, targets, workloads
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.schedules import ScheduleSpace, import_intrinsics

@@ -26,7 +26,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from tuna.errors import BadInput
-from tuna.libraries.search.space import Point, Space
+from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.tvm.decisions import (
     Design,
     before_postproc,
