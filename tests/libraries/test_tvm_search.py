@@ -30,8 +30,8 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.cost_model import CostModel, KnownTrial
 from tuna.libraries.search.proposal import propose
 from tuna.libraries.tvm import problems, schedules
-from tuna.libraries.tvm.compiler import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
+from tuna.libraries.tvm.kernel_child import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.search import history
 from tuna.vocabulary import Cause
@@ -44,7 +44,7 @@ import hashlib, json, sys, tvm
 from tvm_layers import conv
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import schedules
-from tuna.libraries.tvm.compiler import module_of, space_of
+from tuna.libraries.tvm.kernel_child import module_of, space_of
 from tuna.libraries.search.proposal import propose
 job = KernelJob(conv(), sys.argv[1], sys.argv[2])
 params = sys.stdin.read()

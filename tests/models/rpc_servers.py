@@ -16,7 +16,7 @@ import psutil
 from shared_data import need
 from tvm import rpc
 
-from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm.boards import Tracker
 from tuna.testing.servers import wait_until
 
 #: Ports of this process and its neighbours; a server takes the next free one.

@@ -16,9 +16,8 @@ from tuna.errors import BadInput, ServiceError
 from tuna.gateway import remote_link
 from tuna.gateway.protocol import MAX_PROCESSES
 from tuna.gateway.tokens import JoinToken
-from tuna.libraries.tvm import targets
+from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.boards import BoardPool
-from tuna.libraries.tvm.environment import tvm_version
 from tuna.queue.served_queues import ServedQueues, Unavailable
 from tuna.sandbox import discovery
 from tuna.settings import get_settings
@@ -115,10 +114,10 @@ def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]
     target = boards.target or (
         json.loads(session)["environment"]["target"] if session else settings.tvm_target
     )
-    tvm_version()  # refused here, for a worker that ends is started again
+    toolchain.tvm_version()  # refused here, for a worker that ends is started again
     BoardPool.at(tracker, key)
     if target:
-        targets.parse(target)
+        toolchain.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
     return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}
 

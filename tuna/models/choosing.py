@@ -11,9 +11,9 @@ import tvm
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import functions, problems
-from tuna.libraries.tvm.kernels.points import cold_cycles
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.problems import cold_cycles
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna.models import build, in_model, inputs
 from tuna.models.emit import Chosen

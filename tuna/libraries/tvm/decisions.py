@@ -1,5 +1,5 @@
-"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, and what a cost
-model sees of them. No TVM.
+"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, what a cost
+model sees of them, and their text for people. No TVM.
 
 A trace is a list of instructions `[name, inputs, attributes, outputs]` and a list of decisions
 `[instruction, decision]`. Traces with the same instructions are of one design; its decisions in
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+#: Annotation with which one of our kernels says its parameters; `problems` writes it.
+OWN = "tuna.params"
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
@@ -298,3 +300,58 @@ def tiling_features(
         "tiling.caches": float(instructions.count("CacheWrite")),
         "tiling.moved": float(instructions.count("ReverseComputeAt")),
     }
+
+
+def readable(params: str) -> str:
+    """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles
+    4·2·1·8, unroll explicit 64`.
+
+    Any other text stays as it is.
+    """
+    try:
+        instructions, decisions = json.loads(params)[0]
+        for name, inputs, attributes, _ in reversed(instructions):
+            if name == "Annotate" and attributes == [OWN]:
+                return str(json.loads(inputs[1]))
+        return _text(instructions, dict(decisions)) or params
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return params
+
+
+def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
+    uses: dict[str, str] = {}
+    for name, inputs, attributes, _ in instructions:
+        uses.update(_annotated(name, inputs, attributes))
+    tiles: list[str] = []
+    others: list[str] = []
+    for index, (name, _, attributes, outputs) in enumerate(instructions):
+        if index not in decisions:
+            continue
+        decision = decisions[index]
+        if name == "SamplePerfectTile":
+            tiles.append("·".join(map(str, decision)))
+        elif name == "SampleCategorical":
+            values = attributes[0]
+            if values == list(range(len(values))) and outputs[0] not in uses:
+                others.append(f"point {decision + 1} of {len(values)}")
+            else:
+                others.append(f"{uses.get(outputs[0], 'choice')} {values[decision]}")
+        elif name == "SampleComputeLocation":
+            others.append(_location(decision))
+        else:
+            others.append(f"{name} {json.dumps(decision)}")
+    return ", ".join([*(["tiles " + " ".join(tiles)] if tiles else []), *others])
+
+
+def _annotated(
+    name: str, inputs: Sequence[Any], attributes: Sequence[Any]
+) -> list[tuple[str, str]]:
+    """Return (the variable of a sampled value, words) for an annotation that uses the value."""
+    if name != "Annotate" or not isinstance(inputs[1], str):
+        return []
+    return [(inputs[1], attributes[0].rpartition(".")[2].replace("_", " "))]
+
+
+def _location(decision: int) -> str:
+    """Return where a block is computed: -1 at the root, -2 inlined, else the number of a loop."""
+    return {-1: "at root", -2: "inlined"}.get(decision, f"at loop {decision}")

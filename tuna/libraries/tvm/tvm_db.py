@@ -13,7 +13,7 @@ directory is for one environment. `layers.json` is Tuna's own:
 
 with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device
 was not quiet while its best record was measured, and `"packing"` if its kernel takes packed weights
-or tensors in blocks of channels: for each argument null or the steps of `packing.py`.
+or tensors in blocks of channels: for each argument null or the steps of `kernels/families.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tuna.configs import read_one
 from tuna.errors import BadInput
 from tuna.libraries.exporter import Entry, Exporter, ExportOptions, ExportTally, sort_rows
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
-from tuna.libraries.tvm import kernels, packing
+from tuna.libraries.tvm import kernels
+from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION
 
 WORKLOADS = "database_workload.json"
@@ -333,7 +334,9 @@ def _packing(
     if solver is None or not solver.family:
         return None
     arguments = json.loads(records[0].schedule)[3]
-    return packing.of(read_one(entry.driver), solver.family, [extents for *_, extents in arguments])
+    return packing_for(
+        read_one(entry.driver), solver.family, [extents for *_, extents in arguments]
+    )
 
 
 def _winners(source: ResultSource, tally: ExportTally) -> Iterator[tuple[Any, ...]]:

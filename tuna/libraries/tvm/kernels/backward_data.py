@@ -21,15 +21,14 @@ it serves where `shape.turned` does not, with more padding than the filter reach
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.arrays import dense_weights
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -51,10 +50,6 @@ class BackwardDataParams:
     #: 1: all channels of a row before the next; 0: all rows of a block group before the next
     rows_first: int
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Phase:
@@ -68,22 +63,11 @@ class _Phase:
     back: int  #: positions of dy from one tap to the next
 
 
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as C/b, K/i, R, S, i, b from `shape.forward_weights`: transposed and turned round."""
-    dense = dense_weights(shape, weights)
-    split = dense.reshape(
-        shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter
-    )
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
-
-
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(dY, W, [B,] [R,] dX)`."""
     shape = layer.shape
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder(
-        (shape.out_blocks, shape.in_blocks, *shape.filter, shape.in_block, shape.block), name="W"
-    )
+    w = te.placeholder(FAMILIES["backward_data"].packed_extents(shape), name="W")
     pad, extent = _borders(layer)
     read = stages.reader(x, layer)
     if copies(layer):

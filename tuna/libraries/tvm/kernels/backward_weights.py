@@ -20,7 +20,7 @@ computed and left out.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -44,15 +44,6 @@ class BackwardWeightsParams:
     taps: int  #: of a row of the filter in the tile
     blocks: int  #: of channels of dy in the tile
     unroll: int  #: columns of dy in a step of the reduction
-
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, gradient: Any) -> Any:
-    """dy as it is: it is no weight that could be packed ahead."""
-    return gradient
 
 
 def workload(layer: Layer) -> tvm.IRModule:

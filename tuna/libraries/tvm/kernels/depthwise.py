@@ -18,14 +18,14 @@ depends on the tile, so the order is a parameter.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -46,18 +46,6 @@ class DepthwiseParams:
     columns: int  #: of the tile
     order: int  #: of the unrolled code, see `_ORDERS`
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/b, R, S, b from K, 1, R, S; zeros fill channels up."""
-    dense = np.zeros((shape.out_blocks * shape.block, *shape.filter), np.float32)
-    dense[: shape.out_channels] = weights[:, 0]
-    split = dense.reshape(shape.out_blocks, shape.block, *shape.filter)
-    return np.ascontiguousarray(split.transpose(0, 2, 3, 1))
-
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
@@ -65,7 +53,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (rows, columns), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
     height, width = shape.out_size
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder((shape.out_blocks, rows, columns, shape.block), name="W")
+    w = te.placeholder(FAMILIES["depthwise"].packed_extents(shape), name="W")
     data = _padded_copy(x, layer)
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
     sums = te.compute(

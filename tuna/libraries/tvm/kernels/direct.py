@@ -32,15 +32,14 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.arrays import dense_weights
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
@@ -72,22 +71,6 @@ class DirectParams:
     unroll: int  #: input channels in a step of the reduction
     order: int  #: of the outer loops, the constants above name them
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/(p b), C/i, S, R, i, p, b from K, C/groups, R, S, with `p = shape.paired` blocks side
-    by side.
-
-    That is the order in which a tile reads them. Zeros where channels are filled up or belong to
-    other groups.
-    """
-    dense, side = dense_weights(shape, weights), shape.paired
-    split = dense.reshape(-1, side, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
-    return np.ascontiguousarray(split.transpose(0, 3, 6, 5, 4, 1, 2))
-
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
@@ -95,18 +78,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (rows, columns), out_width = shape.filter, shape.out_size[1]
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder(
-        (
-            shape.out_blocks // side,
-            shape.in_blocks,
-            columns,
-            rows,
-            shape.in_block,
-            side,
-            shape.block,
-        ),
-        name="W",
-    )
+    w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W")
     streamed = _order(layer) == CHANNELS_OUTSIDE
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if streamed else w
     read = stages.reader(x, layer)

@@ -2,6 +2,23 @@
 are packed, and which module has its kernels.
 
 Processes without TVM and NumPy read this table too; only `Family.kernel` imports TVM.
+
+Packing is data that a program without Tuna can follow. A tensor of the layer becomes an argument of
+the kernel in these steps, of which `layers.json` of an exported database has those that do
+something:
+
+    order      axes         transpose to this order: channels first, or a matrix as it is multiplied
+    turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both
+                            filter axes reversed
+    filled     extents      zeros up to these extents
+    groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their
+                            number
+    transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
+    split      extents      reshape
+    permuted   axes         transpose to this order; the result is contiguous, in fp32
+
+The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
+of the layer, to `order`.
 """
 
 from __future__ import annotations
@@ -13,8 +30,11 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
-from tuna.configs import Config, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.task import BIAS, RESIDUAL
 from tuna.configs.values import DataType, Direction
+from tuna.errors import BadInput
+from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
@@ -24,8 +44,11 @@ TAPS = 3
 #: channels and 3 x 3 taps.
 DIRECT_ERROR = 1e-5
 
-#: Steps that pack a tensor: see `tvm/packing.py`.
+#: fp32 values in a vector register of the CPUs that there are.
+WIDTHS = (4, 8, 16)
+#: Steps that pack a tensor.
 Steps = dict[str, Any]
+_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
 @dataclass(frozen=True)
@@ -33,8 +56,6 @@ class FamilyKernel:
     """The functions that the module of a family has. A layer is a `stages.Layer`, of the family
     gemm a `gemm.Product`."""
 
-    #: from K, C/groups, R, S to what the kernel takes, both NumPy
-    pack_weights: Callable[[Any, Any], Any]
     workload: Callable[[Any], Any]  #: the IRModule before scheduling
     #: the same list for the same layer, the best by estimate first
     space: Callable[[Any], list[Any]]
@@ -54,8 +75,8 @@ class Family:
     module: str  #: in this package
     #: whether it takes a `ConvShape` (the family gemm: a config) in that mode
     applies: Callable[[Any, Mode], bool]
-    #: steps that pack the weights of a shape, given the extents of the kernel's argument
-    packing: Callable[[ConvShape, Sequence[int]], Steps] | None = None
+    #: steps that pack the weights K, C/groups, R, S of a shape; None: there are none to pack ahead
+    packing: Callable[[ConvShape], Steps] | None = None
     error_bound: float = DIRECT_ERROR  #: see `Solver.error_bound`
     kind: str = "convolution"  #: of config
     direction: Direction = Direction.FORWARD  #: of the shapes that it takes
@@ -69,6 +90,11 @@ class Family:
         return FamilyKernel(
             *(partial(getattr(module, field.name), **bound) for field in fields(FamilyKernel))
         )
+
+    def packed_extents(self, shape: ConvShape) -> tuple[int, ...]:
+        """Extents of the packed weights."""
+        assert self.packing is not None, f"{self.name} has no packed weights"
+        return extents_of(self.packing(shape))
 
     def packed_taps(self, shape: ConvShape) -> int:
         """Number of values that the taps of one input and output channel become."""
@@ -130,12 +156,13 @@ def _gemm(config: Config, mode: Mode) -> bool:
     return isinstance(config, GemmConfig) and config.data_type is DataType.FP32 and config.is_plain
 
 
-def _pack_direct(shape: ConvShape, extents: Sequence[int]) -> Steps:
+def _pack_direct(shape: ConvShape) -> Steps:
+    """The order in which a tile reads weights: the blocks that share a line side by side."""
     split = [*_paired(shape), *shape.filter]
     return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
 
 
-def _pack_depthwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
+def _pack_depthwise(shape: ConvShape) -> Steps:
     return {
         "filled": [shape.out_blocks * shape.block, 1, *shape.filter],
         "split": [shape.out_blocks, shape.block, *shape.filter],
@@ -143,8 +170,15 @@ def _pack_depthwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
     }
 
 
-def _pack_pointwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
-    groups, _, size = extents
+def group_size(shape: ConvShape) -> int:
+    """Output channels whose weights lie side by side in `pointwise`: six with AVX2, where a tile of
+    six by two vectors is best."""
+    return 6 if shape.block == 8 else 4
+
+
+def _pack_pointwise(shape: ConvShape) -> Steps:
+    size = group_size(shape)
+    groups = math.ceil(shape.out_channels / size)
     return {
         "filled": [groups * size, shape.in_channels, *shape.filter],
         "split": [groups, size, shape.in_channels],
@@ -152,17 +186,17 @@ def _pack_pointwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
     }
 
 
-def _pack_winograd(shape: ConvShape, extents: Sequence[int]) -> Steps:
-    high, wide = extents[:2]
-    matrix = transforms(high - TAPS + 1, TAPS).filter
+def _pack_winograd(shape: ConvShape, outputs: int) -> Steps:
+    size = outputs + TAPS - 1
+    matrix = transforms(outputs, TAPS).filter
     return _filled(shape) | {
         "transform": [[float(value) for value in row] for row in matrix],
-        "split": [high, wide, *_paired(shape)],
+        "split": [size, size, *_paired(shape)],
         "permuted": [0, 1, 2, 5, 6, 3, 4],
     }
 
 
-def _pack_backward_data(shape: ConvShape, extents: Sequence[int]) -> Steps:
+def _pack_backward_data(shape: ConvShape) -> Steps:
     split = [shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter]
     return _filled(shape) | {"split": split, "permuted": [0, 2, 4, 5, 3, 1]}
 
@@ -187,7 +221,7 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
         algorithm="Winograd",
         module="winograd",
         applies=partial(_winograd, outputs=outputs),
-        packing=_pack_winograd,
+        packing=partial(_pack_winograd, outputs=outputs),
         error_bound=error_bound,
         outputs=outputs,
     )
@@ -222,3 +256,94 @@ _ROWS = (
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: The family of matrix products.
 GEMM = FAMILIES["gemm"]
+
+
+def packing_of(
+    core: Config, family: Family, mode: Mode, width: int, epilogue: Sequence[str] = ()
+) -> list[Steps | None]:
+    """Return the steps to each argument of a family's kernel, for vectors of `width` values; None
+    for one that stays.
+
+    The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
+    """
+    native = mode is Mode.NATIVE
+    given, weights, bias, answer = None, None, None, None
+    if isinstance(core, GemmConfig):
+        weights = _panels(core, width) if native else None
+    elif isinstance(core, ConvConfig) and family.packing is not None:
+        sizes = shapes.of(core, width)
+        order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
+        backward = core.direction is Direction.BACKWARD_DATA
+        turned = {"turned": core.group_count} if backward else {}
+        weights = {**order, **turned, **family.packing(sizes)}
+        if native:
+            given = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
+            bias = channels_in_blocks(sizes.out_blocks, width)
+            answer = in_blocks(sizes.native_output(), core.in_layout)
+    added = {BIAS: bias, RESIDUAL: answer}
+    return [given, weights, *(added[part] for part in added if part in epilogue), answer]
+
+
+def packing_for(
+    config: Config, family: str, arguments: Sequence[Sequence[int]]
+) -> list[Steps | None] | None:
+    """Return `packing_of` a layer or task for a kernel whose arguments have these extents, None if
+    all stay; raises BadInput for extents that the family does not have."""
+    core = config.core if isinstance(config, TaskConfig) else config
+    epilogue = config.epilogue if isinstance(config, TaskConfig) else ()
+    if not family or not isinstance(core, ConvConfig | GemmConfig):
+        return None
+    packed = (
+        len(arguments[1]) > 2 + (core.batch_count > 1)
+        if isinstance(core, GemmConfig)
+        else len(arguments[-1]) == 5
+    )
+    mode = Mode.NATIVE if packed else Mode.LAYER
+    for width in WIDTHS:
+        found = packing_of(core, FAMILIES[family], mode, width, epilogue)
+        if found[1] is None or extents_of(found[1]) == tuple(arguments[1]):
+            return found if any(found) else None
+    raise BadInput(f"no kernel of the family {family} takes weights of {list(arguments[1])}")
+
+
+def extents_of(steps: Steps) -> tuple[int, ...]:
+    """Extents of a packed tensor."""
+    return tuple(steps["split"][axis] for axis in steps["permuted"])
+
+
+def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
+    """Return the steps from a tensor in a layout to N, C/b, H, W, b with these extents."""
+    batch, blocks, height, width, size = extents
+    order = {"order": _CHANNELS_FIRST} if layout.endswith("C") else {}
+    return {
+        **order,
+        "filled": [batch, blocks * size, height, width],
+        "split": [batch, blocks, size, height, width],
+        "permuted": [0, 1, 3, 4, 2],
+    }
+
+
+def channels_in_blocks(blocks: int, size: int) -> Steps:
+    """Return the steps from a value for each channel to K/b, b."""
+    return {"filled": [blocks * size], "split": [blocks, size], "permuted": [0, 1]}
+
+
+def column_blocks(columns: int, width: int) -> int:
+    """Vectors of columns of a product that are computed: an even number if there are more than a
+    few."""
+    blocks = math.ceil(columns / width)
+    return blocks + blocks % 2 if blocks > 8 else blocks
+
+
+def _panels(config: GemmConfig, width: int) -> Steps:
+    """B as N/b, K, b, after the batch, if any."""
+    batch = [config.batch_count] if config.batch_count > 1 else []
+    blocks, lead = column_blocks(config.n, width), list(range(len(batch)))
+    first, second, third = (len(lead) + axis for axis in range(3))
+    order = {"order": [*lead, second, first]} if config.trans_b else {}
+    return {
+        **order,
+        "filled": [*batch, config.k, blocks * width],
+        "split": [*batch, config.k, blocks, width],
+        "permuted": [*lead, second, first, third],
+    }

@@ -23,16 +23,16 @@ once.
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
+from tuna.libraries.tvm.kernels.families import column_blocks
 from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
 from tuna.libraries.tvm.kernels.shape import Mode
 
@@ -67,26 +67,11 @@ class GemmParams:
     copy_panels: int  #: 1: panels are copied, 0: read in place
     passes: int  #: parts of K; between two of them the sums of the panel group are in memory
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(product: Product, b: Any) -> Any:
-    """B as N/b, K, b (after the batch, if any) from how the config stores it; zeros fill columns
-    up."""
-    config, size = product.config, product.machine.floats
-    plain = np.swapaxes(b, -1, -2) if config.trans_b else b
-    blocks = _column_blocks(product)
-    dense = np.zeros((*plain.shape[:-1], blocks * size), np.float32)
-    dense[..., : config.n] = plain
-    return np.ascontiguousarray(np.moveaxis(dense.reshape(*plain.shape[:-1], blocks, size), -2, -3))
-
 
 def workload(product: Product) -> tvm.IRModule:
     """The module `main(A, B, [bias,] [R,] C)`; a batch axis leads where the config has one."""
     config, size = product.config, product.machine.floats
-    blocks, high = _column_blocks(product), _row_count(product)
+    blocks, high = column_blocks(product.config.n, product.machine.floats), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     a = te.placeholder(
         (*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))), name="A"
@@ -186,7 +171,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
 def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
     config, machine = product.config, product.machine
-    high, blocks = _row_count(product), _column_blocks(product)
+    high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
     tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (_tile_cycles(tile), -tile[0]))[
         :4
     ]
@@ -210,7 +195,7 @@ def space(product: Product) -> list[GemmParams]:
 def cycles(product: Product, params: GemmParams) -> float:
     """Estimated cycles of a run, copies at two cycles for a vector."""
     config, size = product.config, product.machine.floats
-    blocks = _column_blocks(product)
+    blocks = column_blocks(product.config.n, product.machine.floats)
     work = _row_count(product) * blocks * config.k * _tile_cycles((params.rows, params.blocks))
     copied = 2.0 * config.k * blocks if params.copy_panels else 0.0
     if params.copy_rows:
@@ -266,18 +251,12 @@ def _tile_cycles(tile: tuple[int, int]) -> float:
 
 def _row_count(product: Product) -> int:
     """Rows that are computed: those of C, or a few more where they divide into better tiles."""
-    high, blocks = product.config.m, _column_blocks(product)
+    high, blocks = product.config.m, column_blocks(product.config.n, product.machine.floats)
 
     def cost(count: int) -> float:
         return count * min(_tile_cycles(tile) for tile in _tiles(count, blocks, product.machine))
 
     return min(range(high, high + min(_MAX_ROWS, high // 8) + 1), key=cost)
-
-
-def _column_blocks(product: Product) -> int:
-    """Vectors of columns that are computed: an even number if there are more than a few."""
-    blocks = -(-product.config.n // product.machine.floats)
-    return blocks + blocks % 2 if blocks > 8 else blocks
 
 
 def _panel(b: Any, config: GemmConfig, size: int, *index: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
@@ -147,7 +147,7 @@ def gradient(config: Config) -> bool:
 
 def turned(config: ConvConfig) -> bool:
     """Whether it is backward data with stride 1, the forward convolution of dy with the filter
-    turned round: `forward_weights`."""
+    turned round."""
     single = (
         config.direction is Direction.BACKWARD_DATA
         and config.conv_stride_h == config.conv_stride_w == 1
@@ -188,19 +188,6 @@ def of(config: ConvConfig, block: int) -> ConvShape:
         out_layout=config.out_layout,
         direction=Direction.FORWARD if turned(config) else config.direction,
     )
-
-
-def forward_weights(config: ConvConfig, weights: Any) -> Any:
-    """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data
-    transposed and turned round."""
-    if config.direction is not Direction.BACKWARD_DATA:
-        return weights
-    groups, taps = config.group_count, weights.shape[2:]
-    split = weights.reshape(
-        groups, config.out_channels // groups, config.in_channels // groups, *taps
-    )
-    turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
-    return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
 
 
 def _plain(config: Config) -> TypeGuard[ConvConfig]:

@@ -33,19 +33,18 @@ sums have about 1e-6; it grows with m because the points' powers do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
-from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
 #: Tiles in a register tile at most, and groups of them that may be code of their own.
@@ -56,8 +55,6 @@ _UNROLLS = (4, 1)
 #: Most tiles of an image for which weights are asked for ahead: each group of tiles asks for all of
 #: the next ones.
 _FEW_TILES = 64
-#: Values of a filter's tap that are transformed at once, so that they stay in cache.
-_PACKED = 1 << 13
 #: A stride of V and M that is a multiple of `_WAY` fp32 values (a quarter of a way of L1) is made
 #: longer by `_SHIFT`.
 _WAY, _SHIFT = 256, 32
@@ -81,34 +78,6 @@ class WinogradParams:
     blocks: int  #: blocks of output channels in a register tile
     unroll: int  #: input channels in a step of the reduction
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
-    """U as a, a, K/(p b), C/i, i, p, b from W as K, C, 3, 3, p blocks side by side: G w GT in
-    double precision, rounded once; zeros fill channels up."""
-    filter_transform = np.array(
-        [[float(value) for value in row] for row in transforms(outputs, _TAPS).filter]
-    )
-    both = np.kron(filter_transform, filter_transform)
-    dense = np.zeros(
-        (shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, _TAPS * _TAPS),
-        np.float32,
-    )
-    dense[: shape.out_channels, : shape.in_channels] = weights.reshape(*weights.shape[:2], -1)
-    split = dense.reshape(
-        -1, shape.paired, shape.block, shape.in_blocks, shape.in_block, _TAPS * _TAPS
-    )
-    taps = split.transpose(5, 0, 3, 4, 1, 2).reshape(_TAPS * _TAPS, -1)
-    found = np.empty((len(both), taps.shape[1]), np.float32)
-    for first in range(0, taps.shape[1], _PACKED):
-        part = slice(first, first + _PACKED)
-        found[:, part] = both @ taps[:, part].astype(np.float64)
-    size = outputs + _TAPS - 1
-    return found.reshape(size, size, -1, *(split.shape[axis] for axis in (3, 4, 1, 2)))
-
 
 def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     """The module `main(X, U, [B,] [R,] Y)`."""
@@ -118,7 +87,7 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     batch, ins, outs = shape.batch, shape.in_blocks, shape.out_blocks
     x = stages.placeholder_of_input(layer)
     side = shape.paired
-    u = te.placeholder((size, size, outs // side, ins, shape.in_block, side, shape.block), name="U")
+    u = te.placeholder(FAMILIES[f"winograd{m}"].packed_extents(shape), name="U")
     data = stages.padded_copy(stages.reader(x, layer), shape, (high * m + 2, wide * m + 2))
     down = te.compute(
         (batch, ins, high, wide, size, size, shape.in_block),
