@@ -31,7 +31,13 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import TvmLibrary, kernels, problems, solvers
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.kernels import shape, stages
-from tuna.libraries.tvm.kernels.families import DIRECT_ERROR, FAMILIES, Family, packing_for
+from tuna.libraries.tvm.kernels.families import (
+    DIRECT_ERROR,
+    FAMILIES,
+    Family,
+    packing_for,
+    packing_of,
+)
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -348,8 +354,8 @@ def samples(family: Family) -> Iterator[tuple[Layer | Product, str]]:
         b = np.arange(36 * 40, dtype=np.float32).reshape(36, 40)
         for mode in Mode:
             product = Product(GemmConfig(24, 40, 36), mode, cpu)
-            made = problems.FamilyProblem(product.config, family, product)
-            yield product, digest(made.inputs(b, b)[1])
+            steps = packing_of(product.config, family, Mode.NATIVE, cpu.floats)
+            yield product, digest(problems.packed(b, steps[1]))
         return
     plain = ConvConfig(1, 16, 12, 12, 16, 3, 3, 1, 1)
     strided = replace(plain, conv_stride_h=2, conv_stride_w=2)

@@ -69,14 +69,14 @@ class FamilyKernel:
 class Family:
     """One way to compute a convolution or a matrix product, and the solver that offers it."""
 
-    name: str
+    name: str  #: also of its module in this package, unless that is another
     solver: str
-    algorithm: str  #: as in `Solver.algorithm`
-    module: str  #: in this package
     #: whether it takes a `ConvShape` (the family gemm: a config) in that mode
     applies: Callable[[Any, Mode], bool]
     #: steps that pack the weights K, C/groups, R, S of a shape; None: there are none to pack ahead
     packing: Callable[[ConvShape], Steps] | None = None
+    algorithm: str = "Direct"  #: as in `Solver.algorithm`
+    module: str = ""
     error_bound: float = DIRECT_ERROR  #: see `Solver.error_bound`
     kind: str = "convolution"  #: of config
     direction: Direction = Direction.FORWARD  #: of the shapes that it takes
@@ -85,7 +85,7 @@ class Family:
     @cached_property
     def kernel(self) -> FamilyKernel:
         """The functions of its module; imports TVM."""
-        module = import_module(f"{__package__}.{self.module}")
+        module = import_module(f"{__package__}.{self.module or self.name}")
         bound = {"outputs": self.outputs} if self.outputs else {}
         return FamilyKernel(
             *(partial(getattr(module, field.name), **bound) for field in fields(FamilyKernel))
@@ -109,41 +109,30 @@ def _direct(shape: ConvShape, mode: Mode) -> bool:
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
     """Every group has one input channel; native also needs one output channel for each, and an
     input in blocks."""
-    alone = shape.groups == shape.in_channels > 1
-    return alone and (
-        mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image)
-    )
+    if not shape.groups == shape.in_channels > 1:
+        return False
+    return mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image)
 
 
 def _pointwise(shape: ConvShape, mode: Mode) -> bool:
     """Own layout NCHW, 1x1, stride 1, no padding, no groups, whole vectors of pixels."""
+    if mode is not Mode.LAYER or shape.in_layout.endswith("C"):
+        return False
     plain = shape.pointwise and shape.stride == (1, 1) and shape.pad == (0, 0) and shape.groups == 1
-    pixels = shape.out_size[0] * shape.out_size[1]
-    return (
-        plain
-        and mode is Mode.LAYER
-        and not shape.in_layout.endswith("C")
-        and pixels % shape.block == 0
-    )
+    return plain and math.prod(shape.out_size) % shape.block == 0
 
 
 def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
     """3x3, stride 1, no groups, no dilation, and at least one tile wide and high."""
     plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
-    return (
-        plain
-        and shape.filter == (TAPS, TAPS)
-        and not shape.image
-        and min(shape.out_size) >= outputs
-    )
+    tiled = shape.filter == (TAPS, TAPS) and min(shape.out_size) >= outputs
+    return plain and tiled and not shape.image
 
 
 def _backward_data(shape: ConvShape, mode: Mode) -> bool:
     """Backward data that is no forward convolution (`shape.turned`); in native mode every merged
     group has to begin at a block."""
-    return shape.direction is Direction.BACKWARD_DATA and (
-        mode is Mode.LAYER or shape.fits_native()
-    )
+    return shape.direction is Direction.BACKWARD_DATA and _direct(shape, mode)
 
 
 def _backward_weights(shape: ConvShape, mode: Mode) -> bool:
@@ -228,30 +217,26 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
 
 
 _ROWS = (
-    Family("direct", "TvmConvTile", "Direct", "direct", _direct, _pack_direct),
-    Family("depthwise", "TvmConvDepthwise", "Direct", "depthwise", _depthwise, _pack_depthwise),
-    Family("pointwise", "TvmConvPointwise", "Direct", "pointwise", _pointwise, _pack_pointwise),
+    Family("direct", "TvmConvTile", _direct, _pack_direct),
+    Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise),
+    Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
     _winograd_family(2, 5e-6),
     _winograd_family(4, 5e-5),
     _winograd_family(6, 1e-4),
     Family(
-        name="backward_data",
-        solver="TvmConvBackwardData",
-        algorithm="Direct",
-        module="backward_data",
-        applies=_backward_data,
-        packing=_pack_backward_data,
+        "backward_data",
+        "TvmConvBackwardData",
+        _backward_data,
+        _pack_backward_data,
         direction=Direction.BACKWARD_DATA,
     ),
     Family(
-        name="backward_weights",
-        solver="TvmConvBackwardWeights",
-        algorithm="Direct",
-        module="backward_weights",
-        applies=_backward_weights,
+        "backward_weights",
+        "TvmConvBackwardWeights",
+        _backward_weights,
         direction=Direction.BACKWARD_WEIGHTS,
     ),
-    Family("gemm", "TvmGemmTile", "GEMM", "gemm", _gemm, kind="gemm"),
+    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm"),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: The family of matrix products.
@@ -293,11 +278,9 @@ def packing_for(
     epilogue = config.epilogue if isinstance(config, TaskConfig) else ()
     if not family or not isinstance(core, ConvConfig | GemmConfig):
         return None
-    packed = (
-        len(arguments[1]) > 2 + (core.batch_count > 1)
-        if isinstance(core, GemmConfig)
-        else len(arguments[-1]) == 5
-    )
+    packed = len(arguments[-1]) == 5
+    if isinstance(core, GemmConfig):
+        packed = len(arguments[1]) > len(arguments[0])
     mode = Mode.NATIVE if packed else Mode.LAYER
     for width in WIDTHS:
         found = packing_of(core, FAMILIES[family], mode, width, epilogue)

@@ -23,7 +23,7 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.families import FAMILIES, group_size
-from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.shape import ConvShape, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _FLAT = "sums", stages.FLAT
@@ -95,11 +95,12 @@ def space(layer: Layer) -> list[PointwiseParams]:
     shape, machine = layer.shape, layer.machine
     high, vectors = _padded_rows(shape), _pixels(shape) // shape.block
     unrolls = [unroll for unroll in _UNROLLS if shape.in_channels % unroll == 0]
-    tiles = []
-    for wide in (size for size in range(1, 8) if vectors % size == 0):
-        for rows in (size for size in range(1, 29) if high % size == 0):
-            if machine.fits(rows, wide):
-                tiles.append((rows, wide))
+    tiles = [
+        (rows, wide)
+        for wide in divisors(vectors, 7)
+        for rows in divisors(high, 28)
+        if machine.fits(rows, wide)
+    ]
     tiles.sort(key=lambda tile: (_tile_cycles(tile[0], tile[1], layer), -tile[1]))
     return [PointwiseParams(*tile, unroll) for tile in tiles for unroll in unrolls][:_POINTS]
 
