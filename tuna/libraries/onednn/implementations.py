@@ -66,11 +66,9 @@ class Operation:
         chooses."""
         if layout is Layout.ANY:
             return None
-        return (
-            _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides
-            if self.geometry
-            else tensor.strides
-        )
+        if not self.geometry:
+            return tensor.strides
+        return _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides
 
     def same(self, one: Layout, other: Layout) -> bool:
         """Whether two layouts other than `ANY` are the same for source and answer, as with one
@@ -123,9 +121,8 @@ def _convolution(config: ConvConfig) -> Operation:
     w = _image((config.out_channels, config.in_channels // groups, *taps), last, given)
     if groups > 1:
         per_group = config.out_channels // groups
-        w = DnnlTensor(
-            (groups, per_group, *w.dims[1:]), (per_group * w.strides[0], *w.strides), given
-        )
+        strides = (per_group * w.strides[0], *w.strides)
+        w = DnnlTensor((groups, per_group, *w.dims[1:]), strides, given)
     geometry = (steps, tuple(gap - 1 for gap in gaps), pads, ends)
     source, answer = (x, y) if config.direction is Direction.FORWARD else (y, x)
     return Operation(_NAMES[config.direction], source, w, answer, geometry)
@@ -189,14 +186,7 @@ def implementations(library: Dnnl, operation: Operation, layout: Layout) -> Impl
         for one in (operation.source, operation.answer)
     )
     weights = library.any(operation.weights.dims, operation.weights.data_type)
-    if operation.name == "matmul":
-        return library.matmul(source, weights, answer)
-    make = (
-        library.convolution_forward
-        if operation.name == "convolution_forward"
-        else library.convolution_backward_data
-    )
-    return make(source, weights, answer, operation.geometry)
+    return library.implementations(operation.name, source, weights, answer, operation.geometry)
 
 
 def listed(
@@ -226,17 +216,17 @@ def _is_listed(
     name: str,
     found: Mapping[Layout, Sequence[str]],
 ) -> bool:
+    """Whether the current one of `free` chooses a layout under which it is listed."""
     source, _, answer = _ARGUMENTS[operation.name]
-    sides = ((source, operation.source), (answer, operation.answer))
+
+    def same(argument: int, tensor: DnnlTensor, layout: Layout) -> bool:
+        chosen = free.description_of(argument)
+        return library.equal(chosen, _description(library, operation, tensor, layout))
+
     return any(
-        name in names
-        and all(
-            library.equal(
-                free.description_of(argument), _description(library, operation, tensor, layout)
-            )
-            for argument, tensor in sides
-        )
+        same(source, operation.source, layout) and same(answer, operation.answer, layout)
         for layout, names in found.items()
+        if name in names
     )
 
 
