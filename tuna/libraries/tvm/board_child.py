@@ -22,9 +22,9 @@ from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
-from tuna.libraries.tvm import functions, problems
+from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.boards import Tracker
-from tuna.libraries.tvm.kernel_child import TvmLoader
+from tuna.libraries.tvm.kernel_child import Answer, TvmLoader
 
 #: Function that the server of an emulated board has; it returns the emulator's name.
 EMULATOR = "tuna.emulator"
@@ -99,11 +99,7 @@ class BoardKernel(Kernel):
     empties_caches = True
 
     def __init__(
-        self,
-        module: Any,
-        arrays: Sequence[np.ndarray],
-        cold: bool,
-        answer: Callable[[Any], Any] = lambda y: y,
+        self, module: Any, arrays: Sequence[np.ndarray], cold: bool, answer: Answer
     ) -> None:
         device = _current().remote.cpu(0)
         self._module, self._device, self._cold, self._to_answer = module, device, cold, answer
@@ -131,25 +127,16 @@ class BoardKernel(Kernel):
 class BoardLoader(TvmLoader):
     """Loads candidates on the board."""
 
-    def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
-        """The function `main` of the library, with its arguments on the board."""
-        module, cold = _current().module(path), job.conditions.get("caches") == "cold"
-        problem = problems.of(job)
-        if problem is not None:
-            *given, y = arrays
-            return BoardKernel(
-                module, [*self._inputs(problem, given), problem.output(y)], cold, problem.answer
-            )
-        return BoardKernel(module, arrays, cold)
+    def _kernel(self, job: KernelJob, path: Path, arrays: Sequence[Any], answer: Answer) -> Kernel:
+        cold = job.conditions.get("caches") == "cold"
+        return BoardKernel(_current().module(path), arrays, cold, answer)
 
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, computed on this machine, whatever the board
         is."""
-        return (
-            functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
-            if job.body
-            else None
-        )
+        if not job.body:
+            return None
+        return functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
 
 
 def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> Any:

@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +52,12 @@ class Tracker:
     @classmethod
     def parse(cls, text: str) -> Tracker:
         """Read `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
-        host, mark, port = text.rpartition(":")
+        host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if (
-            not mark
-            or not host
-            or not re.fullmatch("[0-9]{1,5}", port)
-            or not 0 < int(port) < 1 << 16
-        ):
+        number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
+        if not host or not 0 < number < 1 << 16:
             raise BadInput(f"{text!r} is not of the form HOST:PORT.")
-        return cls(host, int(port))
+        return cls(host, number)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -72,23 +68,17 @@ class Tracker:
 
         A board that vanished without closing its connection is still among them.
         """
-        answer = self._ask([_SUMMARY], timeout_s)
-        try:
-            return Counter(
-                str(entry["key"]).removeprefix("server:") for entry in answer["server_info"]
-            )
-        except (KeyError, TypeError):
-            raise self._is_none() from None
+        with self._expected():
+            servers = self._ask([_SUMMARY], timeout_s)["server_info"]
+            return Counter(str(entry["key"]).removeprefix("server:") for entry in servers)
 
     def queue(self, key: str, timeout_s: float) -> tuple[int, int]:
         """Return the number of free boards with this device key, and of requests that wait for one;
         raises ServiceError."""
-        answer = self._ask([_SUMMARY], timeout_s)
-        try:
-            found = answer["queue_info"].get(key, {"free": 0, "pending": 0})
+        with self._expected():
+            queues = self._ask([_SUMMARY], timeout_s)["queue_info"]
+            found = queues.get(key, {"free": 0, "pending": 0})
             return int(found["free"]), int(found["pending"])
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise self._is_none() from None
 
     def check_key(self, key: str, timeout_s: float) -> None:
         """Raise NotFound if no board has this device key, ServiceError if the tracker does not
@@ -106,12 +96,9 @@ class Tracker:
     def request(self, key: str, timeout_s: float) -> BoardAddress:
         """A free board with this device key; the caller's until its session ends. Raises
         ServiceError."""
-        answer = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
-        try:
-            host, port, match_key = answer
+        with self._expected():
+            host, port, match_key = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
             return BoardAddress(str(host), int(port), str(match_key))
-        except (TypeError, ValueError):
-            raise self._is_none() from None
 
     def _ask(self, message: list[Any], timeout_s: float, *, waits_for: str = "") -> Any:
         deadline = time.monotonic() + timeout_s
@@ -151,6 +138,14 @@ class Tracker:
         if status != _SUCCESS or not rest:
             raise ServiceError(f"The tracker {self} refused the request.")
         return rest[0]
+
+    @contextlib.contextmanager
+    def _expected(self) -> Iterator[None]:
+        """Raise ServiceError for an answer of another form than is read."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self._is_none() from None
 
     def _is_none(self) -> ServiceError:
         return ServiceError(f"{self} does not answer as a TVM RPC tracker does.")
@@ -252,7 +247,12 @@ def environment_of(
     architecture = toolchain.architecture(
         {"mtriple": facts["triple"]} if facts["triple"] else target
     )
-    toolchain.match(target, architecture, key)
+    if toolchain.architecture(target) != architecture:
+        raise BadInput(
+            f"Boards with the key {key} are {architecture}, and the target is for"
+            f" {toolchain.architecture(target)}.",
+            hint=toolchain.EXAMPLE,
+        )
     return Environment(
         library="tvm",
         library_version=toolchain.tvm_version(),
@@ -289,14 +289,8 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
         boards, wanted = BoardPool.at(address, key), toolchain.parse(text) if text else None
         return environment_of(ask(boards), wanted, key)
     target = toolchain.parse(text)
-    alone = {
-        "cpu": "",
-        "triple": "",
-        "threads": 1,
-        "llvm": 0,
-        "emulator": "",
-        "model": toolchain.triple(target),
-    }
+    alone = {"cpu": "", "triple": "", "emulator": "", "threads": 1, "llvm": 0}
+    alone["model"] = toolchain.triple(target)
     return environment_of(alone, target, "")
 
 

@@ -26,6 +26,8 @@ _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
 #: Where a block is computed that has no loop to be at: at the root.
 _ROOT = -1
 
+#: Places of a block that are no loop.
+_PLACES = {_ROOT: "at root", -2: "inlined"}
 _SPATIAL, _REDUCTION = 4, 2
 #: Values of fp32 in a vector, from the longest on.
 _LANES = (16, 8, 4)
@@ -105,11 +107,8 @@ class Design:
     def trace(self, values: tuple[int, ...]) -> list[Any]:
         """The JSON of the trace with these decisions."""
         decided = [
-            [
-                decision.instruction,
-                list(value) if decision.kind not in (_CHOICE, _LOCATION) else value[0],
-            ]
-            for decision, value in zip(self.decisions, self.split(values), strict=True)
+            [one.instruction, value[0] if one.kind in (_CHOICE, _LOCATION) else list(value)]
+            for one, value in zip(self.decisions, self.split(values), strict=True)
         ]
         return [list(self.instructions), decided]
 
@@ -245,11 +244,8 @@ def _labels(instructions: Sequence[Any]) -> dict[int, str]:
             names.update({output: f"{of}{short}{index}" for index, output in enumerate(outputs)})
     labels: dict[int, str] = {}
     for place, (name, inputs, _, outputs) in enumerate(instructions):
-        of = (
-            names.get(inputs[0], "")
-            if inputs
-            else used.get(outputs[0] if outputs else "", "choice")
-        )
+        choice = used.get(outputs[0] if outputs else "", "choice")
+        of = names.get(inputs[0], "") if inputs else choice
         label = f"{name}({of})"
         repeats = sum(known == label or known.startswith(f"{label}#") for known in labels.values())
         labels[place] = f"{label}#{repeats}" if repeats else label
@@ -276,13 +272,10 @@ def tiling_features(
         return {}
     *others, last = spatial
     found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
-    found |= {
-        f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others)
-        for part in range(_SPATIAL)
-    }
-    found |= {
-        f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)
-    }
+    for part in range(_SPATIAL):
+        found[f"tiling.others{part}"] = sum(math.log2(tile[part]) for tile in others)
+    for part in (2, 3):
+        found[f"tiling.tiled{part}"] = float(sum(tile[part] > 1 for tile in others))
     inner = sum(math.log2(tile[-1]) for tile in reductions)
     kept = found["tiling.last3"] + found["tiling.others3"]
     lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
@@ -319,9 +312,11 @@ def readable(params: str) -> str:
 
 
 def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
-    uses: dict[str, str] = {}
-    for name, inputs, attributes, _ in instructions:
-        uses.update(_annotated(name, inputs, attributes))
+    uses = {  # the variable of a sampled value, and what it is for
+        inputs[1]: attributes[0].rpartition(".")[2].replace("_", " ")
+        for name, inputs, attributes, _ in instructions
+        if name == "Annotate" and isinstance(inputs[1], str)
+    }
     tiles: list[str] = []
     others: list[str] = []
     for index, (name, _, attributes, outputs) in enumerate(instructions):
@@ -337,21 +332,7 @@ def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
             else:
                 others.append(f"{uses.get(outputs[0], 'choice')} {values[decision]}")
         elif name == "SampleComputeLocation":
-            others.append(_location(decision))
+            others.append(_PLACES.get(decision, f"at loop {decision}"))
         else:
             others.append(f"{name} {json.dumps(decision)}")
     return ", ".join([*(["tiles " + " ".join(tiles)] if tiles else []), *others])
-
-
-def _annotated(
-    name: str, inputs: Sequence[Any], attributes: Sequence[Any]
-) -> list[tuple[str, str]]:
-    """Return (the variable of a sampled value, words) for an annotation that uses the value."""
-    if name != "Annotate" or not isinstance(inputs[1], str):
-        return []
-    return [(inputs[1], attributes[0].rpartition(".")[2].replace("_", " "))]
-
-
-def _location(decision: int) -> str:
-    """Return where a block is computed: -1 at the root, -2 inlined, else the number of a loop."""
-    return {-1: "at root", -2: "inlined"}.get(decision, f"at loop {decision}")

@@ -1,5 +1,5 @@
-"""The children of `TvmLibrary`: one proposes and builds candidates, one loads and times them. Imports
-TVM.
+"""The children of `TvmLibrary`: one proposes and builds candidates, one loads and times them.
+Imports TVM.
 
 Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which
 replaces a crashed one proposes the same candidates again. A family of kernels gives the first
@@ -9,41 +9,30 @@ candidate is built from its params alone.
 
 from __future__ import annotations
 
-
-import functools
-import json
-import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
-
-import tvm
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
-
-from tuna.libraries.kernels import Builder, KernelJob, Known, Past
-from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource
-from tuna.libraries.tvm import functions, problems, schedules, toolchain, workloads
-from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.schedules import ScheduleSpace, import_intrinsics
-from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED, error_bound
-
-
 import functools
 import hashlib
+import json
+import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm.runtime
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.kernels import Kernel, KernelJob, Loader
+from tuna.libraries.kernels import Builder, Kernel, KernelJob, Known, Loader, Past
 from tuna.libraries.reference import Problem
+from tuna.libraries.search import proposal
+from tuna.libraries.search.cost_model import KnownTrial, TrialSource
+from tuna.libraries.tvm import functions, problems, schedules, toolchain, workloads
+from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.schedules import ScheduleSpace
+from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED, error_bound
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
@@ -52,18 +41,18 @@ _ROUNDS = 4
 _KEPT = 16
 
 
+#: Makes the config's output from the kernel's.
+Answer = Callable[[Any], Any]
+
+
 class TvmBuilder(Builder):
     """The builder of `TvmLibrary`."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         """A TuningRecord of each candidate, as JSON text."""
         module, target = module_of(job), problems.target_of(job.target)
-        return list(
-            dict.fromkeys(
-                schedules.to_params(module, target, schedule)
-                for schedule in _proposals(job, module)
-            )
-        )
+        found = (schedules.to_params(module, target, one) for one in _proposals(job, module))
+        return list(dict.fromkeys(found))
 
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
@@ -91,9 +80,8 @@ class TvmBuilder(Builder):
         module = schedules.schedule_of(module_of(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
-        module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
-            module
-        )
+        remove = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)
+        module = remove(module)
         target = json.loads(job.target)
         linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
         built = tvm.tirx.build(module, target=tvm.target.Target(toolchain.for_code(target)))
@@ -133,9 +121,9 @@ def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
         return map(problem.candidate, problem.indices(job.count, str(job.options.get("first", ""))))
     if BY_NAME[job.solver] is FUNCTION:
         return _of_function(job, module) if functions.can_be_tuned(module) else []
-    return (
-        [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
-    )
+    if BY_NAME[job.solver] is UNTUNED:
+        return [Schedule(module)]
+    return _sampled(job, module, job.count)
 
 
 def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
@@ -151,18 +139,12 @@ def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
 def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
     """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid
     ones are dropped."""
-    import_intrinsics(architecture=toolchain.architecture(json.loads(job.target)))
+    architecture = toolchain.architecture(json.loads(job.target))
+    target = problems.target_of(job.target)
     found: dict[str, Schedule] = {}
     for number in range(_ROUNDS):
-        context = ms.TuneContext(
-            mod=module,
-            target=problems.target_of(job.target),
-            space_generator="post-order-apply",
-            search_strategy="replay-trace",
-            num_threads=1,
-            rand_state=1 + (job.seed + number * 7919) % (2**31 - 2),
-            task_name="tuna",
-        )
+        seed = 1 + (job.seed + number * 7919) % (2**31 - 2)
+        context = schedules.tune_context(module, target, architecture, seed)
         missing = count - len(found)
         context.pre_tuning(missing, missing, context.generate_design_space())
         for candidate in context.generate_measure_candidates() or []:
@@ -183,10 +165,7 @@ class TvmKernel(Kernel):
     beside the runs.
     """
 
-    def __init__(
-        self, path: Path, arrays: Sequence[np.ndarray], answer: Callable[[Any], Any] = lambda y: y
-    ) -> None:
-        """`answer` makes the config's output from the kernel's."""
+    def __init__(self, path: Path, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         self._module = tvm.runtime.load_module(str(path))
         self._tensors = [tvm.runtime.tensor(array) for array in arrays]
         self._to_answer = answer
@@ -209,21 +188,21 @@ class TvmLoader(Loader):
         """The function `main` of the shared library; weights are packed ahead of time, once for all
         candidates."""
         problem = problems.of(job)
-        if problem is not None:
-            *given, y = arrays
-            return TvmKernel(
-                path, [*self._inputs(problem, given), problem.output(y)], problem.answer
-            )
-        return TvmKernel(path, arrays)
+        if problem is None:
+            return self._kernel(job, path, arrays, lambda y: y)
+        *given, y = arrays
+        packed = [*self._inputs(problem, given), problem.output(y)]
+        return self._kernel(job, path, packed, problem.answer)
+
+    def _kernel(self, job: KernelJob, path: Path, arrays: Sequence[Any], answer: Answer) -> Kernel:
+        return TvmKernel(path, arrays, answer)
 
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, which is a function: its answer is that of
         its code without a schedule."""
-        return (
-            functions.problem(functions.read(job.body), problems.target_of(job.target))
-            if job.body
-            else None
-        )
+        if not job.body:
+            return None
+        return functions.problem(functions.read(job.body), problems.target_of(job.target))
 
     def error_bound(self, job: KernelJob) -> float:
         """Return the bound that the solver states."""

@@ -93,11 +93,9 @@ class TvmLibrary(SearchingLibrary):
     def environment_of_target(self) -> Environment | None:
         """The environment that the target alone describes, where TUNA_TVM_TARGET_ALONE says so."""
         settings = get_settings()
-        return (
-            boards.environment_by_hand({"target": settings.tvm_target})
-            if settings.tvm_target_alone
-            else None
-        )
+        if not settings.tvm_target_alone:
+            return None
+        return boards.environment_by_hand({"target": settings.tvm_target})
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """Return the environment for `target`, on a board with `device_key` that the tracker
@@ -119,10 +117,8 @@ class TvmLibrary(SearchingLibrary):
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
         """Apply the rules of the solvers' table."""
-        return (
-            (config, applicable(config, environment.target, environment.conditions))
-            for config in configs
-        )
+        for config in configs:
+            yield config, applicable(config, environment.target, environment.conditions)
 
     def unsupported(self, config: Config) -> str:
         """Apply the rules of the solvers' table."""
@@ -231,10 +227,8 @@ class BoardTvmLibrary(TvmLibrary):
                 # its start, before a board waits for it
                 child.call({"op": "close"}, boards.START_S, waits)
             place = self._boards.free(wait_s, waits)
-            request = boards.open_request(
-                place, max(_MARGIN_S, self._session_ends - time.monotonic())
-            )
-            facts = child.call(request, boards.HANDSHAKE_S, waits)
+            left_s = max(_MARGIN_S, self._session_ends - time.monotonic())
+            facts = child.call(boards.open_request(place, left_s), boards.HANDSHAKE_S, waits)
         except ChildCancelled:
             if context.cancelled():
                 raise
@@ -250,12 +244,8 @@ class BoardTvmLibrary(TvmLibrary):
         wanted = self._of_board()
         here = boards.environment_of(facts, toolchain.parse(wanted.target), self._boards.key)
         if here.machine_key != wanted.machine_key:
-            names = ("device", "arch", "num_cu", "flags")
-            other = [
-                f"{name} {getattr(here, name)}"
-                for name in names
-                if getattr(here, name) != getattr(wanted, name)
-            ]
+            pairs = ((name, getattr(here, name)) for name in ("device", "arch", "num_cu", "flags"))
+            other = [f"{name} {own}" for name, own in pairs if own != getattr(wanted, name)]
             raise DeviceGone(
                 f"the board {facts['board']} is another than the session's: {', '.join(other)}"
             )
@@ -282,10 +272,8 @@ class BoardTvmLibrary(TvmLibrary):
         try:
             self._open(context, _AGAIN_S)
         except DeviceGone as gone:
-            self._gone = (
-                f"not measured: the board {board} did not come back after the candidate before:"
-                f" {gone}"
-            )
+            why = f"the board {board} did not come back after the candidate before"
+            self._gone = f"not measured: {why}: {gone}"
 
     def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
         child = super()._child(module, name, context, threads, used)
@@ -310,10 +298,8 @@ class BoardTvmLibrary(TvmLibrary):
                 board = self._board
                 self._leave()
                 self._reopen(board, context)
-                if self._board not in ("", board):
-                    self._gone = (
-                        f"not measured: {self._board} was given instead of the board {board}"
-                    )
+                if (other := self._board) not in ("", board):
+                    self._gone = f"not measured: {other} was given instead of the board {board}"
             return call(op, timeout_s, **arguments)
 
         return fresh
@@ -339,8 +325,6 @@ class BoardTvmLibrary(TvmLibrary):
         but in finals all is new."""
         if self._in_finals:
             return DeviceGone(self._gone)
-        return (
-            ChildFailed(self._gone, self._gone)
-            if op in ("prepare", "measure", "probe")
-            else DeviceHeld(self._gone)
-        )
+        if op in ("prepare", "measure", "probe"):
+            return ChildFailed(self._gone, self._gone)
+        return DeviceHeld(self._gone)

@@ -63,10 +63,7 @@ class FamilyProblem:
     def count(self, wanted: int) -> int:
         """Return the number of candidates, at most `wanted`; 0 where the family has no kernel for
         the target."""
-        if isinstance(self.layer, Layer):
-            fits = _fits(self.family, self.layer)
-        else:
-            fits = self.family.applies(self.layer.config, self.layer.mode)
+        fits = _fits(self.family, self.layer)
         return min(wanted, len(self.family.kernel.space(self.layer))) if fits else 0
 
     def index_of(self, point: str) -> int | None:
@@ -90,10 +87,8 @@ class FamilyProblem:
         """
         kernel, layer = self.family.kernel, self.layer
         points = kernel.space(layer)
-        schedule = Schedule(self.workload())
-        schedule.sample_categorical(
-            list(range(len(points))), [1.0 / len(points)] * len(points), index
-        )
+        schedule, numbers = Schedule(self.workload()), list(range(len(points)))
+        schedule.sample_categorical(numbers, [1.0 / len(points)] * len(points), index)
         kernel.schedule(schedule, layer, points[index])
         schedule.annotate(schedule.get_sblock("root"), OWN, _text_of(points[index]))
         return schedule
@@ -161,8 +156,8 @@ def target_of(text: str) -> Any:
 
 def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHING) -> Layer | None:
     """Return the layer that the families of convolutions take for `config`, None where they take
-    none: see `shape.supported` and `gradient`."""
-    if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
+    none (`shape.supported`)."""
+    if not shape.supported(config):
         return None
     cpu = machine.from_target(target)
     return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
@@ -174,10 +169,8 @@ def cold_cycles(family: Family, sizes: ConvShape) -> float:
     In a model they come from there at each call: its other layers have used the caches since the
     last one.
     """
-    taps = family.packed_taps(sizes)
-    return (
-        4 * taps * sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block / _MEMORY_BYTES
-    )
+    channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
+    return 4 * family.packed_taps(sizes) * channels / _MEMORY_BYTES
 
 
 def ranked(
@@ -202,7 +195,9 @@ def ranked(
     return [(family, index) for _, index, family in found]
 
 
-def _fits(family: Family, layer: Layer) -> bool:
+def _fits(family: Family, layer: Layer | Product) -> bool:
+    if isinstance(layer, Product):
+        return family.applies(layer.config, layer.mode)
     sizes = layer.shape
     return sizes.direction is family.direction and family.applies(sizes, layer.mode)
 

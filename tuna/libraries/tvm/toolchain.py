@@ -7,36 +7,27 @@ JSON, or from the text of older releases, `llvm -mtriple=aarch64-linux-gnu -matt
 
 from __future__ import annotations
 
-
-import json
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
-
-from tuna.errors import LibraryMissing
-from tuna.libraries.base import Environment
-from tuna.libraries.cached_probe import cached_probe
-from tuna.libraries.tvm import kernels
-from tuna.messages import install_extra
-from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.cpu_model import cpu_model
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
-
-
 import json
 import platform
 import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.messages import choices
-from tuna.sandbox.processes import run
+from tuna.libraries.base import Environment
+from tuna.libraries.cached_probe import cached_probe
+from tuna.libraries.tvm import kernels
+from tuna.messages import choices, install_extra
+from tuna.sandbox.cores import eval_cpus
+from tuna.sandbox.cpu_model import cpu_model
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, run
 from tuna.settings import get_settings
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
@@ -163,10 +154,7 @@ def parse(text: str) -> dict[str, Any]:
                 f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has")
             )
         found[name] = _typed(name, value)
-    if (
-        found.get("device") in _IMPLIED_DEVICES
-        and architecture(found) in _IMPLIED_DEVICES[found["device"]]
-    ):
+    if architecture(found) in _IMPLIED_DEVICES.get(found.get("device", ""), ()):
         del found["device"]
     return dict(sorted(found.items()))
 
@@ -178,13 +166,11 @@ def to_text(target: Mapping[str, Any]) -> str:
 
 def to_words(target: Mapping[str, Any]) -> str:
     """Return a target as text in the form of older releases: `llvm -mcpu=znver4 -num-cores=2`."""
-    plain = {
-        name: ",".join(value) if isinstance(value, list) else value
-        for name, value in target.items()
-    }
-    return " ".join(
-        [str(plain.pop("kind")), *(f"-{name}={value}" for name, value in sorted(plain.items()))]
-    )
+    words = [str(target["kind"])]
+    for name, value in sorted(target.items()):
+        if name != "kind":
+            words.append(f"-{name}={','.join(value) if isinstance(value, list) else value}")
+    return " ".join(words)
 
 
 def is_own(target: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
@@ -203,10 +189,8 @@ def architecture(target: Mapping[str, Any]) -> str:
 
 def for_code(target: Mapping[str, Any]) -> dict[str, Any]:
     """The target with which code is generated for MetaSchedule's space, and for models."""
-    return {
-        **target,
-        "cl-opt": [*target.get("cl-opt", ()), *_CODE_OPTIONS.get(architecture(target), ())],
-    }
+    options = _CODE_OPTIONS.get(architecture(target), ())
+    return {**target, "cl-opt": [*target.get("cl-opt", ()), *options]}
 
 
 def triple(target: Mapping[str, Any]) -> str:
@@ -221,15 +205,6 @@ def is_foreign(target: Mapping[str, Any]) -> bool:
     return architecture(target) != architecture({})
 
 
-def match(target: Mapping[str, Any], board: str, key: str) -> None:
-    """Raise BadInput for a target of another architecture than a board's."""
-    if architecture(target) != board:
-        raise BadInput(
-            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.",
-            hint=EXAMPLE,
-        )
-
-
 def linker(target: Mapping[str, Any], given: str) -> str:
     """The program that links for a target: `given` (TUNA_CC), or Debian's cross compiler; empty for
     this machine's own.
@@ -241,10 +216,8 @@ def linker(target: Mapping[str, Any], given: str) -> str:
     name = given or f"{triple(target)}-g++"
     path = shutil.which(name)
     if path is None:
-        raise LibraryMissing(
-            f"There is no {name} here, which would link for {triple(target)}.",
-            hint=_package(target),
-        )
+        text = f"There is no {name} here, which would link for {triple(target)}."
+        raise LibraryMissing(text, hint=_package(target))
     return path
 
 
@@ -257,12 +230,11 @@ def check(target: Mapping[str, Any]) -> None:
         return
     done = run([path, "-dumpmachine"], timeout_s=_LINKER_TIMEOUT_S)
     if done.returncode or architecture({"mtriple": done.output.strip()}) != architecture(target):
-        says = done.output.strip().splitlines()[-1:] or ["nothing"]
-        text = (
-            f"{path} does not link for {triple(target)}: asked for its machine, it says"
-            f" {says[0]!r}."
+        says = (done.output.strip().splitlines() or ["nothing"])[-1]
+        raise LibraryMissing(
+            f"{path} does not link for {triple(target)}: asked for its machine, it says {says!r}.",
+            hint=_package(target),
         )
-        raise LibraryMissing(text, hint=_package(target))
 
 
 def _package(target: Mapping[str, Any]) -> str:
