@@ -31,6 +31,18 @@ _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
 #: A longer answer is not a tracker's.
 _MAX_ANSWER_BYTES = 1 << 20
+#: Module of the child that speaks with a board.
+CHILD = "tuna.libraries.tvm.board_child"
+#: Seconds for a child's start, which imports TVM, and for the handshake with a board.
+START_S, HANDSHAKE_S = 120.0, 20.0
+#: Seconds that a starting worker, or a new session, waits for a free board.
+_FIRST_WAIT_S = 30.0
+_CONNECT_S = 3.0
+#: Timeout of one request to the tracker, which bounds the wait of a worker that ends; and the pause
+#: between two.
+_SLICE_S, _PAUSE_S = 2.0, 0.2
+#: Prefix of the child's error where the board itself failed.
+_LOST = "BoardLost: "
 
 
 @dataclass(frozen=True)
@@ -164,20 +176,6 @@ def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
             raise ConnectionResetError("it closed the connection")
         found += chunk
     return found
-
-
-#: Module of the child that speaks with a board.
-CHILD = "tuna.libraries.tvm.board_child"
-#: Seconds for a child's start, which imports TVM, and for the handshake with a board.
-START_S, HANDSHAKE_S = 120.0, 20.0
-#: Seconds that a starting worker, or a new session, waits for a free board.
-_FIRST_WAIT_S = 30.0
-_CONNECT_S = 3.0
-#: Timeout of one request to the tracker, which bounds the wait of a worker that ends; and the pause
-#: between two.
-_SLICE_S, _PAUSE_S = 2.0, 0.2
-#: Prefix of the child's error where the board itself failed.
-_LOST = "BoardLost: "
 
 
 @dataclass(frozen=True)

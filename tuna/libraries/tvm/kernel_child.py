@@ -38,11 +38,11 @@ from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED, error_bound
 _ROUNDS = 4
 #: Problems whose module and space are kept: those of searches that go on beside each other take
 #: turns.
-_KEPT = 16
-
-
+_KEPT_PROBLEMS = 16
 #: Makes the config's output from the kernel's.
 Answer = Callable[[Any], Any]
+#: Sets of packed inputs that are kept: of NaN, and of the layer's values.
+_KEPT_INPUTS = 2
 
 
 class TvmBuilder(Builder):
@@ -94,7 +94,7 @@ def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
     return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_KEPT_PROBLEMS)
 def module_of(job: KernelJob) -> tvm.IRModule:
     """Return the problem's module before scheduling, as the solver expresses it."""
     problem = problems.of(job)
@@ -106,7 +106,7 @@ def module_of(job: KernelJob) -> tvm.IRModule:
         return workloads.make(job.solver, job.config)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_KEPT_PROBLEMS)
 def space_of(job: KernelJob) -> ScheduleSpace:
     """Return MetaSchedule's space of a job that is searched in rounds."""
     architecture = toolchain.architecture(json.loads(job.target))
@@ -152,10 +152,6 @@ def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
         if len(found) >= count:
             break
     return found.values()
-
-
-#: Sets of packed inputs that are kept: of NaN, and of the layer's values.
-_KEPT = 2
 
 
 class TvmKernel(Kernel):
@@ -217,7 +213,7 @@ class TvmLoader(Loader):
         key = problem, digest.digest()
         found = self._packed.pop(key, None)
         self._packed[key] = found = problem.inputs(*given) if found is None else found
-        while len(self._packed) > _KEPT:
+        while len(self._packed) > _KEPT_INPUTS:
             self._packed.popitem(last=False)
         return found
 

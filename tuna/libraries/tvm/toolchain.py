@@ -30,11 +30,38 @@ from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, run
 from tuna.settings import get_settings
 
+log = structlog.get_logger(__name__)
+
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
 #: the likely cause).
 GOOD_FFI = "0.1.14.post1"
 _HINT = install_extra("tvm")
 _HOST_TIMEOUT_S = 120.0
+#: Attributes of TVM's target `llvm` and their types.
+_ATTRIBUTES: Mapping[str, type] = {
+    **dict.fromkeys(
+        ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str
+    ),
+    **dict.fromkeys(("num-cores", "opt-level", "vector-width"), int),
+    **dict.fromkeys(("keys", "libs", "mattr", "cl-opt"), list),
+    **dict.fromkeys(
+        ("fast-math", *(f"fast-math-{name}" for name in ("nnan", "ninf", "nsz", "arcp"))), bool
+    ),
+    **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
+}
+#: Lists whose order has no meaning.
+_SETS = ("mattr", "libs")
+#: `device` says no more than the architecture does.
+_IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
+#: Older names of an architecture.
+_ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
+_DEFAULT_SYSTEM = "linux-gnu"
+#: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after
+#: registers were allocated takes up to half of the time of a large candidate, and a core that
+#: reorders instructions itself gains nothing by it.
+_CODE_OPTIONS = {"x86_64": ("-disable-post-ra",)}
+EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
+_LINKER_TIMEOUT_S = 30.0
 
 
 def tvm_version() -> str:
@@ -104,35 +131,6 @@ def _host(tvm: str) -> Mapping[str, str]:
         raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
     finally:
         child.close()
-
-
-log = structlog.get_logger(__name__)
-
-#: Attributes of TVM's target `llvm` and their types.
-_ATTRIBUTES: Mapping[str, type] = {
-    **dict.fromkeys(
-        ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str
-    ),
-    **dict.fromkeys(("num-cores", "opt-level", "vector-width"), int),
-    **dict.fromkeys(("keys", "libs", "mattr", "cl-opt"), list),
-    **dict.fromkeys(
-        ("fast-math", *(f"fast-math-{name}" for name in ("nnan", "ninf", "nsz", "arcp"))), bool
-    ),
-    **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
-}
-#: Lists whose order has no meaning.
-_SETS = ("mattr", "libs")
-#: `device` says no more than the architecture does.
-_IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
-#: Older names of an architecture.
-_ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
-_DEFAULT_SYSTEM = "linux-gnu"
-#: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after
-#: registers were allocated takes up to half of the time of a large candidate, and a core that
-#: reorders instructions itself gains nothing by it.
-_CODE_OPTIONS = {"x86_64": ("-disable-post-ra",)}
-EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
-_LINKER_TIMEOUT_S = 30.0
 
 
 def parse(text: str) -> dict[str, Any]:
