@@ -91,9 +91,11 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
 
 
 @pytest.mark.parametrize("solver", [DIRECT, WINOGRAD])
-def test_a_search_of_three_rounds_repeats_nothing_and_learns(solver: str) -> None:
+def test_a_search_of_three_rounds_repeats_nothing_and_learns(
+    solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space, history = searched_space(solver), []
-    space.prior = None  # it knows nothing of times that were made up
+    monkeypatch.setattr(space, "prior", None)  # it knows nothing of times that were made up
     for _ in range(3):
         history += map(as_if_measured, propose(space, history, count=8, seed=1))
     assert len({trial.params for trial in history}) == 24
