@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,21 +109,22 @@ def _finalists(
     from tuna.libraries.tvm.kernels import machine
     from tuna.libraries.tvm.kernels.families import GEMM
     from tuna.libraries.tvm.kernels.gemm import Product
-    from tuna.libraries.tvm.kernels.points import candidate
     from tuna.libraries.tvm.kernels.shape import Mode
+    from tuna.libraries.tvm.problems import FamilyProblem
 
     target, problem = host_target(contest.cores), reference.make(config)
     product = Product(config, Mode.NATIVE, machine.from_target(target))
     a, b = problem.inputs
-    arrays = [a, GEMM.kernel.pack_weights(product, b), problem.blank()]
+    made = FamilyProblem(config, GEMM, product)
+    arrays = [*made.inputs(a, b), problem.blank()]
     looks = []
     for index, point in enumerate(GEMM.kernel.space(product)[: options.candidates]):
-        function = tvm.tirx.build(candidate(GEMM, product, index).mod, target=target)["main"]
+        function = tvm.tirx.build(made.candidate(index).mod, target=target)["main"]
         function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         function(*tensors)
         error = problem.error(tensors[-1].numpy())
-        label = f"{index} {point.to_json()} error {error:.1e}"
+        label = f"{index} {asdict(point)} error {error:.1e}"
         assert error <= problem.tolerance, label
         found = Contestant(label, partial(function, *tensors), float(config.flops))
         looks.append((contest.calibrate(found), found))

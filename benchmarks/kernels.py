@@ -23,7 +23,7 @@ import math
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +171,8 @@ def _write_down(outcome: Outcome, found: LayerResult) -> None:
 def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned:
     """Build the first `count` candidates and take a quick look at each."""
     from tuna.libraries import reference
-    from tuna.libraries.tvm.kernels.points import layer_of, ranked
     from tuna.libraries.tvm.kernels.shape import Mode
+    from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
 
     started = time.perf_counter()
     target = host_target(contest.cores)
@@ -184,7 +184,8 @@ def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned
     direct_ones = [point for point in order if not point[0].name.startswith("winograd")][:_DIRECT]
     others = [point for point in order if point not in direct_ones][: count - len(direct_ones)]
     for rank, (family, index) in enumerate(sorted(direct_ones + others, key=order.index)):
-        contestant = _build(family, layer, index, problem, target)
+        made = FamilyProblem(config, family, layer)
+        contestant = _build(made, index, problem, target)
         looks.append((contest.calibrate(contestant), rank, contestant))
     looks.sort(key=lambda look: look[0])
     best = [contestant for *_, contestant in looks]
@@ -193,33 +194,20 @@ def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned
     return Tuned(best[:_FINALISTS], direct, first[:2], time.perf_counter() - started)
 
 
-def _build(family: Any, layer: Any, index: int, problem: Any, target: Any) -> Contestant:
+def _build(made: Any, index: int, problem: Any, target: Any) -> Contestant:
     """One candidate, its answer checked after a run on NaN."""
     import numpy as np
     import tvm
 
-    from tuna.libraries.tvm.kernels.arrays import block_input, unblock_output
-    from tuna.libraries.tvm.kernels.points import candidate
-
-    native = layer.mode.value == "native"
-    x, w = problem.inputs
-    blank = np.full(
-        layer.shape.native_output() if native else layer.shape.layer_output(), np.nan, np.float32
-    )
-    arrays = [
-        block_input(layer.shape, x) if native else x,
-        family.kernel.pack_weights(layer.shape, w),
-        blank,
-    ]
-    function = tvm.tirx.build(candidate(family, layer, index).mod, target=target)["main"]
+    arrays = [*made.inputs(*problem.inputs), made.output(problem.blank())]
+    function = tvm.tirx.build(made.candidate(index).mod, target=target)["main"]
     function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     function(*tensors)
-    answer = tensors[-1].numpy()
-    error = problem.error(unblock_output(layer.shape, answer) if native else answer)
-    name = f"{family.name} {family.kernel.space(layer)[index].to_json()} error {error:.1e}"
+    error, family = problem.error(made.answer(tensors[-1].numpy())), made.family
+    name = f"{family.name} {asdict(family.kernel.space(made.layer)[index])} error {error:.1e}"
     assert error <= problem.tolerance, name
-    flops = float(2 * problem.expected.size * math.prod(w.shape[1:]))
+    flops = float(2 * problem.expected.size * math.prod(problem.inputs[1].shape[1:]))
     return Contestant(
         name, lambda: function(*tensors), flops, direct=not family.name.startswith("winograd")
     )

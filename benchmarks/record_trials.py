@@ -31,7 +31,7 @@ from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.search.proposal import propose
 from tuna.libraries.tvm import problems, schedules
-from tuna.libraries.tvm.compiler import module_of, space_of
+from tuna.libraries.tvm.kernel_child import module_of, space_of
 
 FOLDER = Path(__file__).parent / "trials"
 _POINT = {"fil_h": 1, "fil_w": 1, "pad_h": 0, "pad_w": 0}

@@ -26,9 +26,8 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.harness import Outcome
-from tuna.libraries.search.cost_model import TrialSource, learn
-from tuna.libraries.search.proposal import Strategy, propose
-from tuna.libraries.search.space import KnownTrial, Point, Space
+from tuna.libraries.search.cost_model import KnownTrial, TrialSource, learn
+from tuna.libraries.search.proposal import Point, Space, Strategy, propose
 from tuna.libraries.tvm.decisions import Design
 
 FOLDER = Path(__file__).parent / "trials"

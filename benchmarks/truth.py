@@ -315,7 +315,7 @@ def _judge_process(task: Path) -> int:
     from tuna.libraries import reference
     from tuna.libraries.options import complete
     from tuna.libraries.tvm import TvmLibrary
-    from tuna.libraries.tvm.evaluator import TvmLoader
+    from tuna.libraries.tvm.kernel_child import TvmLoader
 
     os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
     asked: dict[str, Any] = json.loads(task.read_text())

@@ -21,7 +21,7 @@ from tuna.configs import Config as Layer
 from tuna.configs import parse_line
 from tuna.db import configs, models
 from tuna.db.models import Base
-from tuna.libraries.tvm import environment as tvm_environment
+from tuna.libraries.tvm.toolchain import toolchain_of
 
 START = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)
 #: Layers of a small residual network and two matrix products, as MIOpenDriver has them.
@@ -92,7 +92,7 @@ class DatabaseBuilder:
             "library_version": "0.27.0.post1",
             "arch": arch,
             "num_cu": num_cu,
-            "toolchain": tvm_environment.toolchain_of("0.27.0.post1"),
+            "toolchain": toolchain_of("0.27.0.post1"),
             "device": "AMD EPYC 9B45",
             "target": '{"kind":"llvm","mcpu":"znver5","num-cores":2}',
             "flags": {"threads": "1"},

@@ -86,8 +86,7 @@ PROGRAM_MODULES = (
 TVM_MODULES = (
     "tuna.libraries.building",
     "tuna.libraries.measuring",
-    "tuna.libraries.tvm.compiler",
-    "tuna.libraries.tvm.evaluator",
+    "tuna.libraries.tvm.kernel_child",
     "tuna.models.benchmark_child",
     "tuna.models.child",
 )

@@ -44,7 +44,7 @@ from shared_data import needed_program
 from tuna import policies
 from tuna.cli.main import tuna
 from tuna.coordinator import publisher
-from tuna.libraries.tvm import environment
+from tuna.libraries.tvm import toolchain
 from tuna.settings import Settings
 from tuna.vocabulary import queue_name
 
@@ -222,7 +222,7 @@ def test_the_scaled_queue_has_the_names_that_tuna_and_kombu_give() -> None:
     version = next(
         text.removeprefix("apache-tvm==") for text in pinned if text.startswith("apache-tvm==")
     )
-    name = queue_name(False, environment.toolchain_of(version), "")
+    name = queue_name(False, toolchain.toolchain_of(version), "")
     lists = {trigger["listName"] for trigger in triggers}
     assert lists == {name, f"{name}\x06\x16{publisher._ORDINARY}"}
     assert lists < {

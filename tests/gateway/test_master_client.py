@@ -229,7 +229,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     says: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tuna.libraries.tvm.targets.platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("tuna.libraries.tvm.toolchain.platform.machine", lambda: "x86_64")
     ended = type_in("tuna", "rpc-client", "--server", "127.0.0.1:1", *words)
     assert (ended.code, says in ended.err) == (code, True), ended.err
 
@@ -246,7 +246,7 @@ def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_f
         "model": "Pi",
     }
     monkeypatch.setattr(boards, "ask", lambda _: facts)
-    monkeypatch.setattr("tuna.libraries.tvm.targets.check", lambda _: None)
+    monkeypatch.setattr("tuna.libraries.tvm.toolchain.check", lambda _: None)
     runner = MeasuringPlace.parse(
         "lvm -device=arm_cpu -mtriple=aarch64-linux-gnu", "my-device-key", 9190
     )
@@ -277,7 +277,7 @@ def test_a_worker_on_a_board_serves_the_environment_that_it_joined_with(
         "model": "Pi",
     }
     monkeypatch.setattr(boards, "ask", lambda _: facts)
-    monkeypatch.setattr("tuna.libraries.tvm.targets.check", lambda _: None)
+    monkeypatch.setattr("tuna.libraries.tvm.toolchain.check", lambda _: None)
     for environment, variables in MeasuringPlace.parse(target, "key", 9190).places():
         with monkeypatch.context() as its:
             for name, value in variables.items():

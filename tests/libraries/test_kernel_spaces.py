@@ -29,9 +29,9 @@ from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.kernels import gemm, machine
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
-from tuna.libraries.tvm.kernels.points import candidate, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
 from tuna.sandbox.cpu import data_caches
 
 RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
@@ -88,7 +88,7 @@ def test_a_tile_fills_the_registers_of_its_target_and_is_not_spilled(name: str) 
     layer = layer_for(target, conv(**RESNET))
     family, index = ranked(layer, [FAMILIES["direct"]])[0]
     point = family.kernel.space(layer)[index]
-    text = assembly(target, candidate(family, layer, index).mod)
+    text = assembly(target, FamilyProblem(conv(**RESNET), family, layer).candidate(index).mod)
     sums = point.rows * point.columns * point.blocks
     assert 8 <= sums <= registers - 2
     assert len(re.findall(pattern, text)) >= sums
@@ -127,14 +127,13 @@ def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(
     stack than those."""
     target = target_of(name)
     if kind == "gemm":
-        product = gemm.Product(
-            GemmConfig(m=24, n=128, k=64), Mode.NATIVE, machine.from_target(target)
-        )
-        module = candidate(GEMM, product, 0).mod
+        config = GemmConfig(m=24, n=128, k=64)
+        product = gemm.Product(config, Mode.NATIVE, machine.from_target(target))
+        module = FamilyProblem(config, GEMM, product).candidate(0).mod
     else:
         mode = Mode.LAYER if kind in ("pointwise", "backward_weights") else Mode.NATIVE
         layer = layer_for(target, conv(**CROSS[kind]), mode)
-        module = candidate(FAMILIES[kind], layer, 0).mod
+        module = FamilyProblem(conv(**CROSS[kind]), FAMILIES[kind], layer).candidate(0).mod
     text = assembly(target, module)
     products = len(re.findall(WIDTHS[name][2], text))
     assert products >= 8
@@ -199,7 +198,7 @@ def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
     """Without this package: the trace and the workload are TVM's own JSON."""
     target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
     family = FAMILIES["winograd2"]
-    schedule = candidate(family, layer, 2)
+    schedule = FamilyProblem(conv(), family, layer).candidate(2)
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
     workload = database.commit_workload(family.kernel.workload(layer))
     arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod)

@@ -30,11 +30,10 @@ import tvm
 from tvm.target import codegen
 
 from tuna.libraries.tvm import problems
-from tuna.libraries.tvm.kernels import direct, shape
-from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
+from tuna.libraries.tvm.kernels import direct
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
-from tuna.libraries.tvm.kernels.points import candidate, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
 
 #: Direct sums in fp32 of a few hundred terms, over the largest magnitude of the answer.
 ROUNDING = 5e-6
@@ -180,23 +179,26 @@ def test_backward_kernels_answer_as_the_definition(
     first, plain = channels_first(dy, config.out_layout), channels_first(w, config.fil_layout)
     if direction == "W":
         expected = backward_weights(config, channels_first(x, config.in_layout), first)
-        arguments = [
-            x,
-            family.kernel.pack_weights(layer.shape, dy),
-            np.full(config.weight_shape, np.nan, np.float32),
-        ]
+        given, extents = (x, dy), config.weight_shape
     else:
         expected = backward_data(config, first, plain)
-        weights = family.kernel.pack_weights(layer.shape, shape.forward_weights(config, plain))
-        native = layer.mode is Mode.NATIVE
-        blank = np.full(
-            layer.shape.native_output() if native else config.input_shape, np.nan, np.float32
-        )
-        arguments = [block_input(layer.shape, dy) if native else dy, weights, blank]
-    found = run(candidate(family, layer, index).mod, target, arguments)
-    answer = unblock_output(layer.shape, found) if layer.mode is Mode.NATIVE else found
+        given, extents = (dy, w), config.input_shape
+    answer = answered(FamilyProblem(config, family, layer), index, target, *given, extents=extents)
     found = channels_first(answer, config.in_layout)
     assert np.abs(found - expected).max() <= 1e-4 * (np.abs(expected).max() + 1)
+
+
+def channels_first(array: Any, layout: str) -> Any:
+    return np.moveaxis(array, -1, 1) if layout.endswith("C") else array
+
+
+def answered(
+    made: FamilyProblem, index: int, target: Any, *given: Any, extents: tuple[int, ...]
+) -> Any:
+    """The answer of a point to the layer's own inputs."""
+    blank = np.full(extents, np.nan, np.float32)
+    arguments = [*made.inputs(*given), made.output(blank)]
+    return made.answer(run(made.candidate(index).mod, target, arguments))
 
 
 def run(module: Any, target: Any, arguments: list[Any]) -> Any:
@@ -279,22 +281,18 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
     target = runnable()[-2] if len(runnable()) > 1 else runnable()[0]
     whole = layer_of(config, Mode.NATIVE, target)
     assert whole is not None
+    assert isinstance(config, ConvConfig)
     layer = replace(whole, machine=replace(whole.machine, l2_bytes=1 << 10))
     family, problem = FAMILIES[name], reference.make(config)
-    built = candidate(family, layer, 0)
+    made = FamilyProblem(config, family, layer)
+    built = made.candidate(0)
     assert "T.prefetch" in str(built.mod)
     if sign == "order":
         assert family.kernel.space(layer)[0].order == direct.CHANNELS_OUTSIDE
     else:
         assert sign in str(built.mod)
-    x, w = problem.inputs
-    arguments = [block_input(layer.shape, x), family.kernel.pack_weights(layer.shape, w)]
-    answer = run(
-        built.mod,
-        target,
-        [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)],
-    )
-    assert problem.error(unblock_output(layer.shape, answer)) <= ROUNDING
+    answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
+    assert problem.error(answer) <= ROUNDING
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -313,20 +311,16 @@ def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) ->
     target = next(target for target in runnable() if int(target.attrs["num-cores"]) == cores)
     whole = layer_of(config, Mode.NATIVE, target)
     assert whole is not None
+    assert isinstance(config, ConvConfig)
     layer = replace(whole, machine=replace(whole.machine, l2_bytes=40 << 10))
     family, problem = FAMILIES["direct"], reference.make(config)
     assert family.kernel.space(layer)[0].order == direct.ROWS_OUTSIDE
-    built = candidate(family, layer, 0)
+    made = FamilyProblem(config, family, layer)
+    built = made.candidate(0)
     loops = built.get_loops(built.get_sblock("sums_update"))
     assert int(built.get(loops[3 if cores == 1 else 1]).extent) == 4, "rows, inside of the channels"
-    x, w = problem.inputs
-    arguments = [block_input(layer.shape, x), family.kernel.pack_weights(layer.shape, w)]
-    answer = run(
-        built.mod,
-        target,
-        [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)],
-    )
-    assert problem.error(unblock_output(layer.shape, answer)) <= ROUNDING
+    answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
+    assert problem.error(answer) <= ROUNDING
 
 
 @TUNED

@@ -20,8 +20,8 @@ from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.onednn import OneDnnLibrary, environment
-from tuna.libraries.onednn.solvers import (
+from tuna.libraries.onednn import OneDnnLibrary, library
+from tuna.libraries.onednn.library import (
     SOLVERS,
     Layout,
     allowed,
@@ -107,7 +107,7 @@ CONFIGS: Sequence[Config] = [
 def installed() -> Path:
     """Where the library lies."""
     try:
-        return environment.library_path()
+        return library.library_path()
     except LibraryMissing as error:
         need(False, f"oneDNN ({error.hint})")
         raise
@@ -220,7 +220,7 @@ def test_a_library_that_is_missing_or_unknown_is_a_sentence_with_the_command(
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(environment, "files", missing)
+    monkeypatch.setattr(library, "files", missing)
     with pytest.raises(LibraryMissing, match="oneDNN is not installed") as error:
         OneDnnLibrary().environment()
     assert error.value.hint == "pip install 'tuna-autotuner[onednn]'"
@@ -246,9 +246,9 @@ def test_a_child_that_cannot_load_it_says_so(
 ) -> None:
     broken = tmp_path / "libdnnl.so.3"
     broken.write_text("no library")
-    monkeypatch.setattr(environment, "library_path", lambda: broken)
+    monkeypatch.setattr(library, "library_path", lambda: broken)
     with pytest.raises(LibraryMissing, match=r"cannot be used here: .*cannot be loaded"):
-        environment.describe()
+        OneDnnLibrary().environment()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuna.libraries.tvm.params import readable
+from tuna.libraries.tvm.decisions import readable
 
 TILE = ["SamplePerfectTile", ["l3"], [4, 64], ["v1", "v2"]]
 UNROLL = ["SampleCategorical", [], [[0, 16, 64], [0.3, 0.3, 0.4]], ["v9"]]

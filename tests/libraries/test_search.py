@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from toy_space import INVALID, Grid
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.search.cost_model import CostModel, TrialSource, learn
+from tuna.libraries.search.cost_model import CostModel, KnownTrial, TrialSource, in_order, learn
 from tuna.libraries.search.proposal import SMALL, Strategy, propose
-from tuna.libraries.search.space import KnownTrial, in_order
 
 pytestmark = pytest.mark.usefixtures("xgboost_here")
 

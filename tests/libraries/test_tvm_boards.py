@@ -26,7 +26,7 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.measurement import Budgets
-from tuna.libraries.tvm import BoardTvmLibrary, board_library, boards, tvm_library
+from tuna.libraries.tvm import BoardTvmLibrary, boards, tvm_library
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
@@ -54,8 +54,8 @@ def bench_at(
 ) -> Iterator[Callable[[int | None], tuple[Bench, Tracker]]]:
     """`bench_at(port)`: the library of a worker for that board, and its tracker; short of
     patience."""
-    monkeypatch.setattr(board_library, "_WAIT_S", 2.0)
-    monkeypatch.setattr(board_library, "_AGAIN_S", 2.0)
+    monkeypatch.setattr("tuna.libraries.tvm.library._WAIT_S", 2.0)
+    monkeypatch.setattr("tuna.libraries.tvm.library._AGAIN_S", 2.0)
     monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
     made: list[tuple[Bench, Tracker]] = []
 

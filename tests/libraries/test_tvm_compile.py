@@ -126,10 +126,10 @@ PROPOSE = """
 import json, sys
 from tuna.libraries import building
 from tuna.libraries.tvm.schedules import import_intrinsics
-if sys.argv[2] == "plain": print(import_intrinsics(("no_such_machine",)))
+if sys.argv[2] == "plain": print(import_intrinsics("no_such_machine"))
 else: print(import_intrinsics())
 job = json.loads(sys.argv[1])
-print(json.dumps(building.propose("tuna.libraries.tvm.compiler:TvmBuilder", job)["params"]))
+print(json.dumps(building.propose("tuna.libraries.tvm.kernel_child:TvmBuilder", job)["params"]))
 """
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuna.errors import LibraryMissing
-from tuna.libraries.tvm import TvmLibrary, environment, kernels
+from tuna.libraries.tvm import TvmLibrary, kernels, toolchain
 from tuna.sandbox.cores import eval_cpus
 
 
@@ -46,13 +46,13 @@ def test_the_cpu_is_asked_for_once_and_a_corrupt_answer_is_asked_for_again(
     cache.write_text("{ half an ans")
     assert TvmLibrary().environment() == expected
     assert json.loads(cache.read_text()) == {"mcpu": expected.arch}
-    monkeypatch.setattr(environment, "Child", None)  # nobody may be asked now
+    monkeypatch.setattr(toolchain, "Child", None)  # nobody may be asked now
     assert TvmLibrary().environment() == expected
 
 
 def test_the_cpu_has_the_name_that_tvm_gives_it_without_an_import_of_tvm(tvm_here: None) -> None:
     program = (
-        "import sys; from tuna.libraries.tvm import environment; found = environment.host()\n"
+        "import sys; from tuna.libraries.tvm import toolchain; found = toolchain.host()\n"
         "assert 'tvm' not in sys.modules\n"
         "from tvm.target import codegen; assert found == {'mcpu': codegen.llvm_get_system_cpu()}"
     )
@@ -66,9 +66,9 @@ def test_tvm_that_is_not_installed_is_a_sentence_with_the_command(
     def version(name: str) -> str:
         if name == missing:
             raise PackageNotFoundError(name)
-        return environment.GOOD_FFI
+        return toolchain.GOOD_FFI
 
-    monkeypatch.setattr(environment, "version", version)
+    monkeypatch.setattr(toolchain, "version", version)
     with pytest.raises(LibraryMissing) as error:
         TvmLibrary().environment()
     assert error.value.hint == "pip install 'tuna-autotuner[tvm]'"
@@ -76,7 +76,7 @@ def test_tvm_that_is_not_installed_is_a_sentence_with_the_command(
 
 def test_a_tvm_ffi_that_crashes_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.15.post2"}
-    monkeypatch.setattr(environment, "version", versions.__getitem__)
+    monkeypatch.setattr(toolchain, "version", versions.__getitem__)
     with pytest.raises(
         LibraryMissing,
         match=r"crashes with apache-tvm-ffi 0\.1\.15\.post2; it needs 0\.1\.14\.post1",

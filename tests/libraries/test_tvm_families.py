@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,11 +28,16 @@ from tuna.configs.values import Direction
 from tuna.libraries import measuring, reference
 from tuna.libraries.base import Environment
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import TvmLibrary, kernels, packing, problems, solvers
-from tuna.libraries.tvm.compiler import TvmBuilder
-from tuna.libraries.tvm.evaluator import TvmLoader
+from tuna.libraries.tvm import TvmLibrary, kernels, problems, solvers
+from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.kernels import shape, stages
-from tuna.libraries.tvm.kernels.families import DIRECT_ERROR, FAMILIES, Family
+from tuna.libraries.tvm.kernels.families import (
+    DIRECT_ERROR,
+    FAMILIES,
+    Family,
+    packing_for,
+    packing_of,
+)
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -252,7 +257,7 @@ def check_packing(
 ) -> None:
     """What an exported database says of the arguments is what the loader does."""
     extents = [extents for *_, extents in record[3]]
-    steps = packing.of(job.config, solvers.BY_NAME[job.solver].family, extents) or [None] * 3
+    steps = packing_for(job.config, solvers.BY_NAME[job.solver].family, extents) or [None] * 3
     made = problems.of(job)
     if made is None:
         assert steps == [None] * 3
@@ -310,7 +315,7 @@ def test_an_answer_beyond_the_solvers_own_bound_is_wrong(
     job, path = KernelJob(conv(), TILE, target), tmp_path / "built.so"
     TvmBuilder().build(job, TvmBuilder().propose(job)[0], path)
     facts = {"config": conv().to_json(), "solver": TILE, "target": target}
-    found = measuring.measure("tuna.libraries.tvm.evaluator:TvmLoader", facts, str(path))
+    found = measuring.measure("tuna.libraries.tvm.kernel_child:TvmLoader", facts, str(path))
     assert found["timing"] is None
     assert 1e-12 < found["error"] < 1e-5
     assert found["tolerance"] == 1e-12
@@ -334,7 +339,7 @@ def test_a_worker_builds_checks_and_measures_them(
 
 def digest_of(family: Family) -> str:
     facts = [
-        [point.to_json() for point in family.kernel.space(layer)] + [packed]
+        [asdict(point) for point in family.kernel.space(layer)] + [packed]
         for layer, packed in samples(family)
     ]
     assert facts, f"no sample is a layer for the family {family.name}"
@@ -349,7 +354,8 @@ def samples(family: Family) -> Iterator[tuple[Layer | Product, str]]:
         b = np.arange(36 * 40, dtype=np.float32).reshape(36, 40)
         for mode in Mode:
             product = Product(GemmConfig(24, 40, 36), mode, cpu)
-            yield product, digest(family.kernel.pack_weights(product, b))
+            steps = packing_of(product.config, family, Mode.NATIVE, cpu.floats)
+            yield product, digest(problems.packed(b, steps[1]))
         return
     plain = ConvConfig(1, 16, 12, 12, 16, 3, 3, 1, 1)
     strided = replace(plain, conv_stride_h=2, conv_stride_w=2)
@@ -362,15 +368,17 @@ def samples(family: Family) -> Iterator[tuple[Layer | Product, str]]:
     for config, mode in itertools.product(others, Mode):
         sizes = shape.of(config, cpu.floats)
         if family.direction is sizes.direction and family.applies(sizes, mode):
-            yield Layer(sizes, mode, cpu), packed_weights(family, config, sizes)
+            layer = Layer(sizes, mode, cpu)
+            yield layer, packed_weights(family, config, layer)
 
 
-def packed_weights(family: Family, config: ConvConfig, sizes: shape.ConvShape) -> str:
+def packed_weights(family: Family, config: ConvConfig, layer: Layer) -> str:
     if family.packing is None:
         return ""
     count = np.prod(config.weight_shape)
     weights = np.arange(count, dtype=np.float32).reshape(config.weight_shape) % 251
-    packed = family.kernel.pack_weights(sizes, shape.forward_weights(config, weights))
+    steps = problems.FamilyProblem(config, family, layer).packing()
+    packed = problems.packed(weights, steps[1])
     return digest(np.round(packed * _NO_TIES, 1))
 
 
@@ -400,7 +408,7 @@ def test_what_an_epilogue_adds_is_packed_where_the_answer_is(
 ) -> None:
     (params,) = TvmBuilder().propose(KernelJob(task, solver, CPU))
     extents = [extents for *_, extents in json.loads(params)[3]]
-    steps = packing.of(task, solvers.BY_NAME[solver].family, extents)
+    steps = packing_for(task, solvers.BY_NAME[solver].family, extents)
     assert steps is not None
     assert len(steps) == len(extents)
     assert sum(step is not None for step in steps) == packed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.libraries.tvm.rpc import BoardAddress, Tracker
+from tuna.libraries.tvm.boards import BoardAddress, Tracker
 
 MAGIC = struct.pack("<i", 0x2F271)
 

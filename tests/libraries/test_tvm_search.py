@@ -27,12 +27,11 @@ pytest.importorskip("tvm")
 from tuna.errors import BadInput
 from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.search.cost_model import CostModel
+from tuna.libraries.search.cost_model import CostModel, KnownTrial
 from tuna.libraries.search.proposal import propose
-from tuna.libraries.search.space import KnownTrial
 from tuna.libraries.tvm import problems, schedules
-from tuna.libraries.tvm.compiler import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
+from tuna.libraries.tvm.kernel_child import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.search import history
 from tuna.vocabulary import Cause
@@ -45,7 +44,7 @@ import hashlib, json, sys, tvm
 from tvm_layers import conv
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import schedules
-from tuna.libraries.tvm.compiler import module_of, space_of
+from tuna.libraries.tvm.kernel_child import module_of, space_of
 from tuna.libraries.search.proposal import propose
 job = KernelJob(conv(), sys.argv[1], sys.argv[2])
 params = sys.stdin.read()
@@ -92,9 +91,11 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
 
 
 @pytest.mark.parametrize("solver", [DIRECT, WINOGRAD])
-def test_a_search_of_three_rounds_repeats_nothing_and_learns(solver: str) -> None:
+def test_a_search_of_three_rounds_repeats_nothing_and_learns(
+    solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space, history = searched_space(solver), []
-    space.prior = None  # it knows nothing of times that were made up
+    monkeypatch.setattr(space, "prior", None)  # it knows nothing of times that were made up
     for _ in range(3):
         history += map(as_if_measured, propose(space, history, count=8, seed=1))
     assert len({trial.params for trial in history}) == 24

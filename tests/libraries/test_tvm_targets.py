@@ -9,16 +9,16 @@ import pytest
 from shared_data import needed_program
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.tvm import targets
+from tuna.libraries.tvm import toolchain
 from tuna.settings import get_settings
 
 PI = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 
 
 def test_code_for_cores_that_reorder_instructions_is_scheduled_once() -> None:
-    here = targets.for_code({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "cl-opt": ["-a"]})
+    here = toolchain.for_code({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "cl-opt": ["-a"]})
     assert here["cl-opt"] == ["-a", "-disable-post-ra"]
-    assert targets.for_code(PI)["cl-opt"] == []
+    assert toolchain.for_code(PI)["cl-opt"] == []
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_code_for_cores_that_reorder_instructions_is_scheduled_once() -> None:
     ],
 )  # fmt: skip
 def test_both_forms_of_a_target_are_one(text: str, wanted: dict[str, object]) -> None:
-    found = targets.parse(text)
+    found = toolchain.parse(text)
     assert found == wanted
-    assert targets.to_text(targets.parse(targets.to_text(found))) == targets.to_text(found)
+    assert toolchain.to_text(toolchain.parse(toolchain.to_text(found))) == toolchain.to_text(found)
     assert list(found) == sorted(found)
 
 
 def test_lvm_is_taken_for_llvm_with_a_warning(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert targets.parse("lvm -device=arm_cpu -mtriple=aarch64-linux-gnu") == PI
+    assert toolchain.parse("lvm -device=arm_cpu -mtriple=aarch64-linux-gnu") == PI
     # by how another test set logs up
     assert "lvm is taken for llvm" in "".join([*capsys.readouterr(), caplog.text])
 
@@ -76,7 +76,7 @@ def test_lvm_is_taken_for_llvm_with_a_warning(
 )
 def test_what_is_no_target_is_refused(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        targets.parse(text)
+        toolchain.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_is_no_target_is_refused(text: str, said: str) -> None:
     ],
 )
 def test_triples_are_named_as_gnu_does(triple: str, gnu: str) -> None:
-    assert targets.triple({"kind": "llvm", "mtriple": triple}) == gnu
+    assert toolchain.triple({"kind": "llvm", "mtriple": triple}) == gnu
 
 
 def test_without_a_linker_its_package_is_named(
@@ -97,13 +97,13 @@ def test_without_a_linker_its_package_is_named(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LibraryMissing, match=r"no riscv64-linux-gnu-g\+\+ here") as missing:
-        targets.linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "")
+        toolchain.linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "")
     assert (
         missing.value.hint
         == "apt-get install g++-riscv64-linux-gnu, or set TUNA_CC to a compiler that links for"
         " riscv64-linux-gnu"
     )
-    assert targets.linker({"kind": "llvm", "num-cores": 2}, "") == "", "this machine's own"
+    assert toolchain.linker({"kind": "llvm", "num-cores": 2}, "") == "", "this machine's own"
 
 
 def test_a_compiler_that_links_for_another_machine_is_refused(
@@ -116,7 +116,7 @@ def test_a_compiler_that_links_for_another_machine_is_refused(
         with pytest.raises(
             LibraryMissing, match="gcc does not link for riscv64-linux-gnu: asked for its machine"
         ):
-            targets.check({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
+            toolchain.check({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
     finally:
         monkeypatch.undo()
         get_settings.cache_clear()
@@ -130,5 +130,6 @@ def test_targets_as_json_are_what_tvm_takes(tvm_here: None) -> None:
         "llvm -mattr=+neon -mtriple=aarch64-linux-gnu -num-cores=4",
     ):
         assert (
-            tvm.target.Target(json.loads(targets.to_text(targets.parse(text)))).kind.name == "llvm"
+            tvm.target.Target(json.loads(toolchain.to_text(toolchain.parse(text)))).kind.name
+            == "llvm"
         )

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from random import Random
 
-from tuna.libraries.search.space import KnownTrial, Point, Space
+from tuna.libraries.search.cost_model import KnownTrial
+from tuna.libraries.search.proposal import Point, Space
 
 #: Points of which the third number is this are no candidates.
 INVALID = 3

@@ -17,7 +17,7 @@ from private_servers import wait_until
 from shared_data import need
 from tvm import rpc
 
-from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm.boards import Tracker
 
 #: Ports of this process and its neighbours; a server takes the next free one.
 _PORTS = 20000 + os.getpid() % 400 * 50

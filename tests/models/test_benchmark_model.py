@@ -24,7 +24,7 @@ from command_lines import Ended
 from tuna import api
 from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm.boards import Tracker
 from tuna.models import arguments, benchmark, build, importer
 from tuna.models.benchmark import BenchmarkDevice, BenchmarkInputs, BenchmarkProcess
 from tuna.sandbox.processes import Child

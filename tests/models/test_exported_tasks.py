@@ -21,8 +21,9 @@ from tuna.db import configs
 from tuna.exports import export
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import make
-from tuna.libraries.tvm import functions, packing, problems, tvm_db
-from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm import functions, problems, tvm_db
+from tuna.libraries.tvm.kernel_child import TvmBuilder
+from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, onnx_reference
 from tuna.models.build import TaskKernels
@@ -125,7 +126,7 @@ def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     problem = make(task)
     packed = found.inputs(*problem.inputs)
     extents = [array.shape for array in (*packed, found.output(problem.expected))]
-    steps = packing.of(task, "direct", extents)
+    steps = packing_for(task, "direct", extents)
     assert steps is not None
     assert len(steps) == len(extents) == 5
     assert steps[3] == steps[4] != steps[0]  # the residual lies as the answer does
@@ -137,4 +138,4 @@ def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     for array, how in zip(packed, steps, strict=False):
         assert how is not None
         assert tuple(how["split"][axis] for axis in how["permuted"]) == array.shape
-    assert packing.of(TaskConfig(name="softmax", body="0" * 64), "", [(1,), (1,)]) is None
+    assert packing_for(TaskConfig(name="softmax", body="0" * 64), "", [(1,), (1,)]) is None

@@ -13,7 +13,7 @@ from test_plan import TARGET
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.models import build, choosing, importer, inputs, runtimes
 from tuna.models.build import Record
 from tuna.models.manifest import Class

@@ -19,7 +19,7 @@ from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import functions, problems
-from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, inputs, onnx_reference
 from tuna.models.build import Record, TaskKernels

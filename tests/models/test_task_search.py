@@ -17,8 +17,7 @@ from tvm.target import codegen
 from tuna.configs import TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import functions
-from tuna.libraries.tvm.compiler import TvmBuilder
-from tuna.libraries.tvm.evaluator import TvmLoader
+from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
 from tuna.models import choosing
 from tuna.models.build import Record, TaskKernels

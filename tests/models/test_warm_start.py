@@ -15,8 +15,8 @@ from tuna.db import models as tables
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm.compiler import TvmBuilder
-from tuna.libraries.tvm.params import readable
+from tuna.libraries.tvm.decisions import readable
+from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.models import child, store
 from tuna.models.manifest import Manifest, ManifestTask
 

@@ -18,7 +18,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm.boards import Tracker
 from tuna.models import arguments, benchmark
 from tuna.models.arguments import Argument
 from tuna.models.benchmark import BenchmarkDevice

@@ -32,7 +32,7 @@ from tuna.exports.trial_logs import TrialLogs
 from tuna.libraries.base import FINALS
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm import targets
+from tuna.libraries.tvm import toolchain
 
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 #: How often all jobs are compared with the trace; those that this process drains are written at
@@ -165,16 +165,16 @@ def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
     words."""
     if plan.library != "tvm":
         return {}, plan.target
-    target = targets.parse(plan.target)
-    words = targets.to_words(target)
+    target = toolchain.parse(plan.target)
+    words = toolchain.to_words(target)
     if plan.tvm_tracker or plan.device_key:
         facts = {"tvm_tracker": plan.tvm_tracker, "device_key": plan.device_key}
-        return {"target": targets.to_text(target), **facts}, words
-    if not targets.is_foreign(target) and targets.is_own(
+        return {"target": toolchain.to_text(target), **facts}, words
+    if not toolchain.is_foreign(target) and toolchain.is_own(
         target, json.loads(get_library("tvm").environment().target)
     ):
         return {}, words
-    return {"target": targets.to_text(target)}, words
+    return {"target": toolchain.to_text(target)}, words
 
 
 def _session(

@@ -22,9 +22,8 @@ from tuna.gateway import https_client, joined
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import MAX_PROCESSES
 from tuna.gateway.tokens import JoinToken
-from tuna.libraries.tvm import targets
+from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.boards import BoardPool
-from tuna.libraries.tvm.environment import tvm_version
 from tuna.messages import choices
 from tuna.queue.announcements import control_key, set_order
 from tuna.queue.connection import connect, ensure_services, impatient_client
@@ -290,9 +289,9 @@ def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]
     target = boards.target or (
         json.loads(session)["environment"]["target"] if session else settings.tvm_target
     )
-    tvm_version()  # refused here, for a worker that ends is started again
+    toolchain.tvm_version()  # refused here, for a worker that ends is started again
     BoardPool.at(tracker, key)
     if target:
-        targets.parse(target)
+        toolchain.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
     return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}

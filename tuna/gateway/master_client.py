@@ -18,8 +18,8 @@ from tuna.gateway import https_client
 from tuna.gateway.protocol import MAX_PROCESSES, Facts
 from tuna.gateway.tokens import Credentials, JoinToken
 from tuna.libraries.base import Environment
-from tuna.libraries.tvm import boards, environment, targets
-from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm import boards, toolchain
+from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
 from tuna.workers.launch import WorkerSpec
@@ -43,7 +43,7 @@ class MeasuringPlace:
     @classmethod
     def parse(cls, target: str, device: str | None, port: int | None) -> MeasuringPlace:
         """Parse the options of `tuna rpc-client`; raises BadInput."""
-        parsed = targets.parse(target)
+        parsed = toolchain.parse(target)
         if (device is None) != (port is None):
             raise BadInput(
                 "A board is named by its key and by the port of its tracker, which runs on this"
@@ -54,8 +54,8 @@ class MeasuringPlace:
                 ),
             )
         if device is None or port is None:
-            if targets.is_foreign(parsed):
-                text = f"This machine cannot measure for {targets.triple(parsed)}."
+            if toolchain.is_foreign(parsed):
+                text = f"This machine cannot measure for {toolchain.triple(parsed)}."
                 raise BadInput(text, hint="name a board that can with --device and --runner-port")
             return cls(parsed)
         return cls(parsed, Tracker.parse(f"127.0.0.1:{port}"), device)
@@ -72,8 +72,8 @@ class MeasuringPlace:
         likelier one is the first. Raises LibraryMissing where TVM is missing, or a compiler that
         links for the target, or there is no such board.
         """
-        targets.check(self.target)
-        text = targets.to_text(self.target)
+        toolchain.check(self.target)
+        text = toolchain.to_text(self.target)
         if self.tracker is not None:
             found = boards.BoardPool(self.tracker, self.device)
             own = boards.environment_of(boards.ask(found), self.target, self.device)
@@ -83,12 +83,12 @@ class MeasuringPlace:
                 "TUNA_TVM_TARGET": text,
             }
         else:
-            own, variables = environment.describe(), {"TUNA_TVM_TRACKER": ""}
+            own, variables = toolchain.host_environment(), {"TUNA_TVM_TRACKER": ""}
         alone = {**variables, "TUNA_TVM_TARGET": text, "TUNA_TVM_TARGET_ALONE": "1"}
         of_target = boards.environment_by_hand({"target": text}), alone
         if self.tracker is not None:
             yield from (of_target, (own, variables))
-        elif targets.is_own(self.target, json.loads(own.target)):
+        elif toolchain.is_own(self.target, json.loads(own.target)):
             yield from ((own, variables), of_target)
         else:
             yield of_target
@@ -157,7 +157,7 @@ class MasterClient:
                 return found, variables, _variables(https_client.join(token, "eval", facts))
         raise BadInput(
             f"The master at {self._server} has no session for the target"
-            f" {targets.to_text(self._place.target)} and {environment.toolchain()}.",
+            f" {toolchain.to_text(self._place.target)} and {toolchain.toolchain_of()}.",
             hint=(
                 "give the master's target, and install the same version of Tuna and of TVM; a"
                 " master whose target leaves the CPU open, such as llvm, is for machines like its"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.repeats import Timing, timing
-from tuna.libraries.tvm.rpc import Tracker
+from tuna.libraries.tvm.boards import Tracker
 from tuna.models import arguments
 from tuna.models.arguments import Argument
 from tuna.models.process import accepted

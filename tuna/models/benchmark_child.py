@@ -20,8 +20,9 @@ import tvm_ffi
 from tvm import relax, rpc
 
 from tuna.errors import BadInput, ServiceError, TunaError
+from tuna.libraries.tvm.board_child import connect, facts, last_line
+from tuna.libraries.tvm.boards import Tracker
 from tuna.libraries.tvm.remote import RemoteValues
-from tuna.libraries.tvm.rpc import Tracker, connect, facts, last_line
 from tuna.models import inputs
 from tuna.models.arguments import SHAPE
 from tuna.models.process import refusing

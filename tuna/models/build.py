@@ -19,16 +19,16 @@ from tvm.relax.backend.cpu_generic import pipeline
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.configs import ConvConfig, GemmConfig, TaskConfig
+from tuna.configs import GemmConfig, TaskConfig
 from tuna.libraries.tvm import functions, problems
+from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.functions import to_text
-from tuna.libraries.tvm.kernels import machine, shape
+from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.gemm import Product
-from tuna.libraries.tvm.kernels.points import layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.params import readable
+from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models import graph, groups
 from tuna.models.emit import Chosen, Emitter
@@ -245,18 +245,7 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 
 
 def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
-    if isinstance(problem.layer, Product):
-        packed = problem.layer.mode is Mode.NATIVE
-        pack_product = (
-            partial(problem.family.kernel.pack_weights, problem.layer) if packed else None
-        )
-        return Chosen(module["main"], pack_product, None)
-    sizes = problem.layer.shape
-
-    def pack(weights: Any) -> Any:
-        assert isinstance(problem.config, ConvConfig)
-        return problem.family.kernel.pack_weights(
-            sizes, shape.forward_weights(problem.config, weights)
-        )
-
+    steps = problem.packing()[1]
+    pack = None if steps is None else partial(problems.packed, steps=steps)
+    sizes = None if isinstance(problem.layer, Product) else problem.layer.shape
     return Chosen(module["main"], pack, sizes)

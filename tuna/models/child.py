@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 
 from tuna.configs import TaskConfig, from_json
-from tuna.libraries.tvm import targets
+from tuna.libraries.tvm import toolchain
 from tuna.models import build, choosing, importer, inputs, timing
 from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
@@ -135,7 +135,7 @@ def check(
 
 def _target(text: str) -> Any:
     # kernels in a model are those that were tuned
-    return tvm.target.Target(targets.for_code(json.loads(text)))
+    return tvm.target.Target(toolchain.for_code(json.loads(text)))
 
 
 HANDLERS = {

@@ -15,8 +15,8 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json_t
 from tuna.configs.similarity import size_distance
 from tuna.db.bulk import parts
 from tuna.libraries.results import is_close
-from tuna.libraries.tvm.environment import toolchain_of
-from tuna.libraries.tvm.params import readable
+from tuna.libraries.tvm.decisions import readable
+from tuna.libraries.tvm.toolchain import toolchain_of
 from tuna.models.manifest import Manifest
 from tuna.results.selectable import RELEASES, SESSIONS, TRIALS, Results
 

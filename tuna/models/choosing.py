@@ -23,9 +23,9 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels.machine import from_target
-from tuna.libraries.tvm.kernels.points import cold_cycles
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.problems import cold_cycles
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna.models import build
 from tuna.models.build import Planned, Record, TaskKernels

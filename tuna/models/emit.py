@@ -15,9 +15,10 @@ from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import TaskConfig
-from tuna.libraries.tvm.kernels import arrays
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
+from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.problems import packed
 from tuna.models import blocked
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import FusionGroup
@@ -253,11 +254,13 @@ class Emitter:
             return arg
         if values.size == 1:
             return relax.const(values.reshape(()))
-        return relax.const(arrays.to_blocks(values, self._block))
+        extended = blocked.blocked_extents(values.shape, self._block)
+        return relax.const(packed(values, in_blocks(extended)))
 
     def _channels(self, values: np.ndarray) -> Any:
         """A value for each channel as C/b, b."""
-        return arrays.to_blocks(values.reshape(1, -1, 1, 1), self._block).reshape(-1, self._block)
+        blocks = -(-values.size // self._block)
+        return packed(values.reshape(-1), channels_in_blocks(blocks, self._block))
 
     def _add(
         self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None

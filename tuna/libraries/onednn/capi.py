@@ -89,16 +89,8 @@ _FUNCTIONS: Mapping[str, Sequence[object]] = {
         *(_Out, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
         *(_Dims, _Dims, _Dims, _Dims, c_void_p, c_void_p),
     ),
-    "dnnl_matmul_primitive_desc_create": (
-        _Out,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-    ),
-    "dnnl_reorder_primitive_desc_create": (_Out, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "dnnl_matmul_primitive_desc_create": (_Out, *(c_void_p,) * 6),
+    "dnnl_reorder_primitive_desc_create": (_Out, *(c_void_p,) * 5),
     "dnnl_primitive_desc_next_impl": (c_void_p,),
     "dnnl_primitive_desc_query": (c_void_p, c_int, c_int, c_void_p),
     "dnnl_primitive_desc_destroy": (c_void_p,),
@@ -142,21 +134,14 @@ class DnnlPrimitive(Handle):
     ) -> None:
         super().__init__(library, value, "dnnl_primitive_destroy", *arguments.values(), *needs)
         pairs = [_ExecArg(number, memory.value) for number, memory in arguments.items()]
-        self._execute, self._wait = (
-            library.functions.dnnl_primitive_execute,
-            library.functions.dnnl_stream_wait,
-        )
-        self._stream, self._count, self._arguments = (
-            library.stream,
-            len(pairs),
-            (_ExecArg * len(pairs))(*pairs),
-        )
+        self._execute = library.functions.dnnl_primitive_execute
+        self._wait, self._stream = library.functions.dnnl_stream_wait, library.stream
+        self._count, self._arguments = len(pairs), (_ExecArg * len(pairs))(*pairs)
 
     def run(self) -> None:
         """Execute it once and wait for the end; raises DnnlError."""
-        status = self._execute(
-            self.value, self._stream, self._count, self._arguments
-        ) or self._wait(self._stream)
+        status = self._execute(self.value, self._stream, self._count, self._arguments)
+        status = status or self._wait(self._stream)
         if status:
             raise DnnlError("dnnl_primitive_execute", status)
 
@@ -214,21 +199,16 @@ class Dnnl:
 
     def strided(self, dims: Sequence[int], data_type: str, strides: Sequence[int]) -> Handle:
         """The description of a tensor in memory; strides are in elements."""
-        arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], _dims(strides))
-        return Handle(
-            self,
-            self._new("dnnl_memory_desc_create_with_strides", *arguments),
-            "dnnl_memory_desc_destroy",
-        )
+        return self._description("strides", dims, data_type, _dims(strides))
 
     def any(self, dims: Sequence[int], data_type: str) -> Handle:
         """The description of a tensor in the layout that the implementation chooses."""
-        arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], _TAG_ANY)
-        return Handle(
-            self,
-            self._new("dnnl_memory_desc_create_with_tag", *arguments),
-            "dnnl_memory_desc_destroy",
-        )
+        return self._description("tag", dims, data_type, _TAG_ANY)
+
+    def _description(self, by: str, dims: Sequence[int], data_type: str, last: object) -> Handle:
+        arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], last)
+        made = self._new(f"dnnl_memory_desc_create_with_{by}", *arguments)
+        return Handle(self, made, "dnnl_memory_desc_destroy")
 
     def equal(self, one: Handle, other: Handle) -> bool:
         """Whether two descriptions are of the same layout."""
@@ -240,30 +220,23 @@ class Dnnl:
         made = self._new("dnnl_memory_create", description, self._engine, place)
         return Handle(self, made, "dnnl_memory_destroy", description)
 
-    def convolution_forward(
-        self, x: Handle, w: Handle, y: Handle, geometry: Sequence[Sequence[int]]
+    def implementations(
+        self, name: str, x: Handle, w: Handle, y: Handle, geometry: Sequence[Sequence[int]] = ()
     ) -> Implementations:
-        """Return the implementations; `geometry`: strides, dilations less 1, left and right
-        padding, by spatial axis."""
-        function = "dnnl_convolution_forward_primitive_desc_create"
-        mode = (_FORWARD_INFERENCE, _CONVOLUTION_AUTO)
-        return self._implementations(function, *mode, x, w, None, y, *map(_dims, geometry), None)
+        """Return the implementations of `convolution_forward`, `convolution_backward_data` (x is
+        dy, y is dx) or `matmul` (x, w, y are A, B, C).
 
-    def convolution_backward_data(
-        self, dy: Handle, w: Handle, dx: Handle, geometry: Sequence[Sequence[int]]
-    ) -> Implementations:
-        """Return the implementations of backward data; arguments as for the forward convolution."""
-        function = "dnnl_convolution_backward_data_primitive_desc_create"
-        descriptions = (_CONVOLUTION_AUTO, dx, w, dy)
-        return self._implementations(function, *descriptions, *map(_dims, geometry), None, None)
-
-    def matmul(self, a: Handle, b: Handle, c: Handle) -> Implementations:
-        """Return the implementations of A times B."""
-        return self._implementations("dnnl_matmul_primitive_desc_create", a, b, None, c, None)
-
-    def _implementations(self, function: str, *arguments: object) -> Implementations:
+        `geometry`: strides, dilations less 1, left and right padding, by spatial axis.
+        """
+        sizes = tuple(map(_dims, geometry))
+        arguments = {
+            "convolution_forward": (_FORWARD_INFERENCE, _CONVOLUTION_AUTO, x, w, None, y, *sizes),
+            "convolution_backward_data": (_CONVOLUTION_AUTO, y, w, x, *sizes, None),
+            "matmul": (x, w, None, y),
+        }[name]
+        function = f"dnnl_{name}_primitive_desc_create"
         try:
-            made = self._new(function, self._engine, *arguments)
+            made = self._new(function, self._engine, *arguments, None)
         except DnnlError as error:
             if error.status != _UNIMPLEMENTED:
                 raise

@@ -1,5 +1,8 @@
 """oneDNN's implementations for a layer: listed, made ready to run, and as candidates of
-`CandidateLibrary`. Loads foreign code, as `capi` does."""
+`CandidateLibrary`. Loads foreign code, as `capi` does.
+
+Tensors are in oneDNN's logical order (N, C, spatial) with the strides that they have in the layer.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import functools
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from tuna.configs import from_json
+from tuna.configs import Config, ConvConfig, GemmConfig, from_json
+from tuna.configs.values import Direction
 from tuna.libraries.kernels import Builder, Kernel, KernelJob, Loader
 from tuna.libraries.onednn.capi import (
     DIFF_DST,
@@ -23,9 +29,144 @@ from tuna.libraries.onednn.capi import (
     Handle,
     Implementations,
 )
-from tuna.libraries.onednn.environment import library_path
-from tuna.libraries.onednn.operations import DnnlTensor, Operation, channels_last, operation_of
-from tuna.libraries.onednn.solvers import Layout, allowed, by_solver, has_exact_int8, layout_of
+from tuna.libraries.onednn.library import (
+    Layout,
+    allowed,
+    by_solver,
+    has_exact_int8,
+    layout_of,
+    library_path,
+)
+from tuna.libraries.reference import DTYPES
+
+
+@dataclass(frozen=True)
+class DnnlTensor:
+    """An array of a layer."""
+
+    dims: tuple[int, ...]  #: in oneDNN's order
+    strides: tuple[int, ...]  #: as the layer says, in elements
+    data_type: str  #: by its NumPy name
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The computation of a layer; the weights (B of a matrix product) are reordered ahead of the
+    measurement, source and answer within it."""
+
+    name: str  #: convolution_forward, convolution_backward_data or matmul
+    source: DnnlTensor
+    weights: DnnlTensor
+    answer: DnnlTensor
+    #: of a convolution: strides, dilations less 1, left and right padding
+    geometry: tuple[tuple[int, ...], ...] = ()
+
+    def strides(self, tensor: DnnlTensor, layout: Layout) -> tuple[int, ...] | None:
+        """Return the strides of `source` or `answer` in a layout; None where the implementation
+        chooses."""
+        if layout is Layout.ANY:
+            return None
+        if not self.geometry:
+            return tensor.strides
+        return _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides
+
+    def same(self, one: Layout, other: Layout) -> bool:
+        """Whether two layouts other than `ANY` are the same for source and answer, as with one
+        channel."""
+        return all(
+            _alike(tensor.dims, *(self.strides(tensor, it) for it in (one, other)))
+            for tensor in (self.source, self.answer)
+        )
+
+
+def operation_of(config: Config) -> Operation | None:
+    """The operation of a layer; None if the library onednn has no solver for its kind or
+    direction."""
+    if isinstance(config, GemmConfig):
+        return _matmul(config) if config.is_plain else None
+    if isinstance(config, ConvConfig) and config.mode == "conv" and config.direction in _NAMES:
+        return _convolution(config)
+    return None
+
+
+_NAMES = {
+    Direction.FORWARD: "convolution_forward",
+    Direction.BACKWARD_DATA: "convolution_backward_data",
+}
+
+
+def channels_last(config: Config) -> bool:
+    """Whether the tensors of a layer lie channels last."""
+    return isinstance(config, ConvConfig) and config.in_layout.endswith("C")
+
+
+def _convolution(config: ConvConfig) -> Operation:
+    given, answered, _ = DTYPES[config.data_type]
+    axes = "dhw"[-config.spatial_dim :]
+    sizes = tuple(getattr(config, f"in_{axis}") for axis in axes)
+    taps = tuple(getattr(config, f"fil_{axis}") for axis in axes)
+    steps, gaps, pads = (
+        tuple(getattr(config, f"{name}_{axis}") for axis in axes)
+        for name in ("conv_stride", "dilation", "pad")
+    )
+    ends = tuple(
+        (out - 1) * step + (tap - 1) * gap + 1 - size - pad
+        for out, step, tap, gap, size, pad in zip(
+            config.output_size, steps, taps, gaps, sizes, pads, strict=True
+        )
+    )
+    last, groups = channels_last(config), config.group_count
+    x = _image((config.batchsize, config.in_channels, *sizes), last, given)
+    y = _image((config.batchsize, config.out_channels, *config.output_size), last, answered)
+    w = _image((config.out_channels, config.in_channels // groups, *taps), last, given)
+    if groups > 1:
+        per_group = config.out_channels // groups
+        strides = (per_group * w.strides[0], *w.strides)
+        w = DnnlTensor((groups, per_group, *w.dims[1:]), strides, given)
+    geometry = (steps, tuple(gap - 1 for gap in gaps), pads, ends)
+    source, answer = (x, y) if config.direction is Direction.FORWARD else (y, x)
+    return Operation(_NAMES[config.direction], source, w, answer, geometry)
+
+
+def _matmul(config: GemmConfig) -> Operation:
+    given, answered, _ = DTYPES[config.data_type]
+    batch = (config.batch_count,) if config.batch_count > 1 else ()
+    return Operation(
+        "matmul",
+        _matrix(batch, config.m, config.k, config.trans_a, given),
+        _matrix(batch, config.k, config.n, config.trans_b, given),
+        _matrix(batch, config.m, config.n, False, answered),
+    )
+
+
+def _image(dims: tuple[int, ...], last: bool, data_type: str) -> DnnlTensor:
+    """A tensor whose second dimension has the channels, which lie last or second."""
+    order = (0, *range(2, len(dims)), 1) if last else tuple(range(len(dims)))
+    return DnnlTensor(dims, _strides(dims, order), data_type)
+
+
+def _matrix(
+    batch: tuple[int, ...], rows: int, columns: int, transposed: bool, data_type: str
+) -> DnnlTensor:
+    dims, order = (*batch, rows, columns), tuple(range(len(batch) + 2))
+    if transposed:
+        order = (*order[:-2], order[-1], order[-2])
+    return DnnlTensor(dims, _strides(dims, order), data_type)
+
+
+def _strides(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense array whose axes lie in memory in `order`, the slowest first."""
+    sizes = [dims[axis] for axis in order]
+    by_axis = {axis: prod(sizes[place + 1 :]) for place, axis in enumerate(order)}
+    return tuple(by_axis[axis] for axis in range(len(dims)))
+
+
+def _alike(dims: Sequence[int], one: Sequence[int] | None, other: Sequence[int] | None) -> bool:
+    """Whether strides differ at most along axes with one element."""
+    if one is None or other is None:
+        return one is other
+    return all(size == 1 or a == b for size, a, b in zip(dims, one, other, strict=True))
+
 
 _CALLS = 2000
 
@@ -45,14 +186,7 @@ def implementations(library: Dnnl, operation: Operation, layout: Layout) -> Impl
         for one in (operation.source, operation.answer)
     )
     weights = library.any(operation.weights.dims, operation.weights.data_type)
-    if operation.name == "matmul":
-        return library.matmul(source, weights, answer)
-    make = (
-        library.convolution_forward
-        if operation.name == "convolution_forward"
-        else library.convolution_backward_data
-    )
-    return make(source, weights, answer, operation.geometry)
+    return library.implementations(operation.name, source, weights, answer, operation.geometry)
 
 
 def listed(
@@ -82,17 +216,17 @@ def _is_listed(
     name: str,
     found: Mapping[Layout, Sequence[str]],
 ) -> bool:
+    """Whether the current one of `free` chooses a layout under which it is listed."""
     source, _, answer = _ARGUMENTS[operation.name]
-    sides = ((source, operation.source), (answer, operation.answer))
+
+    def same(argument: int, tensor: DnnlTensor, layout: Layout) -> bool:
+        chosen = free.description_of(argument)
+        return library.equal(chosen, _description(library, operation, tensor, layout))
+
     return any(
-        name in names
-        and all(
-            library.equal(
-                free.description_of(argument), _description(library, operation, tensor, layout)
-            )
-            for argument, tensor in sides
-        )
+        same(source, operation.source, layout) and same(answer, operation.answer, layout)
         for layout, names in found.items()
+        if name in names
     )
 
 
@@ -101,42 +235,6 @@ def _description(library: Dnnl, operation: Operation, tensor: DnnlTensor, layout
     if strides is None:
         return library.any(tensor.dims, tensor.data_type)
     return library.strided(tensor.dims, tensor.data_type, strides)
-
-
-class Prepared:
-    """An implementation with its arguments in memory of oneDNN's own, in the layouts that it
-    wants."""
-
-    def __init__(
-        self, library: Dnnl, operation: Operation, layout: Layout, name: str, arrays: Sequence[Any]
-    ) -> None:
-        """`arrays` are those of the layer: source, weights, answer; raises LookupError for an
-        unknown name, DnnlError."""
-        self._library = library
-        self._tensors = (operation.source, operation.weights, operation.answer)
-        self._chosen = implementations(library, operation, layout)
-        self._chosen.choose(name)
-        self._arguments = _ARGUMENTS[operation.name]
-        self._memories = {
-            argument: library.memory(self._chosen.description_of(argument))
-            for argument in self._arguments
-        }
-        self.primitive: DnnlPrimitive = self._chosen.primitive(self._memories)
-        for place, array in enumerate(arrays):
-            self._copy(place, array, back=False)
-
-    def read(self, array: Any) -> None:
-        """Copy the answer into an array of the layer's."""
-        self._copy(2, array, back=True)
-
-    def _copy(self, place: int, array: Any, *, back: bool) -> None:
-        tensor, argument = self._tensors[place], self._arguments[place]
-        if not array.flags.c_contiguous:
-            raise ValueError("oneDNN is given arrays that lie in memory without gaps")
-        outside = self._library.strided(tensor.dims, tensor.data_type, tensor.strides)
-        theirs = (self._memories[argument], self._chosen.description_of(argument))
-        ours = (self._library.memory(outside, array.ctypes.data), outside)
-        self._library.reorder(*(theirs + ours if back else ours + theirs))
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -192,18 +290,43 @@ class OneDnnBuilder(Builder):
 
 
 class OneDnnKernel(Kernel):
-    """A primitive whose arguments lie in oneDNN's memory; changes of layout are done before and
-    after."""
+    """An implementation whose arguments lie in oneDNN's memory, in the layouts that it wants;
+    changes of layout are done before and after."""
 
-    def __init__(self, prepared: Prepared, arrays: Sequence[Any]) -> None:
-        super().__init__(prepared.primitive.run, arrays)
-        self._prepared = prepared
-        self.overhead_s = _call_s(prepared.primitive)
+    def __init__(
+        self, library: Dnnl, operation: Operation, layout: Layout, name: str, arrays: Sequence[Any]
+    ) -> None:
+        """`arrays` are those of the layer: source, weights, answer; raises LookupError for an
+        unknown name, DnnlError."""
+        self._library = library
+        self._tensors = (operation.source, operation.weights, operation.answer)
+        self._chosen = implementations(library, operation, layout)
+        self._chosen.choose(name)
+        self._arguments = _ARGUMENTS[operation.name]
+        self._memories = {
+            argument: library.memory(self._chosen.description_of(argument))
+            for argument in self._arguments
+        }
+        primitive = self._chosen.primitive(self._memories)
+        super().__init__(primitive.run, arrays)
+        for place in range(len(arrays)):
+            self._copy(place, back=False)
+        self.overhead_s = _call_s(primitive)
 
     def answer(self) -> Any:
         """The output of the last run, in the layer's layout."""
-        self._prepared.read(self._arrays[-1])
-        return self._arrays[-1]
+        self._copy(2, back=True)
+        return self._arrays[2]
+
+    def _copy(self, place: int, *, back: bool) -> None:
+        array = self._arrays[place]
+        tensor, argument = self._tensors[place], self._arguments[place]
+        if not array.flags.c_contiguous:
+            raise ValueError("oneDNN is given arrays that lie in memory without gaps")
+        outside = self._library.strided(tensor.dims, tensor.data_type, tensor.strides)
+        theirs = (self._memories[argument], self._chosen.description_of(argument))
+        ours = (self._library.memory(outside, array.ctypes.data), outside)
+        self._library.reorder(*(theirs + ours if back else ours + theirs))
 
 
 class OneDnnLoader(Loader):
@@ -213,9 +336,7 @@ class OneDnnLoader(Loader):
         """The implementation that the file names, with the layer's arrays in the layouts that it
         wants."""
         name = str(json.loads(path.read_text())["implementation"])
-        return OneDnnKernel(
-            Prepared(_library(), _operation(job), layout_of(job.solver), name, arrays), arrays
-        )
+        return OneDnnKernel(_library(), _operation(job), layout_of(job.solver), name, arrays)
 
 
 def _call_s(primitive: DnnlPrimitive) -> float:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.search.space import KnownTrial, in_order
 from tuna.messages import install_extra
 
 if TYPE_CHECKING:
@@ -52,12 +51,38 @@ Features = Mapping[str, float]
 
 
 @dataclass(frozen=True)
+class KnownTrial:
+    """One trial: a candidate by its params, and its time or why it has none."""
+
+    params: str
+    seconds: float | None
+    cause: str | None = None
+
+
+@dataclass(frozen=True)
 class TrialSource:
     """Trials of one problem in one environment, to learn from."""
 
     label: str  #: names the problem in the model's header
     trials: Sequence[KnownTrial]
     sibling: bool = False  #: of another size or another device than what is searched
+
+
+def in_order(history: Iterable[KnownTrial]) -> Sequence[KnownTrial]:
+    """The trials sorted by params, one for each; of several trials of one candidate the fastest.
+
+    So the model does not depend on the order of measurement.
+    """
+    best: dict[str, KnownTrial] = {}
+    for trial in history:
+        known = best.get(trial.params)
+        if known is None or _key(trial) < _key(known):
+            best[trial.params] = trial
+    return [best[params] for params in sorted(best)]
+
+
+def _key(trial: KnownTrial) -> tuple[float, str]:
+    return (float("inf") if trial.seconds is None else trial.seconds, trial.cause or "")
 
 
 def learn(

@@ -6,13 +6,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Literal
 
-from tuna.libraries.search.cost_model import CostModel, TrialSource, learn
-from tuna.libraries.search.space import KnownTrial, Point, Space, in_order
+from tuna.libraries.search.cost_model import (
+    CostModel,
+    KnownTrial,
+    TrialSource,
+    in_order,
+    learn,
+)
 
+#: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
+Point = tuple[int, ...]
 #: Predicted costs of points, in their order: the smaller, the better.
 Costs = Callable[[Sequence[Point]], Sequence[float]]
 
@@ -42,6 +50,60 @@ _BLIND_DRAWS = 16
 #: By how much of its effort a candidate must be faster: where only the prior chooses, and where its
 #: own trials do.
 _BLIND_EFFORT, _EFFORT = 0.5, 0.15
+
+
+class Space(ABC):
+    """The candidates of one solver for one problem. Equal problems have equal spaces, in every
+    process."""
+
+    #: A cost model that was trained on other problems: it chooses until there are trials, and those
+    #: say how they differ from it.
+    prior: bytes | None = None
+
+    @abstractmethod
+    def points(self) -> Iterator[Point]:
+        """All points in a fixed order."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """About how many points there are; exact where it is at most `search.proposal.SMALL`."""
+
+    @abstractmethod
+    def point_of(self, params: str) -> Point | None:
+        """The point that a candidate is; None for params of another space."""
+
+    @abstractmethod
+    def params_of(self, point: Point) -> str | None:
+        """The candidate's params, from which alone it can be built; None for a point that is no
+        valid candidate."""
+
+    @abstractmethod
+    def features(self, point: Point) -> Mapping[str, float]:
+        """Return the features of a point for a cost model. A name means the same in the spaces of
+        similar problems."""
+
+    def effort(self, point: Point) -> float:
+        """The natural logarithm of what a candidate takes to build over what most take, as far as
+        its point tells."""
+        return 0.0
+
+    @abstractmethod
+    def features_of(self, params: str) -> Mapping[str, float] | None:
+        """Return the features of a candidate of this problem or a similar one; None if the params
+        do not have them."""
+
+    @abstractmethod
+    def random(self, chance: Random) -> Point:
+        """Return a random point."""
+
+    @abstractmethod
+    def mutated(self, point: Point, chance: Random) -> Point:
+        """The point with one decision changed."""
+
+    @abstractmethod
+    def crossed(self, one: Point, other: Point, chance: Random) -> Point:
+        """A point with some decisions of each; `one` itself where the two have too little in
+        common."""
 
 
 def propose(

@@ -1,8 +1,7 @@
 """Apache TVM on this machine's CPU, or on boards behind TVM's RPC: kernels of our own, and
 MetaSchedule's space for the rest."""
 
-from tuna.libraries.tvm.board_library import BoardTvmLibrary
-from tuna.libraries.tvm.library import TvmLibrary
+from tuna.libraries.tvm.library import BoardTvmLibrary, TvmLibrary
 from tuna.settings import get_settings
 
 __all__ = ["BoardTvmLibrary", "TvmLibrary", "tvm_library"]

@@ -17,14 +17,17 @@ import tvm
 import tvm.runtime
 from tvm import rpc
 
+from tuna.errors import ServiceError
 from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
-from tuna.libraries.tvm import functions, problems
-from tuna.libraries.tvm.evaluator import TvmLoader
-from tuna.libraries.tvm.rpc import facts, last_line
+from tuna.libraries.tvm import functions
+from tuna.libraries.tvm.boards import Tracker
+from tuna.libraries.tvm.kernel_child import Answer, TvmLoader
 
+#: Function that the server of an emulated board has; it returns the emulator's name.
+EMULATOR = "tuna.emulator"
 #: Bytes that are read on the board between cold runs: more than the last-level cache of any board.
 _FLUSH_BYTES = 64 << 20
 
@@ -96,11 +99,7 @@ class BoardKernel(Kernel):
     empties_caches = True
 
     def __init__(
-        self,
-        module: Any,
-        arrays: Sequence[np.ndarray],
-        cold: bool,
-        answer: Callable[[Any], Any] = lambda y: y,
+        self, module: Any, arrays: Sequence[np.ndarray], cold: bool, answer: Answer
     ) -> None:
         device = _current().remote.cpu(0)
         self._module, self._device, self._cold, self._to_answer = module, device, cold, answer
@@ -128,25 +127,70 @@ class BoardKernel(Kernel):
 class BoardLoader(TvmLoader):
     """Loads candidates on the board."""
 
-    def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
-        """The function `main` of the library, with its arguments on the board."""
-        module, cold = _current().module(path), job.conditions.get("caches") == "cold"
-        problem = problems.of(job)
-        if problem is not None:
-            *given, y = arrays
-            return BoardKernel(
-                module, [*self._inputs(problem, given), problem.output(y)], cold, problem.answer
-            )
-        return BoardKernel(module, arrays, cold)
+    def _kernel(self, job: KernelJob, path: Path, arrays: Sequence[Any], answer: Answer) -> Kernel:
+        cold = job.conditions.get("caches") == "cold"
+        return BoardKernel(_current().module(path), arrays, cold, answer)
 
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, computed on this machine, whatever the board
         is."""
-        return (
-            functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
-            if job.body
-            else None
-        )
+        if not job.body:
+            return None
+        return functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
+
+
+def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> Any:
+    """A `tvm.rpc.RPCSession` with a free board, which the board ends after `lease_s` seconds.
+    Raises ServiceError.
+
+    The tracker is asked for up to `timeout_s`; the connection to the board itself has no limit but
+    that of this process.
+    """
+    place = tracker.request(key, timeout_s)
+    try:
+        return rpc.connect(place.host, place.port, place.match_key, session_timeout=lease_s)
+    except Exception as error:  # TVM raises whatever its C++ does
+        raise ServiceError(
+            f"The board {key!r} at {place.host}:{place.port} cannot be reached: {last_line(error)}."
+        ) from error
+
+
+def facts(session: Any) -> dict[str, Any]:
+    """Return the facts that decide whether two boards are of one kind, as their runtime reports
+    them."""
+
+    def ask(name: str, otherwise: Any) -> Any:
+        try:
+            function = session.get_function(name)
+        except AttributeError:  # a runtime without a compiler does not have it
+            return otherwise
+        return function()
+
+    return {
+        "cpu": str(ask("target.llvm_get_system_cpu", "")),
+        "triple": str(ask("target.llvm_get_system_triple", "")),
+        "threads": int(ask("runtime.NumThreads", 1)),
+        "llvm": int(ask("target.llvm_version_major", 0)),
+        "emulator": str(ask(EMULATOR, "")),
+        "model": _model(session),
+    }
+
+
+def _model(session: Any) -> str:
+    """The name that a device tree has for the board, such as Raspberry Pi 4 Model B; empty where
+    there is none."""
+    try:
+        text = bytes(session.download("/sys/firmware/devicetree/base/model"))
+    except Exception:  # an RPCError of the board's: there is no such file
+        return ""
+    return text.rstrip(b"\0").decode(errors="replace")[:100]
+
+
+def last_line(error: BaseException) -> str:
+    """Return the message of TVM's error, without the trace that stands before it, and without a
+    full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__).rstrip(".: ")
 
 
 def _current() -> _Session:

@@ -1,24 +1,36 @@
-"""Boards behind TVM's RPC: how they are found, what they say of themselves, and the environment
-that makes of it. No TVM here."""
+"""Boards behind TVM's RPC: the tracker that lists them, asked with a deadline, and the environment
+that what they say makes. No TVM here.
+
+TVM's own client waits for a tracker without limit. Its protocol is small (tvm/rpc/base.py): both
+sides send a magic number, then messages of a length of 4 bytes and JSON, each of which is answered.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import socket
+import struct
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuna.errors import BadInput, LibraryMissing, ServiceError
+from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError
 from tuna.libraries.base import Environment
 from tuna.libraries.measurement import DeviceGone
-from tuna.libraries.tvm import targets
-from tuna.libraries.tvm.environment import toolchain, tvm_version
-from tuna.libraries.tvm.rpc import BoardAddress, Tracker
+from tuna.libraries.tvm import toolchain
+from tuna.messages import choices
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFault, child_env
 
+_MAGIC = struct.pack("<i", 0x2F271)
+_REQUEST, _SUMMARY = 4, 6
+_SUCCESS = 0
+#: A longer answer is not a tracker's.
+_MAX_ANSWER_BYTES = 1 << 20
 #: Module of the child that speaks with a board.
 CHILD = "tuna.libraries.tvm.board_child"
 #: Seconds for a child's start, which imports TVM, and for the handshake with a board.
@@ -31,6 +43,139 @@ _CONNECT_S = 3.0
 _SLICE_S, _PAUSE_S = 2.0, 0.2
 #: Prefix of the child's error where the board itself failed.
 _LOST = "BoardLost: "
+
+
+@dataclass(frozen=True)
+class BoardAddress:
+    """Address of a board that a tracker gave away: the match key admits one client, once."""
+
+    host: str
+    port: int
+    match_key: str
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """The address of a tracker."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Tracker:
+        """Read `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
+        if not host or not 0 < number < 1 << 16:
+            raise BadInput(f"{text!r} is not of the form HOST:PORT.")
+        return cls(host, number)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def boards(self, timeout_s: float) -> Mapping[str, int]:
+        """Return the number of boards that are registered with each device key, free or not; raises
+        ServiceError.
+
+        A board that vanished without closing its connection is still among them.
+        """
+        with self._expected():
+            servers = self._ask([_SUMMARY], timeout_s)["server_info"]
+            return Counter(str(entry["key"]).removeprefix("server:") for entry in servers)
+
+    def queue(self, key: str, timeout_s: float) -> tuple[int, int]:
+        """Return the number of free boards with this device key, and of requests that wait for one;
+        raises ServiceError."""
+        with self._expected():
+            queues = self._ask([_SUMMARY], timeout_s)["queue_info"]
+            found = queues.get(key, {"free": 0, "pending": 0})
+            return int(found["free"]), int(found["pending"])
+
+    def check_key(self, key: str, timeout_s: float) -> None:
+        """Raise NotFound if no board has this device key, ServiceError if the tracker does not
+        answer."""
+        found = self.boards(timeout_s)
+        if key not in found:
+            raise NotFound(
+                f"The tracker {self} has no board with the device key {key!r}.",
+                hint=(
+                    f"{choices(key, found, 'device keys')}; start one: `python -m"
+                    f" tvm.exec.rpc_server --tracker={self} --key={key}`"
+                ),
+            )
+
+    def request(self, key: str, timeout_s: float) -> BoardAddress:
+        """A free board with this device key; the caller's until its session ends. Raises
+        ServiceError."""
+        with self._expected():
+            host, port, match_key = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
+            return BoardAddress(str(host), int(port), str(match_key))
+
+    def _ask(self, message: list[Any], timeout_s: float, *, waits_for: str = "") -> Any:
+        deadline = time.monotonic() + timeout_s
+        answered = False
+        try:
+            with socket.create_connection((self.host, self.port), timeout_s) as connection:
+                connection.sendall(_MAGIC)
+                if _received(connection, len(_MAGIC), deadline) != _MAGIC:
+                    raise self._is_none()
+                answered = True
+                text = json.dumps(message).encode()
+                connection.sendall(struct.pack("<i", len(text)) + text)
+                (size,) = struct.unpack("<i", _received(connection, 4, deadline))
+                if not 0 < size <= _MAX_ANSWER_BYTES:
+                    raise self._is_none()
+                status, *rest = json.loads(_received(connection, size, deadline))
+        except TimeoutError:
+            if answered and waits_for:
+                raise ServiceError(
+                    f"No board with the device key {waits_for!r} became free within"
+                    f" {timeout_s:g} s.",
+                    hint=(
+                        "another client holds it, or it vanished; see `python -m"
+                        " tvm.exec.query_rpc_tracker`"
+                    ),
+                ) from None
+            raise ServiceError(
+                f"The tracker {self} does not answer within {timeout_s:g} s."
+            ) from None
+        except OSError as error:
+            raise ServiceError(
+                f"The tracker {self} cannot be reached: {error.strerror or error}.",
+                hint="start one: `python -m tvm.exec.rpc_tracker --host=0.0.0.0 --port=9190`",
+            ) from error
+        except (ValueError, TypeError, RecursionError, struct.error):
+            raise self._is_none() from None
+        if status != _SUCCESS or not rest:
+            raise ServiceError(f"The tracker {self} refused the request.")
+        return rest[0]
+
+    @contextlib.contextmanager
+    def _expected(self) -> Iterator[None]:
+        """Raise ServiceError for an answer of another form than is read."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self._is_none() from None
+
+    def _is_none(self) -> ServiceError:
+        return ServiceError(f"{self} does not answer as a TVM RPC tracker does.")
+
+
+def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Receive exactly `size` bytes; raises OSError, TimeoutError included."""
+    found = b""
+    while len(found) < size:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        chunk = connection.recv(size - len(found))
+        if not chunk:
+            raise ConnectionResetError("it closed the connection")
+        found += chunk
+    return found
 
 
 @dataclass(frozen=True)
@@ -97,16 +242,23 @@ def environment_of(
     flags = {"device_key": key, "cpu": str(facts["cpu"]), "runtime": f"llvm-{facts['llvm']}"}
     if facts["emulator"]:
         flags["emulator"] = str(facts["emulator"])
-    architecture = targets.architecture({"mtriple": facts["triple"]} if facts["triple"] else target)
-    targets.match(target, architecture, key)
+    architecture = toolchain.architecture(
+        {"mtriple": facts["triple"]} if facts["triple"] else target
+    )
+    if toolchain.architecture(target) != architecture:
+        raise BadInput(
+            f"Boards with the key {key} are {architecture}, and the target is for"
+            f" {toolchain.architecture(target)}.",
+            hint=toolchain.EXAMPLE,
+        )
     return Environment(
         library="tvm",
-        library_version=tvm_version(),
+        library_version=toolchain.tvm_version(),
         arch=str(target.get("mcpu") or architecture),
         num_cu=int(target.get("num-cores") or facts["threads"]),
-        toolchain=toolchain(),
+        toolchain=toolchain.toolchain_of(),
         device=_device(facts, key, architecture),
-        target=targets.to_text(target),
+        target=toolchain.to_text(target),
         flags=flags,
     )
 
@@ -119,9 +271,9 @@ def _device(facts: Mapping[str, Any], key: str, architecture: str) -> str:
 def _own_target(facts: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not facts["triple"]:  # its runtime has no compiler to ask
         text = f"The board with the key {key} does not say what its CPU is."
-        raise BadInput(text, hint=f"give its target with --target, {targets.EXAMPLE}")
+        raise BadInput(text, hint=f"give its target with --target, {toolchain.EXAMPLE}")
     target = {"kind": "llvm", "num-cores": int(facts["threads"])}
-    target["mtriple"] = targets.triple({"mtriple": facts["triple"]})
+    target["mtriple"] = toolchain.triple({"mtriple": facts["triple"]})
     if facts["cpu"] and facts["cpu"] != "generic":
         target["mcpu"] = str(facts["cpu"])
     return target
@@ -132,17 +284,11 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
     BadInput, LibraryMissing."""
     text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
     if address or key:
-        boards, wanted = BoardPool.at(address, key), targets.parse(text) if text else None
+        boards, wanted = BoardPool.at(address, key), toolchain.parse(text) if text else None
         return environment_of(ask(boards), wanted, key)
-    target = targets.parse(text)
-    alone = {
-        "cpu": "",
-        "triple": "",
-        "threads": 1,
-        "llvm": 0,
-        "emulator": "",
-        "model": targets.triple(target),
-    }
+    target = toolchain.parse(text)
+    alone = {"cpu": "", "triple": "", "emulator": "", "threads": 1, "llvm": 0}
+    alone["model"] = toolchain.triple(target)
     return environment_of(alone, target, "")
 
 

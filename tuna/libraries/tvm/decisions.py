@@ -1,5 +1,5 @@
-"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, and what a cost
-model sees of them. No TVM.
+"""The sampled decisions of a MetaSchedule trace, read from its JSON: how they vary, what a cost
+model sees of them, and their text for people. No TVM.
 
 A trace is a list of instructions `[name, inputs, attributes, outputs]` and a list of decisions
 `[instruction, decision]`. Traces with the same instructions are of one design; its decisions in
@@ -18,12 +18,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+#: Annotation with which one of our kernels says its parameters; `problems` writes it.
+OWN = "tuna.params"
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
 #: Where a block is computed that has no loop to be at: at the root.
 _ROOT = -1
 
+#: Places of a block that are no loop.
+_PLACES = {_ROOT: "at root", -2: "inlined"}
 _SPATIAL, _REDUCTION = 4, 2
 #: Values of fp32 in a vector, from the longest on.
 _LANES = (16, 8, 4)
@@ -103,11 +107,8 @@ class Design:
     def trace(self, values: tuple[int, ...]) -> list[Any]:
         """The JSON of the trace with these decisions."""
         decided = [
-            [
-                decision.instruction,
-                list(value) if decision.kind not in (_CHOICE, _LOCATION) else value[0],
-            ]
-            for decision, value in zip(self.decisions, self.split(values), strict=True)
+            [one.instruction, value[0] if one.kind in (_CHOICE, _LOCATION) else list(value)]
+            for one, value in zip(self.decisions, self.split(values), strict=True)
         ]
         return [list(self.instructions), decided]
 
@@ -243,11 +244,8 @@ def _labels(instructions: Sequence[Any]) -> dict[int, str]:
             names.update({output: f"{of}{short}{index}" for index, output in enumerate(outputs)})
     labels: dict[int, str] = {}
     for place, (name, inputs, _, outputs) in enumerate(instructions):
-        of = (
-            names.get(inputs[0], "")
-            if inputs
-            else used.get(outputs[0] if outputs else "", "choice")
-        )
+        choice = used.get(outputs[0] if outputs else "", "choice")
+        of = names.get(inputs[0], "") if inputs else choice
         label = f"{name}({of})"
         repeats = sum(known == label or known.startswith(f"{label}#") for known in labels.values())
         labels[place] = f"{label}#{repeats}" if repeats else label
@@ -274,13 +272,10 @@ def tiling_features(
         return {}
     *others, last = spatial
     found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
-    found |= {
-        f"tiling.others{part}": sum(math.log2(tile[part]) for tile in others)
-        for part in range(_SPATIAL)
-    }
-    found |= {
-        f"tiling.tiled{part}": float(sum(tile[part] > 1 for tile in others)) for part in (2, 3)
-    }
+    for part in range(_SPATIAL):
+        found[f"tiling.others{part}"] = sum(math.log2(tile[part]) for tile in others)
+    for part in (2, 3):
+        found[f"tiling.tiled{part}"] = float(sum(tile[part] > 1 for tile in others))
     inner = sum(math.log2(tile[-1]) for tile in reductions)
     kept = found["tiling.last3"] + found["tiling.others3"]
     lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
@@ -298,3 +293,46 @@ def tiling_features(
         "tiling.caches": float(instructions.count("CacheWrite")),
         "tiling.moved": float(instructions.count("ReverseComputeAt")),
     }
+
+
+def readable(params: str) -> str:
+    """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles
+    4·2·1·8, unroll explicit 64`.
+
+    Any other text stays as it is.
+    """
+    try:
+        instructions, decisions = json.loads(params)[0]
+        for name, inputs, attributes, _ in reversed(instructions):
+            if name == "Annotate" and attributes == [OWN]:
+                return str(json.loads(inputs[1]))
+        return _text(instructions, dict(decisions)) or params
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return params
+
+
+def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
+    uses = {  # the variable of a sampled value, and what it is for
+        inputs[1]: attributes[0].rpartition(".")[2].replace("_", " ")
+        for name, inputs, attributes, _ in instructions
+        if name == "Annotate" and isinstance(inputs[1], str)
+    }
+    tiles: list[str] = []
+    others: list[str] = []
+    for index, (name, _, attributes, outputs) in enumerate(instructions):
+        if index not in decisions:
+            continue
+        decision = decisions[index]
+        if name == "SamplePerfectTile":
+            tiles.append("·".join(map(str, decision)))
+        elif name == "SampleCategorical":
+            values = attributes[0]
+            if values == list(range(len(values))) and outputs[0] not in uses:
+                others.append(f"point {decision + 1} of {len(values)}")
+            else:
+                others.append(f"{uses.get(outputs[0], 'choice')} {values[decision]}")
+        elif name == "SampleComputeLocation":
+            others.append(_PLACES.get(decision, f"at loop {decision}"))
+        else:
+            others.append(f"{name} {json.dumps(decision)}")
+    return ", ".join([*(["tiles " + " ".join(tiles)] if tiles else []), *others])

@@ -36,23 +36,15 @@ from tuna.libraries.tvm.kernels.machine import Machine
 #: wrote.
 _BYTES, _OPERATIONS = 8.0, 8.0
 
-#: Functions of single values that take so long that a value is kept for its second reader.
-_SLOW = {
-    "tirx.exp",
-    "tirx.erf",
-    "tirx.tanh",
-    "tirx.sigmoid",
-    "tirx.log",
-    "tirx.pow",
-    "tirx.sqrt",
-    "tirx.rsqrt",
-}
+#: Functions of single values as arithmetic, and all that take so long that a value is kept for its
+#: second reader.
 _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.exp": epilogue.exp,
     "tirx.erf": epilogue.erf,
     "tirx.tanh": epilogue.tanh,
     "tirx.sigmoid": epilogue.sigmoid,
 }
+_SLOW = {*_IN_VECTORS, "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
 
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
@@ -63,9 +55,7 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
     sch = Schedule(tvm.IRModule({"main": function}))
     try:
         _schedule(sch, machine)
-    except (
-        ScheduleError
-    ):  # an access that a primitive does not follow; the default is right for all
+    except ScheduleError:  # a primitive does not follow an access; the default is right for all
         return None
     return sch
 
@@ -75,12 +65,8 @@ def in_vectors(function: Any) -> Any:
     for each value."""
 
     def replaced(call: Any) -> Any:
-        name = _name(call)
-        return (
-            _IN_VECTORS[name](call.args[0])
-            if name in _IN_VECTORS and str(call.ty) == "float32"
-            else call
-        )
+        arithmetic = _IN_VECTORS.get(_name(call)) if str(call.ty) == "float32" else None
+        return arithmetic(call.args[0]) if arithmetic else call
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, replaced)))
 
@@ -120,37 +106,22 @@ def _in_parts(sch: Any, block: Any, lanes: int) -> list[Any]:
     other stage as it is."""
     if not _reduces(sch, block):
         return [block]
-    loops, kinds = sch.get_loops(block), _kinds(sch, block)
-    last = sch.get(loops[-1])
-    if (
-        kinds[-1] != "reduce"
-        or int(last.extent) % lanes
-        or int(last.extent) < 2 * lanes
-        or not _along(sch, block)
-    ):
+    extent, kind = _axes(sch, block)[-1]
+    if kind != "reduce" or extent % lanes or extent < 2 * lanes or not _along(sch, block):
         return [block]
-    part = sch.rfactor(sch.split(loops[-1], [None, lanes])[1], -1)
+    part = sch.rfactor(sch.split(sch.get_loops(block)[-1], [None, lanes])[1], -1)
     return [part, block]
 
 
 def _common_depth(sch: Any, stages: list[Any]) -> int:
     """Return the number of outer loops that all stages share: they go over the same axes, and no
     reduction is among them."""
-    *earlier, last = stages
+    *earlier, last = (_axes(sch, block) for block in stages)
+    spatial = sum(kind == "space" for _, kind in last)
+    most = len(last) - 1 if earlier else max(spatial - 1, 0)
     depth = 0
-    kinds = _kinds(sch, last)
-    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(last)]
-    most = len(extents) - 1 if earlier else max(kinds.count("space") - 1, 0)
-    shapes = [
-        ([int(sch.get(loop).extent) for loop in sch.get_loops(block)], _kinds(sch, block))
-        for block in earlier
-    ]
-    while depth < most and kinds[depth] == "space":
-        fits = all(
-            depth < len(found) and found[depth] == extents[depth] and kind[depth] == "space"
-            for found, kind in shapes
-        )
-        if not fits:
+    while depth < most and last[depth][1] == "space":
+        if any(axes[depth : depth + 1] != [last[depth]] for axes in earlier):
             break
         depth += 1
     return depth
@@ -159,17 +130,14 @@ def _common_depth(sch: Any, stages: list[Any]) -> int:
 def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
     """The last axis of what a stage writes, but for loops outside, in whole vectors; LLVM does what
     it can with others."""
-    loops, kinds = sch.get_loops(block)[outside:], _kinds(sch, block)[outside:]
-    of_kind = list(zip(loops, kinds, strict=True))
-    space = [loop for loop, kind in of_kind if kind == "space" and int(sch.get(loop).extent) > 1]
-    reduced = [loop for loop, kind in of_kind if kind == "reduce"]
-    if not space or int(sch.get(space[-1]).extent) % lanes:
+    found = list(zip(sch.get_loops(block), _axes(sch, block), strict=True))[outside:]
+    space = [(loop, extent) for loop, (extent, kind) in found if kind == "space" and extent > 1]
+    reduced = [loop for loop, (_, kind) in found if kind == "reduce"]
+    if not space or space[-1][1] % lanes:
         return
-    inner = (
-        sch.split(space[-1], [None, lanes])[1]
-        if int(sch.get(space[-1]).extent) > lanes
-        else space[-1]
-    )
+    inner, extent = space[-1]
+    if extent > lanes:
+        inner = sch.split(inner, [None, lanes])[1]
     if not reduced:
         sch.vectorize(inner)
         return
@@ -179,14 +147,15 @@ def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
     sch.vectorize(sch.get_loops(init)[-1])
 
 
-def _kinds(sch: Any, block: Any) -> list[str]:
-    """Return for each loop around a block `space`, `reduce`, or `row` if it goes over several
-    axes."""
+def _axes(sch: Any, block: Any) -> list[tuple[int, str]]:
+    """Return for each loop around a block its extent, and `space`, `reduce`, or `row` if it goes
+    over several axes."""
     bound: dict[Any, str] = {}
     for axis, value in zip(sch.get(block).iter_vars, _realised(sch, block), strict=True):
         if isinstance(value, tirx.Var):
             bound[value] = "reduce" if int(axis.iter_type) == tirx.IterVar.CommReduce else "space"
-    return [bound.get(sch.get(loop).loop_var, "row") for loop in sch.get_loops(block)]
+    loops = [sch.get(loop) for loop in sch.get_loops(block)]
+    return [(int(loop.extent), bound.get(loop.loop_var, "row")) for loop in loops]
 
 
 def _realised(sch: Any, block: Any) -> list[Any]:
@@ -236,12 +205,10 @@ def to_text(function: Any) -> str:
 def module_of(text: str) -> tvm.IRModule:
     """A module with the function of a text; raises BadInput for a text that is none."""
     try:
-        function = tvm.ir.load_json(text)
-        return tvm.IRModule({"main": function})
+        return tvm.IRModule({"main": tvm.ir.load_json(text)})
     except Exception as error:  # TVM's reader has many ways to fail
-        raise BadInput(
-            f"A task's text cannot be read: {str(error).strip().splitlines()[-1][:200]}"
-        ) from error
+        reason = str(error).strip().splitlines()[-1][:200]
+        raise BadInput(f"A task's text cannot be read: {reason}") from error
 
 
 def read(body: str) -> tvm.IRModule:
@@ -253,9 +220,8 @@ def can_be_tuned(module: tvm.IRModule) -> bool:
     """Whether the function computes one fp32 tensor from others whose values may be any: no
     indices, no view."""
     function = module["main"]
-    if relax.analysis.has_reshape_pattern(function) or {kind for _, kind in _arguments(module)} != {
-        "float32"
-    }:
+    kinds = {kind for _, kind in _arguments(module)}
+    if relax.analysis.has_reshape_pattern(function) or kinds != {"float32"}:
         return False
     written: list[Any] = []
     tvm_ffi.structural_walk(

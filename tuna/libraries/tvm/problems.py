@@ -1,14 +1,15 @@
-"""A job of a family of kernels: its points as schedules, and its arguments as the kernel takes
-them. Imports TVM.
+"""A layer for a family of kernels: the points of its space as schedules, in the order of their
+estimates, and its arguments as the kernel takes them. Imports TVM.
 
 A kernel takes the weights packed, and in native mode input and answer in blocks of channels
-(`kernels/shape.py`).
+(`kernels/families.py`). Each point is a MetaSchedule trace.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,35 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.values import Direction
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm.kernels import arrays, machine, points, shape
+from tuna.libraries.tvm.decisions import OWN
+from tuna.libraries.tvm.kernels import machine, shape
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family
+from tuna.libraries.tvm.kernels.families import (
+    FAMILIES,
+    GEMM,
+    Family,
+    Steps,
+    extents_of,
+    packing_of,
+)
 from tuna.libraries.tvm.kernels.gemm import Product
-from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.solvers import BY_NAME, mode_of
+
+#: Factor over the least estimate beyond which the best point of a family is not tried early.
+_FAR = 2.0
+#: Bytes a cycle by which weights that come from memory are slower than an estimate says, measured.
+_MEMORY_BYTES = 8.0
+#: Share that each place in a family's own order adds to an estimate: the order also knows what has
+#: no estimate.
+_LATER = 0.01
+#: Values of a filter's tap that Winograd transforms at once, so that they stay in cache.
+_TRANSFORMED = 1 << 13
+
+for _family in FAMILIES.values():
+    _family.kernel  # noqa: B018  # a row whose module or function is missing fails at this import
 
 
 @dataclass(frozen=True)
@@ -42,24 +63,14 @@ class FamilyProblem:
     def count(self, wanted: int) -> int:
         """Return the number of candidates, at most `wanted`; 0 where the family has no kernel for
         the target."""
-        if isinstance(self.layer, Layer):
-            sizes = self.layer.shape
-            fits = sizes.direction is self.family.direction and self.family.applies(
-                sizes, self.layer.mode
-            )
-        else:
-            fits = self.family.applies(self.layer.config, self.layer.mode)
+        fits = _fits(self.family, self.layer)
         return min(wanted, len(self.family.kernel.space(self.layer))) if fits else 0
 
     def index_of(self, point: str) -> int | None:
         """Return the index of the point with this text in the space, None if the space does not
         have it."""
-        texts = (
-            [points.text_of(own) for own in self.family.kernel.space(self.layer)]
-            if self.count(1)
-            else []
-        )
-        return texts.index(point) if point in texts else None
+        space = self.family.kernel.space(self.layer) if self.count(1) else []
+        return next((index for index, own in enumerate(space) if _text_of(own) == point), None)
 
     def indices(self, wanted: int, first: str = "") -> list[int]:
         """The candidates to try, at most `wanted`: the point with the text `first`, if there is
@@ -69,46 +80,47 @@ class FamilyProblem:
         return [*([] if ahead is None else [ahead]), *others][:wanted]
 
     def candidate(self, index: int) -> Schedule:
-        """The schedule of point `index` of the space, the best by estimate first."""
-        return points.candidate(self.family, self.layer, index)
+        """Return the schedule of point `index` of the space, the best by estimate first.
 
-    def inputs(self, x: Any, w: Any, *added: Any) -> list[Any]:
+        Its trace has the index as the decision of a `sample_categorical`, and the point's
+        parameters as an annotation for those who read a record.
+        """
+        kernel, layer = self.family.kernel, self.layer
+        points = kernel.space(layer)
+        schedule, numbers = Schedule(self.workload()), list(range(len(points)))
+        schedule.sample_categorical(numbers, [1.0 / len(points)] * len(points), index)
+        kernel.schedule(schedule, layer, points[index])
+        schedule.annotate(schedule.get_sblock("root"), OWN, _text_of(points[index]))
+        return schedule
+
+    def packing(self) -> list[Steps | None]:
+        """The steps to each argument of the kernel."""
+        layer = self.layer
+        return packing_of(
+            self.config, self.family, layer.mode, layer.machine.floats, layer.epilogue.parts
+        )
+
+    def inputs(self, *given: Any) -> list[Any]:
         """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
         its epilogue adds."""
-        if isinstance(self.layer, Product):
-            return [
-                x,
-                self.family.kernel.pack_weights(self.layer, w)
-                if self.layer.mode is Mode.NATIVE
-                else w,
-                *added,
-            ]
-        assert isinstance(self.config, ConvConfig)
-        sizes = self.layer.shape
-        # x and dy: there are no weights yet
-        if self.config.direction is Direction.BACKWARD_WEIGHTS:
-            return [x, w]
-        plain = shape.forward_weights(self.config, arrays.channels_first(w, self.config.fil_layout))
-        packed = self.family.kernel.pack_weights(sizes, plain)
-        if self.layer.mode is Mode.LAYER:
-            return [x, packed, *added]
-        epilogue = self.layer.epilogue
-        blocks = [arrays.block_bias(sizes, added[0])] if epilogue.bias else []
-        blocks += [arrays.block_residual(sizes, added[-1])] if epilogue.residual else []
-        return [arrays.block_input(sizes, x), packed, *blocks]
+        return [packed(array, steps) for array, steps in zip(given, self.packing(), strict=False)]
 
     def output(self, y: Any) -> Any:
         """The kernel's output, full of NaN as the config's `y` is."""
-        if isinstance(self.layer, Layer) and self.layer.mode is Mode.NATIVE:
-            return np.full(self.layer.shape.native_output(), np.nan, y.dtype)
-        return y
+        steps = self.packing()[-1]
+        return y if steps is None else np.full(extents_of(steps), np.nan, y.dtype)
 
     def answer(self, found: Any) -> Any:
         """The config's answer from the kernel's; lanes that fill the last block up are no part of
         it."""
-        if isinstance(self.layer, Layer) and self.layer.mode is Mode.NATIVE:
-            return arrays.unblock_output(self.layer.shape, found)
-        return found
+        steps = self.packing()[-1]
+        if steps is None or isinstance(self.layer, Product):
+            return found
+        extents = self.layer.shape.layer_output()
+        order = steps.get("order", range(len(extents)))
+        filled = found.transpose(np.argsort(steps["permuted"])).reshape(steps["filled"])
+        cut = filled[tuple(slice(extents[axis]) for axis in order)]
+        return np.ascontiguousarray(cut.transpose(np.argsort(order)))
 
 
 def of(job: KernelJob) -> FamilyProblem | None:
@@ -131,7 +143,7 @@ def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyP
         core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
     if isinstance(core, GemmConfig) and family == GEMM.name:
         return FamilyProblem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
-    layer = points.layer_of(core, mode, target, epilogue)
+    layer = layer_of(core, mode, target, epilogue)
     if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
         return None
     return FamilyProblem(core, FAMILIES[family], layer)
@@ -140,3 +152,96 @@ def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyP
 def target_of(text: str) -> Any:
     """TVM's target from its JSON text."""
     return tvm.target.Target(json.loads(text))
+
+
+def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHING) -> Layer | None:
+    """Return the layer that the families of convolutions take for `config`, None where they take
+    none (`shape.supported`)."""
+    if not shape.supported(config):
+        return None
+    cpu = machine.from_target(target)
+    return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
+
+
+def cold_cycles(family: Family, sizes: ConvShape) -> float:
+    """Return the cycles that the family's packed weights take from memory.
+
+    In a model they come from there at each call: its other layers have used the caches since the
+    last one.
+    """
+    channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
+    return 4 * family.packed_taps(sizes) * channels / _MEMORY_BYTES
+
+
+def ranked(
+    layer: Layer, families: Iterable[Family] = FAMILIES.values(), *, cold_weights: bool = False
+) -> list[tuple[Family, int]]:
+    """Return the points of all families that apply, as (family, index in its space), by estimated
+    cycles, the best first.
+
+    With `cold_weights` they come from memory, as in a model (`cold_cycles`). Estimates of different
+    families are the less sure, so that the best of each that is not far behind the best of all
+    comes before the rest.
+    """
+    found = []
+    for family in families:
+        if _fits(family, layer):
+            cold = cold_cycles(family, layer.shape) if cold_weights else 0.0
+            for index, point in enumerate(family.kernel.space(layer)):
+                cycles = (family.kernel.cycles(layer, point) + cold) * (1 + _LATER * index)
+                found.append((cycles, index, family))
+    least = min((cycles for cycles, *_ in found), default=0.0)
+    found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
+    return [(family, index) for _, index, family in found]
+
+
+def _fits(family: Family, layer: Layer | Product) -> bool:
+    if isinstance(layer, Product):
+        return family.applies(layer.config, layer.mode)
+    sizes = layer.shape
+    return sizes.direction is family.direction and family.applies(sizes, layer.mode)
+
+
+def _text_of(point: Any) -> str:
+    """Return a point of a family's space in one line: the text that `decisions.readable` finds in a
+    record of it."""
+    return ", ".join(f"{name} {value}" for name, value in asdict(point).items())
+
+
+def packed(array: Any, steps: Steps | None) -> Any:
+    """Return a tensor of a layer as the argument that the steps make of it (`kernels.families`)."""
+    if steps is None:
+        return array
+    array = array.transpose(steps["order"]) if "order" in steps else array
+    if "turned" in steps:
+        groups, (k, c, *taps) = steps["turned"], array.shape
+        split = array.reshape(groups, k // groups, c, *taps)
+        array = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+        array = array.reshape(groups * c, k // groups, *taps)
+    filled = np.zeros(steps["filled"], array.dtype)
+    groups, merged = steps.get("groups", (1, 1))
+    rows = len(array) // groups
+    for group in range(groups):
+        own = slice(group * rows, (group + 1) * rows)
+        others = [slice(extent) for extent in array.shape[1:]]
+        if group % merged:
+            first = group % merged * array.shape[1]
+            others[0] = slice(first, first + array.shape[1])
+        filled[(own, *others)] = array[own]
+    if "transform" in steps:
+        return _transformed(filled, steps)
+    return np.ascontiguousarray(filled.reshape(steps["split"]).transpose(steps["permuted"]))
+
+
+def _transformed(filled: Any, steps: Steps) -> Any:
+    """Return Winograd's weights: the taps transformed in double precision and rounded once."""
+    matrix = np.array(steps["transform"])
+    both = np.kron(matrix, matrix)
+    split = filled.reshape(*steps["split"][2:], -1)
+    order = [axis - 2 for axis in steps["permuted"][2:]]
+    taps = split.transpose(len(order), *order).reshape(split.shape[-1], -1)
+    found = np.empty((len(both), taps.shape[1]), np.float32)
+    for first in range(0, taps.shape[1], _TRANSFORMED):
+        part = slice(first, first + _TRANSFORMED)
+        found[:, part] = both @ taps[:, part].astype(np.float64)
+    return found.reshape(extents_of(steps))

@@ -80,10 +80,8 @@ class RemoteValues:
         """Raise BadInput if `needed_bytes` more do not fit."""
         free = self.free_bytes
         if free is not None and needed_bytes > free:
-            raise BadInput(
-                f"{what} needs {_gb(needed_bytes)} on the board, which has"
-                f" {_gb(max(free, 0))} left."
-            )
+            left = f"which has {_gb(max(free, 0))} left"
+            raise BadInput(f"{what} needs {_gb(needed_bytes)} on the board, {left}.")
 
     def send(self, *args: Any, names: Sequence[str] = ()) -> list[Any]:
         """The arguments as they can be given to a remote function; `names` are theirs, if they have
@@ -165,8 +163,10 @@ def _size(value: Any, place: str, depth: int) -> _Size:
         if not -_INT64 <= value < _INT64:
             raise _refused(place, "it has more than 64 bits")
         return _Size()
+    if isinstance(value, np.dtype) and value.hasobject:
+        raise _refused(place, "it is a type of Python objects")
     if isinstance(value, np.dtype | tvm_ffi.dtype):
-        return _data_type(value, place)
+        return _Size()
     if isinstance(value, str):
         if "\0" in value:
             raise _refused(place, "TVM would cut this text at its NUL")
@@ -184,17 +184,10 @@ def _size(value: Any, place: str, depth: int) -> _Size:
     if _is_sequence(value):
         sizes = [_size(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value)]
         if _all_arrays(value):
-            return _Size(
-                _HANDLE_BYTES + sum(one.kept for one in sizes), max(one.kept for one in sizes)
-            )
+            kept = [one.kept for one in sizes]
+            return _Size(_HANDLE_BYTES + sum(kept), max(kept))
         return _of_objects(value, sizes, place, "tuple")
     raise _refused(place, f"it is of type {type(value).__name__}")
-
-
-def _data_type(value: Any, place: str) -> _Size:
-    if isinstance(value, np.dtype) and value.hasobject:
-        raise _refused(place, "it is a type of Python objects")
-    return _Size()
 
 
 def _size_of_dict(value: Mapping[Any, Any], place: str, depth: int) -> _Size:
@@ -214,9 +207,8 @@ def _size_of_dict(value: Mapping[Any, Any], place: str, depth: int) -> _Size:
 
 def _of_objects(values: Any, sizes: Sequence[_Size], place: str, kind: str) -> _Size:
     if any(_is_array(value) or _is_remote_tensor(value) for value in values):
-        raise _refused(
-            place, f"TVM can make a {kind} of arrays alone, or one without any, on a board"
-        )
+        why = f"TVM can make a {kind} of arrays alone, or one without any, on a board"
+        raise _refused(place, why)
     return sum(sizes, _Size(_HANDLE_BYTES))
 
 

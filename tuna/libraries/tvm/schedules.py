@@ -26,7 +26,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from tuna.errors import BadInput
-from tuna.libraries.search.space import Point, Space
+from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.tvm.decisions import (
     Design,
     before_postproc,
@@ -47,10 +47,8 @@ _OF_PRIOR = "x86_64"
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 _BY_MACHINE = {
-    "x86_64": ("x86",),
-    "amd64": ("x86",),
-    "aarch64": ("arm_cpu",),
-    "arm64": ("arm_cpu",),
+    **dict.fromkeys(("x86_64", "amd64"), ("x86",)),
+    **dict.fromkeys(("aarch64", "arm64"), ("arm_cpu",)),
 }
 
 
@@ -61,16 +59,7 @@ class ScheduleSpace(Space):
         """`architecture` is that of the CPU that the target compiles for."""
         self._module, self._target = module, target
         self.prior = _prior() if architecture == _OF_PRIOR else None
-        import_intrinsics(architecture=architecture)
-        context = ms.TuneContext(
-            mod=module,
-            target=target,
-            space_generator="post-order-apply",
-            search_strategy="replay-trace",
-            num_threads=1,
-            rand_state=_SEED,
-            task_name="tuna",
-        )
+        context = tune_context(module, target, architecture, _SEED)
         generated = context.generate_design_space()
         self._postprocs: Sequence[Any] = list(context.space_generator.postprocs)
         self.designs: list[Design] = [self._design(schedule.trace) for schedule in generated]
@@ -132,9 +121,7 @@ class ScheduleSpace(Space):
         """One decision that has alternatives."""
         design = self.designs[point[0]]
         parts = design.split(point[1:])
-        free = [
-            index for index, decision in enumerate(design.decisions) if len(decision.options) > 1
-        ]
+        free = [at for at, decision in enumerate(design.decisions) if len(decision.options) > 1]
         if free:
             index = chance.choice(free)
             parts[index] = design.decisions[index].mutated(parts[index], chance)
@@ -145,21 +132,14 @@ class ScheduleSpace(Space):
         if one[0] != other[0]:
             return one
         design = self.designs[one[0]]
-        parts = [
-            chance.choice(pair)
-            for pair in zip(design.split(one[1:]), design.split(other[1:]), strict=True)
-        ]
+        pairs = zip(design.split(one[1:]), design.split(other[1:]), strict=True)
+        parts = [chance.choice(pair) for pair in pairs]
         return (one[0], *(number for part in parts for number in part))
 
     def _design(self, trace: Any) -> Design:
         """The design of a generated trace, with the compute locations that samples of it have."""
         locations: dict[int, set[int]] = defaultdict(set)
         first = self._json(trace)
-        places = {
-            place
-            for place, value in own_decisions(first)
-            if first[0][place][0] == "SampleComputeLocation"
-        }
         for seed in range(_SEED, _SEED + _SAMPLES):
             schedule = Schedule(self._module, seed=seed, error_render_level="none")
             try:
@@ -167,7 +147,7 @@ class ScheduleSpace(Space):
             except Exception:  # noqa: S112  # an invalid sample: TVM's primitives fail in many ways
                 continue
             for place, value in own_decisions(self._json(schedule.trace)):
-                if place in places:
+                if first[0][place][0] == "SampleComputeLocation":
                     locations[place].add(int(value))
         return Design.read(first, {place: sorted(found) for place, found in locations.items()})
 
@@ -176,17 +156,13 @@ class ScheduleSpace(Space):
         try:
             Trace.apply_json_to_schedule(trace, schedule)
             schedule.enter_postproc()
-            return (
-                schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
-            )
+            valid = all(postproc.apply(schedule) for postproc in self._postprocs)
+            return schedule if valid else None
         except Exception:  # an invalid combination of decisions: primitives fail in many ways
             return None
 
     def _json(self, trace: Any) -> Any:
-        record = ms.database.TuningRecord(
-            trace, ms.database.Workload(self._module), None, self._target, []
-        )
-        return json.loads(to_text(record.as_json()))[0]
+        return json.loads(_record(self._module, self._target, trace, []))[0]
 
 
 def _trace(params: str) -> Any:
@@ -210,17 +186,30 @@ def _design_of(key: str, decisions: str) -> Design:
     return Design.read([json.loads(key), json.loads(decisions)])
 
 
-def import_intrinsics(wanted: tuple[str, ...] | None = None, architecture: str = "") -> bool:
-    """Import TVM's tensor intrinsics of one architecture (default: the host's), or those named by
-    `wanted`; return whether that was possible.
+def tune_context(module: Any, target: Any, architecture: str, seed: int) -> Any:
+    """Return TVM's context of MetaSchedule's space of a module, for a CPU of this architecture."""
+    import_intrinsics(architecture)
+    return ms.TuneContext(
+        mod=module,
+        target=target,
+        space_generator="post-order-apply",
+        search_strategy="replay-trace",
+        num_threads=1,
+        rand_state=seed,
+        task_name="tuna",
+    )
+
+
+def import_intrinsics(architecture: str = "") -> bool:
+    """Import TVM's tensor intrinsics of one architecture (default: the host's); return whether that
+    was possible.
 
     `tvm.s_tir.tensor_intrin` parses the intrinsics of every device when it is first imported, which
     each TuneContext does: 23 seconds. Here an empty package takes its place, and only the modules
     for one architecture are imported. That depends on the layout of the package in the pinned
     version; where it differs the plain import is used, which is slow and right.
     """
-    machine = architecture or platform.machine().lower()
-    names = _BY_MACHINE.get(machine, ()) if wanted is None else wanted
+    names = _BY_MACHINE.get(architecture or platform.machine().lower(), ())
     there = sys.modules.get(_PACKAGE)
     if there is not None and getattr(there, "__file__", None) is not None:
         return False  # the whole package is there
@@ -249,10 +238,12 @@ def import_intrinsics(wanted: tuple[str, ...] | None = None, architecture: str =
 def to_params(module: Any, target: Any, schedule: Schedule) -> str:
     """The params of a schedule of `module`; the same text in every process."""
     arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-    record = ms.database.TuningRecord(
-        schedule.trace, ms.database.Workload(module), None, target, arguments
-    )
-    return to_text(record.as_json())
+    return _record(module, target, schedule.trace, arguments)
+
+
+def _record(module: Any, target: Any, trace: Any, arguments: Any) -> str:
+    workload = ms.database.Workload(module)
+    return to_text(ms.database.TuningRecord(trace, workload, None, target, arguments).as_json())
 
 
 def schedule_of(module: Any, params: str) -> Schedule:

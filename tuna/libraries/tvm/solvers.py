@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.gemm import COMMANDS, LATER
@@ -20,15 +21,13 @@ from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
 from tuna.libraries.tvm.kernels import shape
-from tuna.libraries.tvm.kernels.families import FAMILIES, Family
+from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import BASELINE, kind_text
 
 #: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32
 #: fill an AVX-512 register.
 BLOCKS = (16, 8)
-#: fp32 values in a vector register of the CPUs that there are.
-_WIDTHS = (4, 8, 16)
 #: Terms of the longest sums for which a solver's `error_bound` is stated; rounding grows with their
 #: square root.
 _BOUND_TERMS = 2048 * 3 * 3
@@ -64,13 +63,8 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
     if isinstance(config, TaskConfig):
         return _applicable_to_task(config, target, conditions)
     mode, cpu = mode_of(conditions), _is_cpu(target)
-    names = [
-        row.name for row in TILED if cpu and row.applies(config, mode) and _allowed(row, conditions)
-    ]
-    if not names:
-        names = [
-            row.name for row in SEARCHED if row.applies(config, mode) and _allowed(row, conditions)
-        ]
+    names = _names(TILED, config, mode, conditions) if cpu else []
+    names = names or _names(SEARCHED, config, mode, conditions)
     return [*names, UNTUNED.name] if cpu and UNTUNED.applies(config, mode) else names
 
 
@@ -83,36 +77,28 @@ def _applicable_to_task(
         return []
     if task.core is None:
         return [] if task.name in _SCHEDULED else [FUNCTION.name]
-    core, mode = task.core, Mode(task.layouts)
-    return [row.name for row in TILED if row.applies(core, mode) and _allowed(row, conditions)]
+    return _names(TILED, task.core, Mode(task.layouts), conditions)
 
 
 def unsupported(config: Config) -> str:
     """Return the feature of a config that no solver supports, in a few words; empty for a function
     that is scheduled by rule."""
     if isinstance(config, TaskConfig):
-        return (
-            "functions like this one"
-            if config.core
-            else ""
-            if config.name in _SCHEDULED
-            else "this target"
-        )
+        if config.core:
+            return "functions like this one"
+        return "" if config.name in _SCHEDULED else "this target"
     if isinstance(config, GemmConfig):
         if config.data_type not in COMMANDS:
             return f"{config.data_type.value} products"
-        return (
-            f"products with {', '.join(name for name in config.stated_fields() if name in LATER)}"
-        )
+        later = ", ".join(name for name in config.stated_fields() if name in LATER)
+        return f"products with {later}"
     if not isinstance(config, ConvConfig):
         return kind_text(config.kind)
     if config.mode == "trans":
         return "transposed convolutions"
     if config.direction is not Direction.FORWARD:
-        return (
-            f"{config.direction.name.replace('_', ' ').lower()} of this"
-            f" {config.data_type.value} convolution"
-        )
+        direction = config.direction.name.replace("_", " ").lower()
+        return f"{direction} of this {config.data_type.value} convolution"
     return "convolutions without an answer"
 
 
@@ -122,8 +108,16 @@ def mode_of(conditions: Mapping[str, str]) -> Mode:
     return Mode(conditions.get("layouts", Mode.LAYER.value))
 
 
-def _allowed(row: TvmSolver, conditions: Mapping[str, str]) -> bool:
-    return row.solver.algorithm != "Winograd" or conditions.get("winograd", "yes") == "yes"
+def _names(
+    rows: Sequence[TvmSolver], config: Config, mode: Mode, conditions: Mapping[str, str]
+) -> list[str]:
+    """The solvers that apply; those of Winograd only where the session allows them."""
+    winograd = conditions.get("winograd", "yes") == "yes"
+    return [
+        row.name
+        for row in rows
+        if row.applies(config, mode) and (winograd or row.solver.algorithm != "Winograd")
+    ]
 
 
 def error_bound(solver: str, config: Config) -> float:
@@ -168,64 +162,42 @@ def _applies(family: Family) -> Callable[[Config, Mode], bool]:
         return family.applies
 
     def applies(config: Config, mode: Mode) -> bool:
-        if not (
-            isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))
-        ):
-            return False
-        found = [shape.of(config, width) for width in _WIDTHS]
-        return all(
-            sizes.direction is family.direction and family.applies(sizes, mode) for sizes in found
+        return shape.supported(config) and all(
+            sizes.direction is family.direction and family.applies(sizes, mode)
+            for sizes in (shape.of(config, width) for width in WIDTHS)
         )
 
     return applies
 
 
-def _forward(config: Config, mode: Mode) -> bool:
-    if not isinstance(config, ConvConfig):
+def _forward(config: Config, mode: Mode) -> TypeGuard[ConvConfig]:
+    if not isinstance(config, ConvConfig) or config.direction is not Direction.FORWARD:
         return False
-    return (
-        config.mode == "conv"
-        and config.direction is Direction.FORWARD
-        and min(config.output_shape) > 0
-    )
+    return config.mode == "conv" and min(config.output_shape) > 0
 
 
-def _plain_2d(config: Config, mode: Mode) -> bool:
-    if not (isinstance(config, ConvConfig) and _forward(config, mode)):
-        return False
-    return config.spatial_dim == 2 and config.group_count == 1
+def _plain_2d(config: Config, mode: Mode) -> TypeGuard[ConvConfig]:
+    return _forward(config, mode) and config.spatial_dim == 2 and config.group_count == 1
 
 
 def _pointwise(config: Config, mode: Mode) -> bool:
-    if not (isinstance(config, ConvConfig) and _plain_2d(config, mode)):
+    if not _plain_2d(config, mode):
         return False
     ones = (config.fil_h, config.fil_w, config.conv_stride_h, config.conv_stride_w)
     return ones == (1, 1, 1, 1) and (config.pad_h, config.pad_w) == (0, 0)
 
 
 def _blocked(config: Config, mode: Mode) -> bool:
-    return (
-        isinstance(config, ConvConfig) and _plain_2d(config, mode) and block_of(config) is not None
-    )
+    return _plain_2d(config, mode) and block_of(config) is not None
 
 
 def _winograd(config: Config, mode: Mode) -> bool:
     """F(4, 3): its transforms lose too many digits for half precision, and do not exist in whole
     numbers."""
-    if (
-        not (isinstance(config, ConvConfig) and _plain_2d(config, mode))
-        or config.data_type is not DataType.FP32
-    ):
+    if not _plain_2d(config, mode) or config.data_type is not DataType.FP32:
         return False
-    sizes = (
-        config.fil_h,
-        config.fil_w,
-        config.conv_stride_h,
-        config.conv_stride_w,
-        config.dilation_h,
-        config.dilation_w,
-    )
-    return sizes == (3, 3, 1, 1, 1, 1)
+    steps = (config.conv_stride_h, config.conv_stride_w, config.dilation_h, config.dilation_w)
+    return (config.fil_h, config.fil_w) == (3, 3) and steps == (1, 1, 1, 1)
 
 
 def _gemm(config: Config, mode: Mode) -> bool:
@@ -239,12 +211,8 @@ def _untuned(config: Config, mode: Mode) -> bool:
 
 
 def _of_family(family: Family) -> TvmSolver:
-    solver = Solver(
-        family.solver,
-        (family.kind, TaskConfig.kind),
-        family.algorithm,
-        error_bound=family.error_bound,
-    )
+    kinds, bound = (family.kind, TaskConfig.kind), family.error_bound
+    solver = Solver(family.solver, kinds, family.algorithm, error_bound=bound)
     return TvmSolver(solver, _applies(family), family=family.name)
 
 

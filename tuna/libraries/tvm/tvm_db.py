@@ -13,7 +13,7 @@ directory is for one environment. `layers.json` is Tuna's own:
 
 with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device
 was not quiet while its best record was measured, and `"packing"` if its kernel takes packed weights
-or tensors in blocks of channels: for each argument null or the steps of `packing.py`.
+or tensors in blocks of channels: for each argument null or the steps of `kernels/families.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tuna.configs import read_one
 from tuna.errors import BadInput
 from tuna.libraries.exporter import Entry, Exporter, ExportOptions, ExportTally, sort_rows
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
-from tuna.libraries.tvm import kernels, packing
+from tuna.libraries.tvm import kernels
+from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION
 
 WORKLOADS = "database_workload.json"
@@ -88,11 +89,8 @@ def workload_text(data: bytes) -> str:
         value = _json(data.decode(), "the workload")
     except UnicodeDecodeError:
         raise BadInput("the workload cannot be read as JSON") from None
-    if (
-        not isinstance(value, list)
-        or len(value) != 2
-        or not all(isinstance(part, str) for part in value)
-    ):
+    pair = isinstance(value, list) and len(value) == 2
+    if not pair or not all(isinstance(part, str) for part in value):
         raise BadInput("the workload is no TVM workload")
     return _compact(value)
 
@@ -162,9 +160,8 @@ def read(directory: Path) -> Iterator[TunedLayer]:
             tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
             workload, packing = workloads[item["workload"]], item.get("packing")
             noisy = bool(item.get("noisy", False))
-            yield TunedLayer(
-                item["key"], item["driver"], item["solver"], workload, tuned, packing, noisy
-            )
+            names = (item["key"], item["driver"], item["solver"])
+            yield TunedLayer(*names, workload, tuned, packing, noisy)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadInput(
             f"{directory} is damaged: its files do not fit each other ({error})."
@@ -196,6 +193,16 @@ def _json(text: str, what: str) -> Any:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+#: Notes on who can use a record: TVM finds it by the function, which an imported model has or not.
+_FUNCTIONS = (
+    "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
+)
+_OWN_KERNELS = (
+    "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as"
+    " layers.json says"
+)
 
 
 class TvmOptions(ExportOptions):
@@ -265,18 +272,21 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
         """The best record of each layer and solver: time, schedule, workload."""
         for layer in read(path):
             best = layer.records[0]
-            yield Entry(
-                layer.driver, layer.solver, (best.seconds * 1000, best.schedule, layer.workload)
-            )
+            facts = (best.seconds * 1000, best.schedule, layer.workload)
+            yield Entry(layer.driver, layer.solver, facts)
 
 
 def _layers(source: ResultSource, top: int, tally: ExportTally) -> Iterator[TunedLayer]:
+    """Layers that somebody can use. How a family's kernel wants its tensors may have changed since
+    another version of the kernels."""
+    stale = not source.toolchain.endswith(f"-kernels-{kernels.VERSION}")
     ordered = sort_rows(_winners(source, tally), width=len(_Winner._fields), by=3)
     for driver, group in groupby(ordered, key=itemgetter(0)):
-        written = False
-        notes = set()
+        written, notes = False, set()
         for entry in map(_Winner._make, group):
-            if _is_stale(entry.solver, source.toolchain):
+            row = BY_NAME.get(entry.solver)
+            family = row.family if row is not None else ""
+            if family and stale:
                 tally.skipped["it is of another version of Tuna's kernels; tune it again"] += 1
                 continue
             if not entry.workload:
@@ -285,55 +295,25 @@ def _layers(source: ResultSource, top: int, tally: ExportTally) -> Iterator[Tune
             try:
                 workload = workload_text(source.blob(entry.workload))
                 records = _records(source, top, entry)
+                packing = _packing(driver, family, records[0])
             except BadInput as error:
                 tally.skipped[str(error)] += 1
                 continue
             written = True
-            notes.add(_note(entry.solver))
-            packing, noisy = _packing(entry, records), bool(entry.noisy)
-            yield TunedLayer(
-                entry.config_key, driver, entry.solver, workload, records, packing, noisy
-            )
+            if family or row is FUNCTION:
+                notes.add(_OWN_KERNELS if family else _FUNCTIONS)
+            key, solver, noisy = entry.config_key, entry.solver, bool(entry.noisy)
+            yield TunedLayer(key, driver, solver, workload, records, packing, noisy)
         tally.configs += written
-        tally.notes.update(note for note in notes if note)
+        tally.notes.update(notes)
 
 
-def _note(solver: str) -> str:
-    """Who can use a record of the solver: TVM finds it by the function, which an imported model has
-    or has not."""
-    row = BY_NAME.get(solver)
-    if row is FUNCTION:
-        return (
-            "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
-        )
-    return (
-        "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as"
-        " layers.json says"
-        if (row is not None and row.family)
-        else ""
-    )
-
-
-def _is_stale(solver: str, toolchain: str) -> bool:
-    """Whether how the kernel wants its tensors may have changed since; a solver of MetaSchedule's
-    takes the layer's own."""
-    row = BY_NAME.get(solver)
-    return (
-        row is not None
-        and bool(row.family)
-        and not toolchain.endswith(f"-kernels-{kernels.VERSION}")
-    )
-
-
-def _packing(
-    entry: _Winner, records: tuple[TunedRecord, ...]
-) -> list[dict[str, Any] | None] | None:
+def _packing(driver: str, family: str, record: TunedRecord) -> list[dict[str, Any] | None] | None:
     """Return the packing of the kernel's tensors; None for a solver that takes the layer's own."""
-    solver = BY_NAME.get(entry.solver)
-    if solver is None or not solver.family:
+    if not family:
         return None
-    arguments = json.loads(records[0].schedule)[3]
-    return packing.of(read_one(entry.driver), solver.family, [extents for *_, extents in arguments])
+    arguments = json.loads(record.schedule)[3]
+    return packing_for(read_one(driver), family, [extents for *_, extents in arguments])
 
 
 def _winners(source: ResultSource, tally: ExportTally) -> Iterator[tuple[Any, ...]]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tvm
 from tvm import te, topi
 
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.libraries.reference import DTYPES
+from tuna.libraries.tvm.kernels.stages import module_of
 from tuna.libraries.tvm.solvers import SEARCHED, UNTUNED, block_of
 
 _Builder = Callable[[Any], list[Any]]
@@ -25,34 +25,21 @@ _TILE = 4
 
 def make(solver: str, config: Config) -> Any:
     """Return `config` as `solver` expresses it: an IRModule with one function `main`."""
-    builder = _BUILDERS[solver]
-    # 64-bit indices, as in the functions of a Relax model: without them no record matches one of
-    # its layers.
-    function = te.create_prim_func(builder(config), index_dtype_override="int64")
-    function = function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)
-    return tvm.IRModule({"main": function})
+    return module_of(_BUILDERS[solver](config))
 
 
 def direct_channels_first(config: ConvConfig) -> list[Any]:
     """TOPI's direct convolution in NC(D)HW, grouped or not, in two or three dimensions."""
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
-    stride, pad, dilation = (
-        _per_axis(config, "conv_stride"),
-        _per_axis(config, "pad"),
-        _per_axis(config, "dilation"),
-    )
     first, weight = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
     if config.spatial_dim == 3:
-        y = topi.nn.conv3d_ncdhw(
-            first, weight, stride, pad, dilation, config.group_count, accumulate
-        )
+        convolve, groups = topi.nn.conv3d_ncdhw, [config.group_count]
     elif config.group_count > 1:
-        y = topi.nn.group_conv2d_nchw(
-            first, weight, stride, pad, dilation, config.group_count, accumulate
-        )
+        convolve, groups = topi.nn.group_conv2d_nchw, [config.group_count]
     else:
-        y = topi.nn.conv2d_nchw(first, weight, stride, pad, dilation, accumulate)
+        convolve, groups = topi.nn.conv2d_nchw, []
+    y = convolve(first, weight, *_steps(config), *groups, accumulate)
     return [x, w, _answer(y, config)]
 
 
@@ -60,12 +47,9 @@ def direct_channels_last(config: ConvConfig) -> list[Any]:
     """Direct convolution in NHWC with the weight in HWIO; written out because TOPI's marks the
     weight layout-free."""
     x, w = _arguments(config)
-    accumulate = DTYPES[config.data_type][2]
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
     height, width = config.output_size
-    (sh, sw), (ph, pw), (dh, dw) = (
-        _per_axis(config, name) for name in ("conv_stride", "pad", "dilation")
-    )
+    (sh, sw), (ph, pw), (dh, dw) = _steps(config)
     data = x
     if config.in_layout != "NHWC":
         shape = (config.batchsize, config.in_h, config.in_w, config.in_channels)
@@ -81,18 +65,17 @@ def direct_channels_last(config: ConvConfig) -> list[Any]:
     rc = te.reduce_axis((0, config.in_channels), "rc")
     conv = te.compute(
         (config.batchsize, height, width, config.out_channels),
-        lambda n, h, w, k: te.sum(
-            data[n, h * sh + ry * dh, w * sw + rx * dw, rc].astype(accumulate)
-            * kernel[ry, rx, rc, k].astype(accumulate),
-            axis=[ry, rx, rc],
+        lambda n, h, w, k: _sum(
+            config,
+            data[n, h * sh + ry * dh, w * sw + rx * dw, rc],
+            kernel[ry, rx, rc, k],
+            [ry, rx, rc],
         ),
         name="conv2d_nhwc",
     )
-    y = (
-        conv
-        if config.out_layout == "NHWC"
-        else _like_output(config, lambda n, k, h, w: conv[n, h, w, k], "to_nchw")
-    )
+    y = conv
+    if config.out_layout != "NHWC":
+        y = _like_output(config, lambda n, k, h, w: conv[n, h, w, k], "to_nchw")
     return [x, w, _cast(y, config)]
 
 
@@ -110,13 +93,10 @@ def blocked(config: ConvConfig) -> list[Any]:
     """Direct convolution in NCHW[8|16]c, with the packing of both inputs and the unpacking of the
     answer."""
     x, w = _arguments(config)
-    accumulate = DTYPES[config.data_type][2]
     block = block_of(config) or 1
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
     height, width = config.output_size
-    (sh, sw), (ph, pw), (dh, dw) = (
-        _per_axis(config, name) for name in ("conv_stride", "pad", "dilation")
-    )
+    (sh, sw), (ph, pw), (dh, dw) = _steps(config)
     data = te.compute(
         (config.batchsize, config.in_channels // block, config.in_h, config.in_w, block),
         lambda n, co, h, w, ci: at_x(n, co * block + ci, h, w),
@@ -124,29 +104,21 @@ def blocked(config: ConvConfig) -> list[Any]:
     )
     if ph or pw:
         data = topi.nn.pad(data, (0, 0, ph, pw, 0), (0, 0, ph, pw, 0), name="data_pad")
+    ins, outs = config.in_channels // block, config.out_channels // block
     kernel = te.compute(
-        (
-            config.out_channels // block,
-            config.in_channels // block,
-            config.fil_h,
-            config.fil_w,
-            block,
-            block,
-        ),
+        (outs, ins, config.fil_h, config.fil_w, block, block),
         lambda ko, co, y, x, ci, ki: at_w(ko * block + ki, co * block + ci, y, x),
         name="kernel_pack",
     )
-    co, ci = (
-        te.reduce_axis((0, config.in_channels // block), "co"),
-        te.reduce_axis((0, block), "ci"),
-    )
+    co, ci = te.reduce_axis((0, ins), "co"), te.reduce_axis((0, block), "ci")
     ry, rx = te.reduce_axis((0, config.fil_h), "ry"), te.reduce_axis((0, config.fil_w), "rx")
     conv = te.compute(
-        (config.batchsize, config.out_channels // block, height, width, block),
-        lambda n, ko, h, w, ki: te.sum(
-            data[n, co, h * sh + ry * dh, w * sw + rx * dw, ci].astype(accumulate)
-            * kernel[ko, co, ry, rx, ci, ki].astype(accumulate),
-            axis=[co, ry, rx, ci],
+        (config.batchsize, outs, height, width, block),
+        lambda n, ko, h, w, ki: _sum(
+            config,
+            data[n, co, h * sh + ry * dh, w * sw + rx * dw, ci],
+            kernel[ko, co, ry, rx, ci, ki],
+            [co, ry, rx, ci],
         ),
         name="conv2d_NCHWc",
     )
@@ -157,11 +129,8 @@ def blocked(config: ConvConfig) -> list[Any]:
 def im2col(config: ConvConfig) -> list[Any]:
     """The patches of the input as a matrix, multiplied by the weight as a matrix."""
     x, w = _arguments(config)
-    accumulate = DTYPES[config.data_type][2]
     height, width = config.output_size
-    (sh, sw), (ph, pw), (dh, dw) = (
-        _per_axis(config, name) for name in ("conv_stride", "pad", "dilation")
-    )
+    (sh, sw), (ph, pw), (dh, dw) = _steps(config)
     taps = config.fil_h * config.fil_w
     pads = (0, ph, pw, 0) if config.in_layout == "NHWC" else (0, 0, ph, pw)
     at_x = _at(topi.nn.pad(x, pads, pads, name="data_pad") if ph or pw else x, config.in_layout)
@@ -182,14 +151,7 @@ def im2col(config: ConvConfig) -> list[Any]:
         lambda k, r: at_w(k, r // taps, r // config.fil_w % config.fil_h, r % config.fil_w),
         name="weight_rows",
     )
-    r = te.reduce_axis((0, depth), "r")
-    product = te.compute(
-        (config.out_channels, pixels),
-        lambda k, p: te.sum(
-            rows[k, r].astype(accumulate) * columns[r, p].astype(accumulate), axis=[r]
-        ),
-        name="gemm",
-    )
+    product = _product(config, rows, columns, "r")
     y = _like_output(config, lambda n, k, h, w: product[k, (n * height + h) * width + w], "col2im")
     return [x, w, _cast(y, config)]
 
@@ -197,7 +159,6 @@ def im2col(config: ConvConfig) -> list[Any]:
 def pointwise(config: ConvConfig) -> list[Any]:
     """A 1x1 convolution as one matrix product over all pixels."""
     x, w = _arguments(config)
-    accumulate = DTYPES[config.data_type][2]
     height, width = config.output_size
     area = height * width
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
@@ -209,14 +170,7 @@ def pointwise(config: ConvConfig) -> list[Any]:
     rows = te.compute(
         (config.out_channels, config.in_channels), lambda k, c: at_w(k, c, 0, 0), name="weight_rows"
     )
-    c = te.reduce_axis((0, config.in_channels), "c")
-    product = te.compute(
-        (config.out_channels, config.batchsize * area),
-        lambda k, p: te.sum(
-            rows[k, c].astype(accumulate) * columns[c, p].astype(accumulate), axis=[c]
-        ),
-        name="gemm",
-    )
+    product = _product(config, rows, columns, "c")
     y = _like_output(config, lambda n, k, h, w: product[k, n * area + h * width + w], "reshape")
     return [x, w, _cast(y, config)]
 
@@ -230,20 +184,10 @@ def winograd(config: ConvConfig) -> list[Any]:
     """
     x, w = _arguments(config)
     height, width = config.output_size
-    pads = (
-        config.pad_h,
-        config.pad_w,
-        config.pad_h + -height % _TILE,
-        config.pad_w + -width % _TILE,
-    )
-    y = topi.nn.conv2d_winograd_nchw(
-        _channels_first(x, config.in_layout),
-        _channels_first(w, config.fil_layout),
-        (1, 1),
-        pads,
-        (1, 1),
-        "float32",
-    )
+    after = config.pad_h + -height % _TILE, config.pad_w + -width % _TILE
+    pads = (config.pad_h, config.pad_w, *after)
+    first, weight = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
+    y = topi.nn.conv2d_winograd_nchw(first, weight, (1, 1), pads, (1, 1), "float32")
     if height % _TILE or width % _TILE:
         return [x, w, _cast(_like_output(config, lambda n, k, h, w: y[n, k, h, w], "cut"), config)]
     return [x, w, _answer(y, config)]
@@ -252,7 +196,7 @@ def winograd(config: ConvConfig) -> list[Any]:
 def gemm(config: GemmConfig) -> list[Any]:
     """C[b, i, j] = sum over r of A[b, i, r] * B[b, r, j], with A or B stored transposed; no batch
     axis for one product."""
-    given, answered, accumulate = DTYPES[config.data_type]
+    given = DTYPES[config.data_type][0]
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     a_shape = (config.k, config.m) if config.trans_a else (config.m, config.k)
     b_shape = (config.n, config.k) if config.trans_b else (config.k, config.n)
@@ -264,12 +208,10 @@ def gemm(config: GemmConfig) -> list[Any]:
         *lead, i, j = index
         left = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
         right = b[(*lead, j, r)] if config.trans_b else b[(*lead, r, j)]
-        return te.sum(left.astype(accumulate) * right.astype(accumulate), axis=[r])
+        return _sum(config, left, right, [r])
 
     c = te.compute((*batch, config.m, config.n), term, name="gemm")
-    if accumulate != answered:
-        c = te.compute(c.shape, lambda *index: c[index].astype(answered), name="cast")
-    return [a, b, c]
+    return [a, b, _cast(c, config)]
 
 
 def _arguments(config: ConvConfig) -> tuple[Any, Any]:
@@ -278,9 +220,29 @@ def _arguments(config: ConvConfig) -> tuple[Any, Any]:
     return x, te.placeholder(config.weight_shape, name="W", dtype=given)
 
 
-def _per_axis(config: ConvConfig, prefix: str) -> tuple[int, ...]:
+def _steps(config: ConvConfig) -> tuple[tuple[int, ...], ...]:
+    """Strides, padding and dilations, each by axis."""
     axes = "dhw"[-config.spatial_dim :]
-    return tuple(getattr(config, f"{prefix}_{axis}") for axis in axes)
+    return tuple(
+        tuple(getattr(config, f"{name}_{axis}") for axis in axes)
+        for name in ("conv_stride", "pad", "dilation")
+    )
+
+
+def _sum(config: ConvConfig | GemmConfig, left: Any, right: Any, axes: list[Any]) -> Any:
+    """The sum of products over the axes, in the type that accumulates."""
+    accumulate = DTYPES[config.data_type][2]
+    return te.sum(left.astype(accumulate) * right.astype(accumulate), axis=axes)
+
+
+def _product(config: ConvConfig, rows: Any, columns: Any, name: str) -> Any:
+    """The product of two matrices, whose sum goes over the axis `name`."""
+    r = te.reduce_axis((0, rows.shape[1]), name)
+    return te.compute(
+        (rows.shape[0], columns.shape[1]),
+        lambda k, p: _sum(config, rows[k, r], columns[r, p], [r]),
+        name="gemm",
+    )
 
 
 def _channels_first(tensor: Any, layout: str) -> Any:
@@ -306,7 +268,7 @@ def _like_output(config: ConvConfig, value: Callable[[Any, Any, Any, Any], Any],
     return te.compute(config.output_shape, value, name=name)
 
 
-def _cast(tensor: Any, config: ConvConfig) -> Any:
+def _cast(tensor: Any, config: ConvConfig | GemmConfig) -> Any:
     answered = DTYPES[config.data_type][1]
     if str(tensor.dtype) == answered:
         return tensor

@@ -2,7 +2,7 @@
 intrinsics."""
 
 #: Raise it when a family's kernel, the order of its space, the packing of its weights or the
-#: options of LLVM (`targets.for_code`) change for any layer. It is part of the toolchain, so that
+#: options of LLVM (`toolchain.for_code`) change for any layer. It is part of the toolchain, so that
 #: results of other kernels belong to another environment: a record is the steps from a kernel's
 #: definition to its schedule, the index of a point in its space, and says nothing of the order of
 #: packed weights.

@@ -21,17 +21,16 @@ it serves where `shape.turned` does not, with more padding than the filter reach
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.arrays import dense_weights
-from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.machine import sum_cycles
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _WHOLE = "sums", "whole"
@@ -51,10 +50,6 @@ class BackwardDataParams:
     #: 1: all channels of a row before the next; 0: all rows of a block group before the next
     rows_first: int
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Phase:
@@ -68,32 +63,19 @@ class _Phase:
     back: int  #: positions of dy from one tap to the next
 
 
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as C/b, K/i, R, S, i, b from `shape.forward_weights`: transposed and turned round."""
-    dense = dense_weights(shape, weights)
-    split = dense.reshape(
-        shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter
-    )
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
-
-
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(dY, W, [B,] [R,] dX)`."""
     shape = layer.shape
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder(
-        (shape.out_blocks, shape.in_blocks, *shape.filter, shape.in_block, shape.block), name="W"
-    )
+    w = te.placeholder(FAMILIES["backward_data"].packed_extents(shape), name="W")
     pad, extent = _borders(layer)
     read = stages.reader(x, layer)
     if copies(layer):
         data = stages.padded_copy(read, shape, extent, pad=pad)
         read = lambda *index: data[index]  # noqa: E731
     found = {
-        (a, b): _phase_sums(layer, read, w, rows, columns, pad, f"{_SUMS}_{a}_{b}")
-        for a, rows in enumerate(_phases(shape, 0))
-        for b, columns in enumerate(_phases(shape, 1))
-        if rows.count and columns.count
+        (a, b): _phase_sums(layer, read, w, phase, pad, f"{_SUMS}_{a}_{b}")
+        for (a, b), phase in _pairs(shape).items()
     }
     high, wide = shape.stride
 
@@ -130,12 +112,7 @@ def schedule(sch: Any, layer: Layer, params: BackwardDataParams) -> None:
     for loop in (kn, a, vn, b):
         sch.unroll(loop)
     sch.vectorize(lane)
-    phases = [
-        f"{_SUMS}_{a}_{b}"
-        for a, rows in enumerate(_phases(shape, 0))
-        for b, columns in enumerate(_phases(shape, 1))
-        if rows.count and columns.count
-    ]
+    phases = [f"{_SUMS}_{a}_{b}" for a, b in _pairs(shape)]
     for name in phases:
         sch.compute_at(sch.get_sblock(name), v, preserve_unit_loops=True)
         sch.set_scope(sch.get_sblock(name), 0, "local")
@@ -160,7 +137,7 @@ def space(layer: Layer) -> list[BackwardDataParams]:
     """The points worth trying, by estimate, the best first."""
     shape, machine = layer.shape, layer.machine
     tiles = sorted(
-        _tiles(layer), key=lambda tile: (_tile_cycles(tile, machine) * _padded(shape, tile), tile)
+        _tiles(layer), key=lambda tile: (_cycles(layer, *tile) * _padded(shape, tile), tile)
     )
     weights = 4 * math.prod(shape.filter) * shape.out_channels * shape.group_in
     first = int(weights <= machine.l2_bytes // 2)
@@ -177,28 +154,29 @@ def space(layer: Layer) -> list[BackwardDataParams]:
 def cycles(layer: Layer, params: BackwardDataParams) -> float:
     """Estimated cycles of a run."""
     shape, tile = layer.shape, (params.columns, params.blocks)
-    taps = sum(rows.count for rows in _phases(shape, 0)) * sum(
-        columns.count for columns in _phases(shape, 1)
-    )
+    taps = sum(rows.count * columns.count for rows, columns in _pairs(shape).values())
     positions = -(-shape.out_size[0] // shape.stride[0]) * _width(shape) * _padded(shape, tile)
     steps = shape.batch * shape.out_blocks * shape.in_blocks * shape.in_block * taps * positions
-    return steps * _tile_cycles(tile, layer.machine) + stages.conversion_cycles(layer)
+    return steps * _cycles(layer, *tile) + stages.conversion_cycles(layer)
 
 
 def _phase_sums(
-    layer: Layer, read: Any, w: Any, rows: _Phase, columns: _Phase, pad: tuple[int, int], name: str
+    layer: Layer,
+    read: Any,
+    w: Any,
+    phase: tuple[_Phase, _Phase],
+    pad: tuple[int, int],
+    name: str,
 ) -> Any:
-    shape = layer.shape
+    shape, (rows, columns) = layer.shape, phase
     t, u = te.reduce_axis((0, rows.count), "t"), te.reduce_axis((0, columns.count), "u")
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
     per_group = shape.group_out_blocks
 
     def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
         block = tirx.floordiv(k, per_group) * shape.in_blocks + c
-        row, column = (
-            h + rows.start + pad[0] - t * rows.back,
-            v + columns.start + pad[1] - u * columns.back,
-        )
+        row = h + rows.start + pad[0] - t * rows.back
+        column = v + columns.start + pad[1] - u * columns.back
         tap = rows.first + t * rows.step, columns.first + u * columns.step
         return te.sum(
             read(n, block, row, column, i) * w[k, c, tap[0], tap[1], i, lane], axis=[t, c, u, i]
@@ -221,14 +199,20 @@ def _schedule_sums(sch: Any, sums: Any, params: BackwardDataParams) -> None:
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, t), depth)
 
 
+def _pairs(shape: ConvShape) -> dict[tuple[int, int], tuple[_Phase, _Phase]]:
+    """The phases of rows and of columns that taps reach, by their numbers."""
+    return {
+        (a, b): (rows, columns)
+        for a, rows in enumerate(_phases(shape, 0))
+        for b, columns in enumerate(_phases(shape, 1))
+        if rows.count and columns.count
+    }
+
+
 def _phases(shape: ConvShape, axis: int) -> list[_Phase]:
     """The phases of rows (axis 0) or columns (1)."""
-    stride, dilation, taps, pad = (
-        shape.stride[axis],
-        shape.dilation[axis],
-        shape.filter[axis],
-        shape.pad[axis],
-    )
+    stride, dilation = shape.stride[axis], shape.dilation[axis]
+    taps, pad = shape.filter[axis], shape.pad[axis]
     common, found = math.gcd(stride, dilation), []
     for phase in range(stride):
         reached = [tap for tap in range(taps) if (phase + pad - tap * dilation) % stride == 0]
@@ -261,14 +245,11 @@ def _width(shape: ConvShape) -> int:
 
 
 def _tiles(layer: Layer) -> list[tuple[int, int]]:
-    shape, registers = layer.shape, layer.machine.registers
     return [
         (columns, blocks)
-        for columns in range(1, min(_width(shape), _MAX_COLUMNS) + 1)
-        if _width(shape) % columns == 0
-        for blocks in range(1, _MAX_BLOCKS + 1)
-        if shape.group_out_blocks % blocks == 0
-        and columns * blocks + max(2, blocks + 1) <= registers
+        for columns in divisors(_width(layer.shape), _MAX_COLUMNS)
+        for blocks in divisors(layer.shape.group_out_blocks, _MAX_BLOCKS)
+        if layer.machine.holds(columns, blocks)
     ]
 
 
@@ -277,9 +258,6 @@ def _padded(shape: ConvShape, tile: tuple[int, int]) -> float:
     return -(-width // tile[0]) * tile[0] / width
 
 
-def _tile_cycles(tile: tuple[int, int], machine: Machine) -> float:
-    """Cycles per multiply-add of a vector, at two of them and two loads a cycle, weights from
-    L2."""
-    sums, loads = tile[0] * tile[1], sum(tile)
-    lines = 2.0 * tile[1] * machine.vector_bytes / 64
-    return (max(sums / 2, loads / 2, lines, FMA_LATENCY) + 0.05 * loads) / sums
+def _cycles(layer: Layer, columns: int, blocks: int) -> float:
+    """Cycles per multiply-add of a vector in a tile."""
+    return sum_cycles(columns, blocks, layer.machine.vector_bytes)

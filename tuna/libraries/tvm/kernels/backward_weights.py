@@ -20,15 +20,15 @@ computed and left out.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
-from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.machine import sum_cycles
+from tuna.libraries.tvm.kernels.shape import ConvShape, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _GRADIENT = "sums", "gradient"
@@ -45,15 +45,6 @@ class BackwardWeightsParams:
     blocks: int  #: of channels of dy in the tile
     unroll: int  #: columns of dy in a step of the reduction
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, gradient: Any) -> Any:
-    """dy as it is: it is no weight that could be packed ahead."""
-    return gradient
-
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, dY, dW)`; dW is K, C/groups, R, S, or K, R, S, C/groups where the layer
@@ -62,13 +53,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (sh, sw), (dh, dw), size = shape.stride, shape.dilation, shape.in_block
     x = stages.placeholder_of_input(layer)
     dy = te.placeholder(shape.layer_output(), name="dY", dtype="float32")
-    extent = [
-        (count - 1) * stride + (taps - 1) * dilation + 1
-        for count, stride, taps, dilation in zip(
-            shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True
-        )
-    ]
-    data = stages.padded_copy(stages.reader(x, layer), shape, (extent[0], extent[1]))
+    data = stages.padded_copy(stages.reader(x, layer), shape, shape.read_size)
     gradient = te.compute(
         (shape.batch, shape.out_blocks, high, wide, shape.block),
         lambda n, k, h, v, lane: _gradient(dy, shape, n, k * shape.block + lane, h, v),
@@ -86,17 +71,15 @@ def workload(layer: Layer) -> tvm.IRModule:
 
     extents = (shape.out_blocks, shape.in_blocks, rows, columns, size, shape.block)
     sums = te.compute(extents, term, name=_SUMS)
+    last = shape.in_layout.endswith("C")
     per_in, per_out = shape.in_channels // shape.groups, shape.out_channels // shape.groups
 
     def weight(*index: Any) -> Any:
-        k, c, ry, rx = (
-            index[axis] for axis in ((0, 3, 1, 2) if shape.in_layout.endswith("C") else range(4))
-        )
+        k, c, ry, rx = (index[axis] for axis in ((0, 3, 1, 2) if last else range(4)))
         channel = tirx.floormod(tirx.floordiv(k, per_out), shape.merged) * per_in + c
         block, lane = tirx.floordiv(k, shape.block), tirx.floormod(k, shape.block)
         return sums[block, tirx.floordiv(channel, size), ry, rx, tirx.floormod(channel, size), lane]
 
-    last = shape.in_layout.endswith("C")
     answer = (shape.out_channels, *((rows, columns, per_in) if last else (per_in, rows, columns)))
     return stages.module_of([x, dy, te.compute(answer, weight, name=stages.OUT)])
 
@@ -136,14 +119,12 @@ def space(layer: Layer) -> list[BackwardWeightsParams]:
     shape, machine = layer.shape, layer.machine
     tiles = [
         (channels, taps, blocks)
-        for channels in _divisors(shape.in_block, shape.in_block)
-        for taps in _divisors(shape.filter[1], shape.filter[1])
-        for blocks in _divisors(
-            shape.out_blocks // (1 if shape.group_count == 1 else shape.group_count), _MAX_BLOCKS
-        )
-        if channels * taps * blocks + max(2, blocks + 1) <= machine.registers
+        for channels in divisors(shape.in_block, shape.in_block)
+        for taps in divisors(shape.filter[1], shape.filter[1])
+        for blocks in divisors(shape.group_out_blocks, _MAX_BLOCKS)
+        if machine.holds(channels * taps, blocks)
     ]
-    tiles.sort(key=lambda tile: (_tile_cycles(tile, machine), -tile[2], tile))
+    tiles.sort(key=lambda tile: (_cycles(layer, *tile), -tile[2], tile))
     unrolls = [unroll for unroll in (1, 2) if shape.out_size[1] % unroll == 0]
     return [BackwardWeightsParams(*tile, unroll) for tile in tiles[:6] for unroll in unrolls][
         :_POINTS
@@ -155,30 +136,16 @@ def cycles(layer: Layer, params: BackwardWeightsParams) -> float:
     shape = layer.shape
     pixels = shape.batch * math.prod(shape.out_size)
     vectors = shape.out_blocks * shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    work = (
-        pixels
-        * vectors
-        * _tile_cycles((params.channels, params.taps, params.blocks), layer.machine)
-    )
+    work = pixels * vectors * _cycles(layer, params.channels, params.taps, params.blocks)
     return work + 1.5 * vectors * shape.block + stages.conversion_cycles(layer)
 
 
 def _gradient(dy: Any, shape: ConvShape, n: Any, channel: Any, h: Any, v: Any) -> Any:
     inside = dy[n, h, v, channel] if shape.out_layout.endswith("C") else dy[n, channel, h, v]
-    if shape.out_blocks * shape.block == shape.out_channels:
-        return inside
-    return tirx.if_then_else(channel < shape.out_channels, inside, tirx.const(0.0, "float32"))
+    filled = shape.out_blocks * shape.block > shape.out_channels
+    return stages.where([channel < shape.out_channels] if filled else [], inside)
 
 
-def _divisors(size: int, most: int) -> list[int]:
-    return [count for count in range(1, most + 1) if size % count == 0]
-
-
-def _tile_cycles(tile: tuple[int, int, int], machine: Machine) -> float:
-    """Cycles per multiply-add of a vector, at two of them and two loads a cycle, dy from L2."""
-    broadcasts, blocks = tile[0] * tile[1], tile[2]
-    sums, loads = broadcasts * blocks, broadcasts + blocks
-    return (
-        max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, FMA_LATENCY)
-        + 0.05 * loads
-    ) / sums
+def _cycles(layer: Layer, channels: int, taps: int, blocks: int) -> float:
+    """Cycles per multiply-add of a vector in a tile."""
+    return sum_cycles(channels * taps, blocks, layer.machine.vector_bytes)

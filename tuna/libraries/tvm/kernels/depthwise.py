@@ -18,21 +18,24 @@ depends on the tile, so the order is a parameter.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS = "sums"
 _POINTS = 16
 #: Multiply-adds in one tile that are unrolled: more make much code and no gain.
 _MAX_UNROLLED = 512
+#: Rows of a tile that are tried.
+_ROWS = (1, 2, 3, 4, 7)
 #: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels,
 #: taps.
 _TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE = range(3)
@@ -46,18 +49,6 @@ class DepthwiseParams:
     columns: int  #: of the tile
     order: int  #: of the unrolled code, see `_ORDERS`
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/b, R, S, b from K, 1, R, S; zeros fill channels up."""
-    dense = np.zeros((shape.out_blocks * shape.block, *shape.filter), np.float32)
-    dense[: shape.out_channels] = weights[:, 0]
-    split = dense.reshape(shape.out_blocks, shape.block, *shape.filter)
-    return np.ascontiguousarray(split.transpose(0, 2, 3, 1))
-
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
@@ -65,7 +56,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (rows, columns), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
     height, width = shape.out_size
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder((shape.out_blocks, rows, columns, shape.block), name="W")
+    w = te.placeholder(FAMILIES["depthwise"].packed_extents(shape), name="W")
     data = _padded_copy(x, layer)
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
     sums = te.compute(
@@ -112,10 +103,8 @@ def space(layer: Layer) -> list[DepthwiseParams]:
     shape, machine = layer.shape, layer.machine
     height, width = shape.out_size
     found = []
-    for columns in (size for size in range(1, min(width, 16) + 1) if width % size == 0):
-        for rows in (
-            size for size in (1, 2, 3, 4, 7) if height % size == 0 and size * columns <= 16
-        ):
+    for columns in divisors(width, 16):
+        for rows in (size for size in _ROWS if height % size == 0 and size * columns <= 16):
             for order in (_TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE):
                 params = DepthwiseParams(rows, columns, order)
                 cost = _loads(params, shape) + (0.0 if order == _TAPS_OUTSIDE else 0.3)
@@ -126,11 +115,9 @@ def space(layer: Layer) -> list[DepthwiseParams]:
 def cycles(layer: Layer, params: DepthwiseParams) -> float:
     """Estimated cycles of a run."""
     shape = layer.shape
-    vectors = shape.batch * shape.out_blocks * shape.out_size[0] * shape.out_size[1]
+    sums = shape.batch * shape.out_blocks * math.prod(shape.out_size) * math.prod(shape.filter)
     spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0
-    work = (
-        vectors * shape.filter[0] * shape.filter[1] * (0.5 + 0.2 * _loads(params, shape)) * spilled
-    )
+    work = sums * (0.5 + 0.2 * _loads(params, shape)) * spilled
     return work + (0.3 if params.order else 0.0) + stages.conversion_cycles(layer)
 
 
@@ -169,36 +156,18 @@ def _padded_copy(x: Any, layer: Layer) -> Any:
     is what it is."""
     if layer.mode is Mode.NATIVE and not pads(layer.shape):
         return x
-    shape, many = layer.shape, _multiplier(layer.shape)
-    (ph, pw), (height, width) = shape.pad, shape.in_size
-    extent = [
-        (size - 1) * stride + (taps - 1) * dilation + 1
-        for size, stride, taps, dilation in zip(
-            shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True
-        )
-    ]
+    shape, extent = layer.shape, layer.shape.read_size
+    (ph, pw), many = shape.pad, shape.out_channels // shape.groups
+    last = shape.in_layout.endswith("C")
 
     def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
-        channel = tirx.floordiv(k * shape.block + lane, many)
-        conditions = [h >= ph, h < height + ph] if ph else []
-        conditions += [w >= pw, w < width + pw] if pw else []
+        conditions = stages.inside(shape, (h, w), shape.pad, extent)
         if layer.mode is Mode.NATIVE:
-            inside = x[n, k, h - ph, w - pw, lane]
-        else:
-            conditions += [channel < shape.in_channels] if shape.out_channels % shape.block else []
-            inside = (
-                x[n, h - ph, w - pw, channel]
-                if shape.in_layout.endswith("C")
-                else x[n, channel, h - ph, w - pw]
-            )
-        return (
-            tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32"))
-            if conditions
-            else inside
-        )
+            return stages.where(conditions, x[n, k, h - ph, w - pw, lane])
+        channel = tirx.floordiv(k * shape.block + lane, many)
+        if shape.out_channels % shape.block:
+            conditions.append(channel < shape.in_channels)
+        at = (n, h - ph, w - pw, channel) if last else (n, channel, h - ph, w - pw)
+        return stages.where(conditions, x[at])
 
     return te.compute((shape.batch, shape.out_blocks, *extent, shape.block), value, name=stages.PAD)
-
-
-def _multiplier(shape: ConvShape) -> int:
-    return shape.out_channels // shape.groups

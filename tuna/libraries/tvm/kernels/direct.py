@@ -32,16 +32,15 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.arrays import dense_weights
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
 _UNROLLS = (1, 4, 2)
@@ -72,22 +71,6 @@ class DirectParams:
     unroll: int  #: input channels in a step of the reduction
     order: int  #: of the outer loops, the constants above name them
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/(p b), C/i, S, R, i, p, b from K, C/groups, R, S, with `p = shape.paired` blocks side
-    by side.
-
-    That is the order in which a tile reads them. Zeros where channels are filled up or belong to
-    other groups.
-    """
-    dense, side = dense_weights(shape, weights), shape.paired
-    split = dense.reshape(-1, side, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
-    return np.ascontiguousarray(split.transpose(0, 3, 6, 5, 4, 1, 2))
-
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
@@ -95,18 +78,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (rows, columns), out_width = shape.filter, shape.out_size[1]
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder(
-        (
-            shape.out_blocks // side,
-            shape.in_blocks,
-            columns,
-            rows,
-            shape.in_block,
-            side,
-            shape.block,
-        ),
-        name="W",
-    )
+    w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W")
     streamed = _order(layer) == CHANNELS_OUTSIDE
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if streamed else w
     read = stages.reader(x, layer)
@@ -114,11 +86,8 @@ def workload(layer: Layer) -> tvm.IRModule:
         if shape.pointwise:  # only the pixels that are used
             data, (sh, sw) = stages.padded_copy(read, shape, shape.out_size, shape.stride), (1, 1)
         else:
-            wide = out_width + row.computed - row.pixels
-            extent = (
-                (shape.out_size[0] - 1) * sh + (rows - 1) * dh + 1,
-                (wide - 1) * sw + (columns - 1) * dw + 1,
-            )
+            high, wide = shape.read_size
+            extent = high, wide + (row.computed - row.pixels) * sw
             data = stages.padded_copy(read, shape, extent)
         read = lambda *index: data[index]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
@@ -134,19 +103,11 @@ def workload(layer: Layer) -> tvm.IRModule:
         value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i) * weight
         return te.sum(value, axis=[c, rx, ry, i])
 
-    extents = (
-        shape.batch,
-        shape.out_blocks,
-        shape.out_size[0] // row.merged,
-        row.computed,
-        shape.block,
-    )
+    high = shape.out_size[0] // row.merged
+    extents = (shape.batch, shape.out_blocks, high, row.computed, shape.block)
     arguments = [x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)]
-    if not streamed:
-        return stages.module_of(arguments)
-    return stages.module_of(
-        arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=1, ahead=1)
-    )
+    change = functools.partial(asking_ahead, name=_WEIGHTS, axis=1, ahead=1) if streamed else None
+    return stages.module_of(arguments, change)
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
@@ -226,25 +187,15 @@ def rows_of(layer: Layer) -> Rows:
     height, width = shape.out_size
     most = _WIDE_ROW if shape.pointwise else _NARROW_ROW
     choices = []
-    for merged in (
-        count
-        for count in range(1, height + 1)
-        if height % count == 0 and (count == 1 or count * width <= most)
-    ):
+    for merged in divisors(height, max(1, most // width)):
         pixels = merged * width
         spare = _SPARE_PIXELS if shape.pointwise or merged == 1 else 0
         for computed in range(pixels, pixels + spare + 1):
             rows = Rows(merged, pixels, computed)
             tile = min(_tiles(rows, layer), key=lambda found: _row_cycles(found, computed, layer))
             worth = _MERGED if merged > 1 or computed > pixels else 1.0
-            choices.append(
-                (
-                    computed / pixels * _row_cycles(tile, computed, layer) / worth,
-                    merged,
-                    computed,
-                    rows,
-                )
-            )
+            cost = computed / pixels * _row_cycles(tile, computed, layer) / worth
+            choices.append((cost, merged, computed, rows))
     return min(choices)[-1]
 
 
@@ -263,7 +214,7 @@ def space(layer: Layer) -> list[DirectParams]:
     )
     reach = math.prod(shape.filter) * shape.in_blocks
     unrolls = [
-        unroll for unroll in _UNROLLS if shape.in_block % unroll == 0 and (unroll == 1 or reach > 1)
+        unroll for unroll in (_UNROLLS if reach > 1 else (1,)) if shape.in_block % unroll == 0
     ]
     order = _order(layer)
     orders = [order]
@@ -271,11 +222,7 @@ def space(layer: Layer) -> list[DirectParams]:
         orders += [other for other in (ROWS_OUTSIDE, BLOCKS_OUTSIDE) if other != order]
     points = [(tile, unroll, order) for order in orders for unroll in unrolls for tile in tiles[:6]]
     if order == CHANNELS_OUTSIDE:
-        points = [
-            (tile, unroll, order)
-            for tile, unroll, order in points
-            if unroll * math.prod(tile) <= STEP_SUMS
-        ]
+        points = [point for point in points if point[1] * math.prod(point[0]) <= STEP_SUMS]
     return [DirectParams(*tile, unroll, order) for tile, unroll, order in points][:_POINTS]
 
 
@@ -283,13 +230,11 @@ def cycles(layer: Layer, params: DirectParams) -> float:
     """Estimated cycles of a run."""
     shape, rows = layer.shape, rows_of(layer)
     steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    vectors = (
-        shape.batch * shape.out_blocks * math.prod(shape.out_size) * rows.computed / rows.pixels
-    )
+    pixels = math.prod(shape.out_size) * rows.computed / rows.pixels
+    vectors = shape.batch * shape.out_blocks * pixels
     tile = (params.rows, params.columns, params.blocks)
-    return vectors * steps * _row_cycles(tile, rows.computed, layer) + stages.conversion_cycles(
-        layer
-    )
+    work = vectors * steps * _row_cycles(tile, rows.computed, layer)
+    return work + stages.conversion_cycles(layer)
 
 
 def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
@@ -298,20 +243,16 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
     shape, side, found = layer.shape, layer.shape.paired, []
     for columns in range(1, min(row.computed, _MAX_COLUMNS) + 1):
         whole = row.computed % columns == 0
-        many = (
-            shape.pointwise or row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
-        )
-        if many and not whole:
+        many = row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
+        if (many or shape.pointwise) and not whole:
             continue
         for rows in (1, 2, 4, 7):
-            fits = rows == 1 or (
-                row.merged == 1 and columns == row.computed and shape.out_size[0] % rows == 0
-            )
-            for blocks in range(1, 9):
-                aligned = shape.group_out_blocks % blocks == 0 and (
-                    blocks % side == 0 or blocks == 1
-                )
-                if fits and aligned and layer.machine.fits(rows * columns, blocks):
+            several = row.merged == 1 and columns == row.computed
+            if rows > 1 and not (several and shape.out_size[0] % rows == 0):
+                continue
+            for blocks in divisors(shape.group_out_blocks, 8):
+                aligned = blocks % side == 0 or blocks == 1
+                if aligned and layer.machine.fits(rows * columns, blocks):
                     found.append((rows, columns, blocks))
     return found
 
@@ -331,20 +272,13 @@ def _order(layer: Layer) -> int:
     """Which order reads fewer bytes from beyond L2: the input once for each block group, or the
     weights for each row."""
     shape, machine = layer.shape, layer.machine
-    data, weights = _data_bytes(shape), _weight_bytes(shape)
+    data, weights, half = _data_bytes(shape), _weight_bytes(shape), machine.l2_bytes / 2
     rows = shape.out_size[0] // rows_of(layer).merged
-    if (
-        weights > machine.l2_bytes * shape.out_blocks / 4
-        and machine.cores == 1
-        and not shape.pointwise
-    ):
-        return CHANNELS_OUTSIDE  # already the weights of two blocks
-    rows_last = weights + (
-        data * shape.group_out_blocks / 2 if data > machine.l2_bytes / 2 else data
-    )
-    rows_first = data + (
-        weights * rows / _rows_in_l2(layer, 1) if weights > machine.l2_bytes / 2 else weights
-    )
+    overflows = weights > half * shape.out_blocks / 2  # already the weights of two blocks
+    if overflows and machine.cores == 1 and not shape.pointwise:
+        return CHANNELS_OUTSIDE
+    rows_last = weights + (data * shape.group_out_blocks / 2 if data > half else data)
+    rows_first = data + (weights * rows / _rows_in_l2(layer, 1) if weights > half else weights)
     return ROWS_OUTSIDE if rows > 1 and rows_first < rows_last else BLOCKS_OUTSIDE
 
 
@@ -352,19 +286,12 @@ def _rows_in_l2(layer: Layer, tile_rows: int) -> int:
     """Tiles of rows whose input stays in L2 while all weights pass; one where the weights or the
     whole input stay there."""
     shape, merged = layer.shape, rows_of(layer).merged
-    if (
-        _weight_bytes(shape) <= layer.machine.l2_bytes / 2
-        or _data_bytes(shape) <= layer.machine.l2_bytes
-    ):
+    l2_bytes = layer.machine.l2_bytes
+    if _weight_bytes(shape) <= l2_bytes / 2 or _data_bytes(shape) <= l2_bytes:
         return 1
-    high, row_bytes = (
-        shape.out_size[0] // merged // tile_rows,
-        4 * shape.group_in * shape.in_size[1] * shape.stride[0],
-    )
-    fitting = layer.machine.l2_bytes // 2 // (row_bytes * merged * tile_rows)
-    return max(
-        count for count in range(1, high + 1) if high % count == 0 and count <= max(1, fitting)
-    )
+    row_bytes = 4 * shape.group_in * shape.in_size[1] * shape.stride[0]
+    fitting = l2_bytes // 2 // (row_bytes * merged * tile_rows)
+    return divisors(shape.out_size[0] // merged // tile_rows, max(1, fitting))[-1]
 
 
 def _data_bytes(shape: ConvShape) -> int:

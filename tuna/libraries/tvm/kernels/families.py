@@ -2,6 +2,23 @@
 are packed, and which module has its kernels.
 
 Processes without TVM and NumPy read this table too; only `Family.kernel` imports TVM.
+
+Packing is data that a program without Tuna can follow. A tensor of the layer becomes an argument of
+the kernel in these steps, of which `layers.json` of an exported database has those that do
+something:
+
+    order      axes         transpose to this order: channels first, or a matrix as it is multiplied
+    turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both
+                            filter axes reversed
+    filled     extents      zeros up to these extents
+    groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their
+                            number
+    transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
+    split      extents      reshape
+    permuted   axes         transpose to this order; the result is contiguous, in fp32
+
+The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
+of the layer, to `order`.
 """
 
 from __future__ import annotations
@@ -13,8 +30,11 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
-from tuna.configs import Config, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.task import BIAS, RESIDUAL
 from tuna.configs.values import DataType, Direction
+from tuna.errors import BadInput
+from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
@@ -24,8 +44,11 @@ TAPS = 3
 #: channels and 3 x 3 taps.
 DIRECT_ERROR = 1e-5
 
-#: Steps that pack a tensor: see `tvm/packing.py`.
+#: fp32 values in a vector register of the CPUs that there are.
+WIDTHS = (4, 8, 16)
+#: Steps that pack a tensor.
 Steps = dict[str, Any]
+_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
 @dataclass(frozen=True)
@@ -33,8 +56,6 @@ class FamilyKernel:
     """The functions that the module of a family has. A layer is a `stages.Layer`, of the family
     gemm a `gemm.Product`."""
 
-    #: from K, C/groups, R, S to what the kernel takes, both NumPy
-    pack_weights: Callable[[Any, Any], Any]
     workload: Callable[[Any], Any]  #: the IRModule before scheduling
     #: the same list for the same layer, the best by estimate first
     space: Callable[[Any], list[Any]]
@@ -48,14 +69,14 @@ class FamilyKernel:
 class Family:
     """One way to compute a convolution or a matrix product, and the solver that offers it."""
 
-    name: str
+    name: str  #: also of its module in this package, unless that is another
     solver: str
-    algorithm: str  #: as in `Solver.algorithm`
-    module: str  #: in this package
     #: whether it takes a `ConvShape` (the family gemm: a config) in that mode
     applies: Callable[[Any, Mode], bool]
-    #: steps that pack the weights of a shape, given the extents of the kernel's argument
-    packing: Callable[[ConvShape, Sequence[int]], Steps] | None = None
+    #: steps that pack the weights K, C/groups, R, S of a shape; None: there are none to pack ahead
+    packing: Callable[[ConvShape], Steps] | None = None
+    algorithm: str = "Direct"  #: as in `Solver.algorithm`
+    module: str = ""
     error_bound: float = DIRECT_ERROR  #: see `Solver.error_bound`
     kind: str = "convolution"  #: of config
     direction: Direction = Direction.FORWARD  #: of the shapes that it takes
@@ -64,11 +85,16 @@ class Family:
     @cached_property
     def kernel(self) -> FamilyKernel:
         """The functions of its module; imports TVM."""
-        module = import_module(f"{__package__}.{self.module}")
+        module = import_module(f"{__package__}.{self.module or self.name}")
         bound = {"outputs": self.outputs} if self.outputs else {}
         return FamilyKernel(
             *(partial(getattr(module, field.name), **bound) for field in fields(FamilyKernel))
         )
+
+    def packed_extents(self, shape: ConvShape) -> tuple[int, ...]:
+        """Extents of the packed weights."""
+        assert self.packing is not None, f"{self.name} has no packed weights"
+        return extents_of(self.packing(shape))
 
     def packed_taps(self, shape: ConvShape) -> int:
         """Number of values that the taps of one input and output channel become."""
@@ -83,41 +109,30 @@ def _direct(shape: ConvShape, mode: Mode) -> bool:
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
     """Every group has one input channel; native also needs one output channel for each, and an
     input in blocks."""
-    alone = shape.groups == shape.in_channels > 1
-    return alone and (
-        mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image)
-    )
+    if not shape.groups == shape.in_channels > 1:
+        return False
+    return mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image)
 
 
 def _pointwise(shape: ConvShape, mode: Mode) -> bool:
     """Own layout NCHW, 1x1, stride 1, no padding, no groups, whole vectors of pixels."""
+    if mode is not Mode.LAYER or shape.in_layout.endswith("C"):
+        return False
     plain = shape.pointwise and shape.stride == (1, 1) and shape.pad == (0, 0) and shape.groups == 1
-    pixels = shape.out_size[0] * shape.out_size[1]
-    return (
-        plain
-        and mode is Mode.LAYER
-        and not shape.in_layout.endswith("C")
-        and pixels % shape.block == 0
-    )
+    return plain and math.prod(shape.out_size) % shape.block == 0
 
 
 def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
     """3x3, stride 1, no groups, no dilation, and at least one tile wide and high."""
     plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
-    return (
-        plain
-        and shape.filter == (TAPS, TAPS)
-        and not shape.image
-        and min(shape.out_size) >= outputs
-    )
+    tiled = shape.filter == (TAPS, TAPS) and min(shape.out_size) >= outputs
+    return plain and tiled and not shape.image
 
 
 def _backward_data(shape: ConvShape, mode: Mode) -> bool:
     """Backward data that is no forward convolution (`shape.turned`); in native mode every merged
     group has to begin at a block."""
-    return shape.direction is Direction.BACKWARD_DATA and (
-        mode is Mode.LAYER or shape.fits_native()
-    )
+    return shape.direction is Direction.BACKWARD_DATA and _direct(shape, mode)
 
 
 def _backward_weights(shape: ConvShape, mode: Mode) -> bool:
@@ -130,12 +145,13 @@ def _gemm(config: Config, mode: Mode) -> bool:
     return isinstance(config, GemmConfig) and config.data_type is DataType.FP32 and config.is_plain
 
 
-def _pack_direct(shape: ConvShape, extents: Sequence[int]) -> Steps:
+def _pack_direct(shape: ConvShape) -> Steps:
+    """The order in which a tile reads weights: the blocks that share a line side by side."""
     split = [*_paired(shape), *shape.filter]
     return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
 
 
-def _pack_depthwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
+def _pack_depthwise(shape: ConvShape) -> Steps:
     return {
         "filled": [shape.out_blocks * shape.block, 1, *shape.filter],
         "split": [shape.out_blocks, shape.block, *shape.filter],
@@ -143,8 +159,15 @@ def _pack_depthwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
     }
 
 
-def _pack_pointwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
-    groups, _, size = extents
+def group_size(shape: ConvShape) -> int:
+    """Output channels whose weights lie side by side in `pointwise`: six with AVX2, where a tile of
+    six by two vectors is best."""
+    return 6 if shape.block == 8 else 4
+
+
+def _pack_pointwise(shape: ConvShape) -> Steps:
+    size = group_size(shape)
+    groups = math.ceil(shape.out_channels / size)
     return {
         "filled": [groups * size, shape.in_channels, *shape.filter],
         "split": [groups, size, shape.in_channels],
@@ -152,17 +175,17 @@ def _pack_pointwise(shape: ConvShape, extents: Sequence[int]) -> Steps:
     }
 
 
-def _pack_winograd(shape: ConvShape, extents: Sequence[int]) -> Steps:
-    high, wide = extents[:2]
-    matrix = transforms(high - TAPS + 1, TAPS).filter
+def _pack_winograd(shape: ConvShape, outputs: int) -> Steps:
+    size = outputs + TAPS - 1
+    matrix = transforms(outputs, TAPS).filter
     return _filled(shape) | {
         "transform": [[float(value) for value in row] for row in matrix],
-        "split": [high, wide, *_paired(shape)],
+        "split": [size, size, *_paired(shape)],
         "permuted": [0, 1, 2, 5, 6, 3, 4],
     }
 
 
-def _pack_backward_data(shape: ConvShape, extents: Sequence[int]) -> Steps:
+def _pack_backward_data(shape: ConvShape) -> Steps:
     split = [shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter]
     return _filled(shape) | {"split": split, "permuted": [0, 2, 4, 5, 3, 1]}
 
@@ -187,38 +210,123 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
         algorithm="Winograd",
         module="winograd",
         applies=partial(_winograd, outputs=outputs),
-        packing=_pack_winograd,
+        packing=partial(_pack_winograd, outputs=outputs),
         error_bound=error_bound,
         outputs=outputs,
     )
 
 
 _ROWS = (
-    Family("direct", "TvmConvTile", "Direct", "direct", _direct, _pack_direct),
-    Family("depthwise", "TvmConvDepthwise", "Direct", "depthwise", _depthwise, _pack_depthwise),
-    Family("pointwise", "TvmConvPointwise", "Direct", "pointwise", _pointwise, _pack_pointwise),
+    Family("direct", "TvmConvTile", _direct, _pack_direct),
+    Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise),
+    Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
     _winograd_family(2, 5e-6),
     _winograd_family(4, 5e-5),
     _winograd_family(6, 1e-4),
     Family(
-        name="backward_data",
-        solver="TvmConvBackwardData",
-        algorithm="Direct",
-        module="backward_data",
-        applies=_backward_data,
-        packing=_pack_backward_data,
+        "backward_data",
+        "TvmConvBackwardData",
+        _backward_data,
+        _pack_backward_data,
         direction=Direction.BACKWARD_DATA,
     ),
     Family(
-        name="backward_weights",
-        solver="TvmConvBackwardWeights",
-        algorithm="Direct",
-        module="backward_weights",
-        applies=_backward_weights,
+        "backward_weights",
+        "TvmConvBackwardWeights",
+        _backward_weights,
         direction=Direction.BACKWARD_WEIGHTS,
     ),
-    Family("gemm", "TvmGemmTile", "GEMM", "gemm", _gemm, kind="gemm"),
+    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm"),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: The family of matrix products.
 GEMM = FAMILIES["gemm"]
+
+
+def packing_of(
+    core: Config, family: Family, mode: Mode, width: int, epilogue: Sequence[str] = ()
+) -> list[Steps | None]:
+    """Return the steps to each argument of a family's kernel, for vectors of `width` values; None
+    for one that stays.
+
+    The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
+    """
+    native = mode is Mode.NATIVE
+    given, weights, bias, answer = None, None, None, None
+    if isinstance(core, GemmConfig):
+        weights = _panels(core, width) if native else None
+    elif isinstance(core, ConvConfig) and family.packing is not None:
+        sizes = shapes.of(core, width)
+        order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
+        backward = core.direction is Direction.BACKWARD_DATA
+        turned = {"turned": core.group_count} if backward else {}
+        weights = {**order, **turned, **family.packing(sizes)}
+        if native:
+            given = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
+            bias = channels_in_blocks(sizes.out_blocks, width)
+            answer = in_blocks(sizes.native_output(), core.in_layout)
+    added = {BIAS: bias, RESIDUAL: answer}
+    return [given, weights, *(added[part] for part in added if part in epilogue), answer]
+
+
+def packing_for(
+    config: Config, family: str, arguments: Sequence[Sequence[int]]
+) -> list[Steps | None] | None:
+    """Return `packing_of` a layer or task for a kernel whose arguments have these extents, None if
+    all stay; raises BadInput for extents that the family does not have."""
+    core = config.core if isinstance(config, TaskConfig) else config
+    epilogue = config.epilogue if isinstance(config, TaskConfig) else ()
+    if not family or not isinstance(core, ConvConfig | GemmConfig):
+        return None
+    packed = len(arguments[-1]) == 5
+    if isinstance(core, GemmConfig):
+        packed = len(arguments[1]) > len(arguments[0])
+    mode = Mode.NATIVE if packed else Mode.LAYER
+    for width in WIDTHS:
+        found = packing_of(core, FAMILIES[family], mode, width, epilogue)
+        if found[1] is None or extents_of(found[1]) == tuple(arguments[1]):
+            return found if any(found) else None
+    raise BadInput(f"no kernel of the family {family} takes weights of {list(arguments[1])}")
+
+
+def extents_of(steps: Steps) -> tuple[int, ...]:
+    """Extents of a packed tensor."""
+    return tuple(steps["split"][axis] for axis in steps["permuted"])
+
+
+def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
+    """Return the steps from a tensor in a layout to N, C/b, H, W, b with these extents."""
+    batch, blocks, height, width, size = extents
+    order = {"order": _CHANNELS_FIRST} if layout.endswith("C") else {}
+    return {
+        **order,
+        "filled": [batch, blocks * size, height, width],
+        "split": [batch, blocks, size, height, width],
+        "permuted": [0, 1, 3, 4, 2],
+    }
+
+
+def channels_in_blocks(blocks: int, size: int) -> Steps:
+    """Return the steps from a value for each channel to K/b, b."""
+    return {"filled": [blocks * size], "split": [blocks, size], "permuted": [0, 1]}
+
+
+def column_blocks(columns: int, width: int) -> int:
+    """Vectors of columns of a product that are computed: an even number if there are more than a
+    few."""
+    blocks = math.ceil(columns / width)
+    return blocks + blocks % 2 if blocks > 8 else blocks
+
+
+def _panels(config: GemmConfig, width: int) -> Steps:
+    """B as N/b, K, b, after the batch, if any."""
+    batch = [config.batch_count] if config.batch_count > 1 else []
+    blocks, lead = column_blocks(config.n, width), list(range(len(batch)))
+    first, second, third = (len(lead) + axis for axis in range(3))
+    order = {"order": [*lead, second, first]} if config.trans_b else {}
+    return {
+        **order,
+        "filled": [*batch, config.k, blocks * width],
+        "split": [*batch, config.k, blocks, width],
+        "permuted": [*lead, second, first, third],
+    }

@@ -22,19 +22,18 @@ once.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.machine import FMA_LATENCY, Machine
-from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.families import column_blocks
+from tuna.libraries.tvm.kernels.machine import Machine, sum_cycles
+from tuna.libraries.tvm.kernels.shape import Mode, divisors
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
 _POINTS = 16
@@ -67,50 +66,29 @@ class GemmParams:
     copy_panels: int  #: 1: panels are copied, 0: read in place
     passes: int  #: parts of K; between two of them the sums of the panel group are in memory
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(product: Product, b: Any) -> Any:
-    """B as N/b, K, b (after the batch, if any) from how the config stores it; zeros fill columns
-    up."""
-    config, size = product.config, product.machine.floats
-    plain = np.swapaxes(b, -1, -2) if config.trans_b else b
-    blocks = _column_blocks(product)
-    dense = np.zeros((*plain.shape[:-1], blocks * size), np.float32)
-    dense[..., : config.n] = plain
-    return np.ascontiguousarray(np.moveaxis(dense.reshape(*plain.shape[:-1], blocks, size), -2, -3))
-
 
 def workload(product: Product) -> tvm.IRModule:
     """The module `main(A, B, [bias,] [R,] C)`; a batch axis leads where the config has one."""
     config, size = product.config, product.machine.floats
-    blocks, high = _column_blocks(product), _row_count(product)
+    blocks, high = column_blocks(product.config.n, product.machine.floats), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
-    a = te.placeholder(
-        (*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))), name="A"
-    )
+    stored = (config.k, config.m) if config.trans_a else (config.m, config.k)
+    a = te.placeholder((*batch, *stored), name="A")
     if product.mode is Mode.NATIVE:
         b = panels = te.placeholder((*batch, blocks, config.k, size), name="B")
     else:
-        b = te.placeholder(
-            (*batch, *((config.n, config.k) if config.trans_b else (config.k, config.n))), name="B"
-        )
+        stored = (config.n, config.k) if config.trans_b else (config.k, config.n)
+        b = te.placeholder((*batch, *stored), name="B")
         panels = te.compute(
             (*batch, blocks, config.k, size),
-            lambda *index: _panel(b, config, size, *index),
+            lambda *index: _panel(b, product, *index),
             name=_PANELS,
         )
 
     def row_value(*index: Any) -> Any:
         *lead, i, r = index
         inside = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
-        return (
-            tirx.if_then_else(i < config.m, inside, tirx.const(0.0, "float32"))
-            if high > config.m
-            else inside
-        )
+        return stages.where([i < config.m] if high > config.m else [], inside)
 
     rows = te.compute((*batch, high, config.k), row_value, name=_ROWS)
     r = te.reduce_axis((0, config.k), "r")
@@ -186,22 +164,16 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
 def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
     config, machine = product.config, product.machine
-    high, blocks = _row_count(product), _column_blocks(product)
-    tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (_tile_cycles(tile), -tile[0]))[
-        :4
-    ]
+    high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
+    tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (sum_cycles(*tile), -tile[0]))
     unroll = 4 if config.k % 4 == 0 else 1
     found = []
-    for tile in tiles:
+    for tile in tiles[:4]:
         panels = blocks // tile[1]
         for passes in _passes(config.k, tile[0], unroll, machine):
             kept = 4 * config.k // passes * tile[1] * machine.floats
-            groups = [
-                size
-                for size in range(1, panels + 1)
-                if panels % size == 0 and size * kept <= machine.l2_bytes // 2
-            ]
-            for group in sorted(groups, reverse=True)[:2] or [1]:
+            groups = divisors(panels, machine.l2_bytes // 2 // kept)
+            for group in groups[::-1][:2] or [1]:
                 for copy_rows, copy_panels in _copies(product):
                     found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels, passes))
     return found[:_POINTS]
@@ -210,8 +182,8 @@ def space(product: Product) -> list[GemmParams]:
 def cycles(product: Product, params: GemmParams) -> float:
     """Estimated cycles of a run, copies at two cycles for a vector."""
     config, size = product.config, product.machine.floats
-    blocks = _column_blocks(product)
-    work = _row_count(product) * blocks * config.k * _tile_cycles((params.rows, params.blocks))
+    blocks = column_blocks(product.config.n, product.machine.floats)
+    work = _row_count(product) * blocks * config.k * sum_cycles(params.rows, params.blocks)
     copied = 2.0 * config.k * blocks if params.copy_panels else 0.0
     if params.copy_rows:
         times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
@@ -226,12 +198,10 @@ def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
     fill L1."""
     if 4 * rows * k <= machine.l1_bytes // 2:
         return [1]
-    parts = (
-        count
-        for count in range(2, k)
-        if k % (count * unroll) == 0 and 4 * rows * k // count <= machine.l1_bytes // 2
-    )
-    return [*itertools.islice(parts, 1), 1]
+    for count in range(2, k):
+        if k % (count * unroll) == 0 and 4 * rows * k // count <= machine.l1_bytes // 2:
+            return [count, 1]
+    return [1]
 
 
 def _copies(product: Product) -> list[tuple[int, int]]:
@@ -248,45 +218,30 @@ def _copies(product: Product) -> list[tuple[int, int]]:
 
 
 def _tiles(high: int, blocks: int, machine: Machine) -> list[tuple[int, int]]:
-    found = []
-    for rows in (size for size in range(1, min(high, _MAX_ROWS) + 1) if high % size == 0):
-        for count in (size for size in range(1, 9) if blocks % size == 0):
-            if rows * count + (count + 1 if count > 1 else 2) <= machine.registers:
-                found.append((rows, count))
-    return found
-
-
-def _tile_cycles(tile: tuple[int, int]) -> float:
-    """Cycles per multiply-add of a vector, at two of them, two loads, and half a line of L2 a
-    cycle."""
-    rows, blocks = tile
-    sums, loads = rows * blocks, rows + blocks
-    return (max(sums / 2, loads / 2, 2.0 * blocks, FMA_LATENCY) + 0.05 * loads) / sums
+    return [
+        (rows, count)
+        for rows in divisors(high, _MAX_ROWS)
+        for count in divisors(blocks, 8)
+        if machine.holds(rows, count)
+    ]
 
 
 def _row_count(product: Product) -> int:
     """Rows that are computed: those of C, or a few more where they divide into better tiles."""
-    high, blocks = product.config.m, _column_blocks(product)
+    high, blocks = product.config.m, column_blocks(product.config.n, product.machine.floats)
 
     def cost(count: int) -> float:
-        return count * min(_tile_cycles(tile) for tile in _tiles(count, blocks, product.machine))
+        return count * min(sum_cycles(*tile) for tile in _tiles(count, blocks, product.machine))
 
     return min(range(high, high + min(_MAX_ROWS, high // 8) + 1), key=cost)
 
 
-def _column_blocks(product: Product) -> int:
-    """Vectors of columns that are computed: an even number if there are more than a few."""
-    blocks = -(-product.config.n // product.machine.floats)
-    return blocks + blocks % 2 if blocks > 8 else blocks
-
-
-def _panel(b: Any, config: GemmConfig, size: int, *index: Any) -> Any:
-    *lead, block, r, lane = index
+def _panel(b: Any, product: Product, *index: Any) -> Any:
+    config, size, (*lead, block, r, lane) = product.config, product.machine.floats, index
     column = block * size + lane
     inside = b[(*lead, column, r)] if config.trans_b else b[(*lead, r, column)]
-    if config.n % size == 0 and (config.n // size <= 8 or config.n // size % 2 == 0):
-        return inside
-    return tirx.if_then_else(column < config.n, inside, tirx.const(0.0, "float32"))
+    filled = column_blocks(config.n, size) * size > config.n
+    return stages.where([column < config.n] if filled else [], inside)
 
 
 def _vectorize_copy(sch: Any, block: Any, product: Product) -> None:

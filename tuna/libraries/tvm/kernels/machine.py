@@ -15,7 +15,7 @@ from tuna.sandbox.cpu import data_caches
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
 #: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
-FMA_LATENCY = 4
+_FMA_LATENCY = 4
 #: Cycles per line that a core streams from L2, and the bytes of a line.
 _L2_LINE_CYCLES = 2.0
 _LINE_BYTES = 64
@@ -50,6 +50,11 @@ class Machine:
             spare = 3
         return pixels * blocks + blocks + spare <= self.registers
 
+    def holds(self, broadcasts: int, blocks: int) -> bool:
+        """Whether the sums of a tile fit, beside a vector for each block and one value, or beside
+        two."""
+        return broadcasts * blocks + max(2, blocks + 1) <= self.registers
+
     def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
         """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the
         reduction, and of writing it.
@@ -59,13 +64,19 @@ class Machine:
         latency of a multiply-add waits for loads. Weights are read from L2.
         """
         sums, loads = pixels * blocks, pixels + blocks
-        loading, latency = (
-            (loads / 1.5, 1.2 * FMA_LATENCY)
-            if self.broadcast == "none"
-            else (loads / 2, FMA_LATENCY)
-        )
+        loading, latency = loads / 2, float(_FMA_LATENCY)
+        if self.broadcast == "none":
+            loading, latency = loads / 1.5, 1.2 * _FMA_LATENCY
         streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
         return steps * (max(sums / 2, loading, streamed, latency) + 0.05 * loads) + 1.5 * sums + 10
+
+
+def sum_cycles(broadcasts: int, blocks: int, vector_bytes: int = _LINE_BYTES) -> float:
+    """Cycles per multiply-add of a vector in a tile of broadcasts x blocks sums, at two of them and
+    two loads a cycle, with the vectors of the blocks from L2."""
+    sums, loads = broadcasts * blocks, broadcasts + blocks
+    streamed = _L2_LINE_CYCLES * blocks * vector_bytes / _LINE_BYTES
+    return (max(sums / 2, loads / 2, streamed, _FMA_LATENCY) + 0.05 * loads) / sums
 
 
 def from_target(target: Any) -> Machine:
@@ -108,13 +119,6 @@ def _from_text(text: str) -> Machine:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
-    found = data_caches()
+    found, cores = data_caches(), int(target.attrs.get("num-cores", 1))
     l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-    return Machine(
-        vector_bytes,
-        registers,
-        l1_bytes,
-        l2_bytes,
-        int(target.attrs.get("num-cores", 1)),
-        broadcast,
-    )
+    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, broadcast)

@@ -15,15 +15,15 @@ whole vectors of pixels: 56x56 and 28x28 are for 16 lanes, 14x14 is for 4.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.families import FAMILIES, group_size
+from tuna.libraries.tvm.kernels.shape import ConvShape, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _FLAT = "sums", stages.FLAT
@@ -39,33 +39,14 @@ class PointwiseParams:
     vectors: int  #: of pixels in the tile
     unroll: int  #: input channels in a step of the reduction
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/g, C, g from K, C, 1, 1, with g = `group_size(shape)`; zeros fill channels up."""
-    dense = np.zeros((_padded_rows(shape), shape.in_channels), np.float32)
-    dense[: shape.out_channels] = weights[:, :, 0, 0]
-    return np.ascontiguousarray(
-        dense.reshape(-1, group_size(shape), shape.in_channels).transpose(0, 2, 1)
-    )
-
-
-def group_size(shape: ConvShape) -> int:
-    """Output channels whose weights lie side by side: six with AVX2, where a tile of six by two
-    vectors is best."""
-    return 6 if shape.block == 8 else 4
-
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
     shape = layer.shape
     width, pixels, high = shape.in_size[1], _pixels(shape), _padded_rows(shape)
     x = stages.placeholder_of_input(layer)
+    w = te.placeholder(FAMILIES["pointwise"].packed_extents(shape), name="W")
     size = group_size(shape)
-    w = te.placeholder((high // size, shape.in_channels, size), name="W")
     c = te.reduce_axis((0, shape.in_channels), "c")
 
     def term(n: Any, k: Any, p: Any) -> Any:
@@ -114,11 +95,12 @@ def space(layer: Layer) -> list[PointwiseParams]:
     shape, machine = layer.shape, layer.machine
     high, vectors = _padded_rows(shape), _pixels(shape) // shape.block
     unrolls = [unroll for unroll in _UNROLLS if shape.in_channels % unroll == 0]
-    tiles = []
-    for wide in (size for size in range(1, 8) if vectors % size == 0):
-        for rows in (size for size in range(1, 29) if high % size == 0):
-            if machine.fits(rows, wide):
-                tiles.append((rows, wide))
+    tiles = [
+        (rows, wide)
+        for wide in divisors(vectors, 7)
+        for rows in divisors(high, 28)
+        if machine.fits(rows, wide)
+    ]
     tiles.sort(key=lambda tile: (_tile_cycles(tile[0], tile[1], layer), -tile[1]))
     return [PointwiseParams(*tile, unroll) for tile in tiles for unroll in unrolls][:_POINTS]
 

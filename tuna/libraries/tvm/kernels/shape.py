@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
@@ -73,11 +73,7 @@ class ConvShape:
             return 1
         if self.group_count == 1:
             return min(self.block, self.group_in)
-        return next(
-            size
-            for size in range(min(self.block, self.group_in), 0, -1)
-            if self.group_in % size == 0
-        )
+        return divisors(self.group_in, self.block)[-1]
 
     @property
     def in_blocks(self) -> int:
@@ -99,6 +95,13 @@ class ConvShape:
         """Blocks of output channels whose weights lie side by side: as many as fill a line of the
         cache."""
         return math.gcd(self.group_out_blocks, max(1, _LINE_FLOATS // self.block))
+
+    @property
+    def read_size(self) -> tuple[int, int]:
+        """Rows and columns of the padded input from which the answer is computed."""
+        axes = zip(self.out_size, self.stride, self.filter, self.dilation, strict=True)
+        high, wide = ((out - 1) * step + (taps - 1) * gap + 1 for out, step, taps, gap in axes)
+        return high, wide
 
     @property
     def image(self) -> bool:
@@ -133,43 +136,39 @@ class ConvShape:
         return _laid_out(self.batch, self.out_channels, self.out_size, self.out_layout)
 
 
-def supported(config: Config) -> bool:
-    """Whether a forward 2D convolution in fp32 computes `config`: it is one, or backward data that
-    is `turned`."""
-    return _plain(config) and (config.direction is Direction.FORWARD or turned(config))
+def divisors(number: int, most: int) -> list[int]:
+    """The divisors that are at most `most`, the smallest first."""
+    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
 
 
-def gradient(config: Config) -> bool:
-    """Whether `config` is a gradient of a 2D convolution in fp32 that is not `turned`: gradients
-    have other families."""
-    return _plain(config) and config.direction is not Direction.FORWARD and not turned(config)
+def supported(config: Config) -> TypeGuard[ConvConfig]:
+    """Whether `config` is a 2D convolution in fp32, or a gradient of one."""
+    if not isinstance(config, ConvConfig) or config.data_type is not DataType.FP32:
+        return False
+    return config.mode == "conv" and config.spatial_dim == 2 and min(config.output_shape) >= 1
 
 
 def turned(config: ConvConfig) -> bool:
     """Whether it is backward data with stride 1, the forward convolution of dy with the filter
-    turned round: `forward_weights`."""
-    single = (
-        config.direction is Direction.BACKWARD_DATA
-        and config.conv_stride_h == config.conv_stride_w == 1
-    )
-    return single and min(_turned_pad(config)) >= 0
+    turned round."""
+    if config.direction is not Direction.BACKWARD_DATA:
+        return False
+    return config.conv_stride_h == config.conv_stride_w == 1 and min(_turned_pad(config)) >= 0
 
 
 def of(config: ConvConfig, block: int) -> ConvShape:
     """The shape of a supported `config` in blocks of `block` channels; forward, for what is
     `turned`."""
     height, width = config.output_size
-    channels, size = (
-        (config.in_channels, config.out_channels),
-        ((config.in_h, config.in_w), (height, width)),
-    )
+    channels = config.in_channels, config.out_channels
+    size = (config.in_h, config.in_w), (height, width)
     pad = (config.pad_h, config.pad_w)
     if config.direction is Direction.BACKWARD_DATA:
         channels, size = (channels[1], channels[0]), (size[1], size[0])
     if turned(config):
         pad = _turned_pad(config)
     per_group = channels[1] // config.group_count
-    merges = (count for count in range(1, config.group_count) if config.group_count % count == 0)
+    merges = divisors(config.group_count, config.group_count)
     merged = next((count for count in merges if per_group * count % block == 0), config.group_count)
     return ConvShape(
         block=block,
@@ -188,29 +187,6 @@ def of(config: ConvConfig, block: int) -> ConvShape:
         out_layout=config.out_layout,
         direction=Direction.FORWARD if turned(config) else config.direction,
     )
-
-
-def forward_weights(config: ConvConfig, weights: Any) -> Any:
-    """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data
-    transposed and turned round."""
-    if config.direction is not Direction.BACKWARD_DATA:
-        return weights
-    groups, taps = config.group_count, weights.shape[2:]
-    split = weights.reshape(
-        groups, config.out_channels // groups, config.in_channels // groups, *taps
-    )
-    turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
-    return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
-
-
-def _plain(config: Config) -> TypeGuard[ConvConfig]:
-    if not (
-        isinstance(config, ConvConfig)
-        and config.mode == "conv"
-        and config.data_type is DataType.FP32
-    ):
-        return False
-    return config.spatial_dim == 2 and min(config.output_shape) >= 1
 
 
 def _turned_pad(config: ConvConfig) -> tuple[int, int]:

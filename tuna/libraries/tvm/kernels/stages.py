@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, te, tirx
 
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
@@ -59,6 +60,13 @@ def ragged(shape: ConvShape) -> bool:
     return shape.in_blocks * shape.in_block > shape.group_in
 
 
+def where(conditions: Sequence[Any], value: Any) -> Any:
+    """The value where all conditions hold, else zero."""
+    if not conditions:
+        return value
+    return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0.0, "float32"))
+
+
 def padded_copy(
     read: Reader,
     shape: ConvShape,
@@ -72,25 +80,34 @@ def padded_copy(
     `step` takes every second, third, ... row and column only; `pad` is another padding than the
     layer's.
     """
-    (ph, pw), (height, width), (sh, sw) = pad or shape.pad, shape.in_size, step
+    (ph, pw), (sh, sw) = pad or shape.pad, step
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
-        conditions = []
-        if ph or (extent[0] - 1) * sh >= height + ph:
-            conditions += [h * sh >= ph, h * sh < height + ph]
-        if pw or (extent[1] - 1) * sw >= width + pw:
-            conditions += [w * sw >= pw, w * sw < width + pw]
+        conditions = inside(shape, (h * sh, w * sw), (ph, pw), extent, step)
         if ragged(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
-        inside = read(n, c, h * sh - ph, w * sw - pw, i)
-        return (
-            tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32"))
-            if conditions
-            else inside
-        )
+        return where(conditions, read(n, c, h * sh - ph, w * sw - pw, i))
 
     blocks = shape.group_count * shape.in_blocks
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
+
+
+def inside(
+    shape: ConvShape,
+    at: tuple[Any, Any],
+    pad: tuple[int, int],
+    extent: tuple[int, int],
+    step: tuple[int, int] = (1, 1),
+) -> list[Any]:
+    """Conditions under which a row and a column of the padded input are of the input itself; none
+    for an axis where all of `extent` are."""
+    found = []
+    for place, before, size, count, stride in zip(
+        at, pad, shape.in_size, extent, step, strict=True
+    ):
+        if before or (count - 1) * stride >= size + before:
+            found += [place >= before, place < size + before]
+    return found
 
 
 def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
@@ -126,13 +143,8 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
     def split(index: tuple[Any, ...]) -> tuple[Any, ...]:
         if merged == 1:
             return index
-        h, w = index[at : at + 2]
-        return (
-            *index[:at],
-            h * merged + tirx.floordiv(w, width),
-            tirx.floormod(w, width),
-            *index[at + 2 :],
-        )
+        before, (h, w), after = index[:at], index[at : at + 2], index[at + 2 :]
+        return (*before, h * merged + tirx.floordiv(w, width), tirx.floormod(w, width), *after)
 
     def written(*index: Any) -> Any:
         if native:
@@ -148,28 +160,23 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
         return [*given, flat]
 
     def view(*index: Any) -> Any:
-        h, w = index[at : at + 2]
-        return flat[
-            (
-                *index[:at],
-                tirx.floordiv(h, merged),
-                tirx.floormod(h, merged) * width + w,
-                *index[at + 2 :],
-            )
-        ]
+        before, (h, w), after = index[:at], index[at : at + 2], index[at + 2 :]
+        column = tirx.floormod(h, merged) * width + w
+        return flat[(*before, tirx.floordiv(h, merged), column, *after)]
 
     return [*given, te.compute(extents, view, name=OUT)]
 
 
-def module_of(
-    arguments: Sequence[Any], change: Callable[[Any], Any] = lambda function: function
-) -> tvm.IRModule:
-    """The IRModule of a workload, after a `change`. Index arithmetic has 64 bits, as in functions
-    that come from a Relax model."""
-    function = change(te.create_prim_func(list(arguments), index_dtype_override="int64"))
-    return tvm.IRModule(
-        {"main": function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)}
-    )
+def module_of(arguments: Sequence[Any], change: Callable[[Any], Any] | None = None) -> tvm.IRModule:
+    """The IRModule of a workload, after a `change`.
+
+    Index arithmetic has 64 bits, as in functions that come from a Relax model: without them no
+    record matches one of its layers.
+    """
+    function = te.create_prim_func(list(arguments), index_dtype_override="int64")
+    function = change(function) if change else function
+    function = function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)
+    return tvm.IRModule({"main": function})
 
 
 def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
@@ -235,40 +242,19 @@ def asking_ahead(function: Any, name: str, axis: int, ahead: int) -> Any:
     panel of weights and the next: code that streams from beyond L2 then waits for the memory at
     each. No schedule can add the instruction, so that it is part of the workload.
     """
-    body = function.body
-    root = body.block
-    changed = s_tir.SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        _rebuilt(root.body, name, axis, ahead),
-        root.init,
-        root.alloc_buffers,
-        root.match_buffers,
-        root.annotations,
-    )
-    return function.with_body(s_tir.SBlockRealize(body.iter_values, body.predicate, changed))
 
-
-def _rebuilt(stmt: Any, name: str, axis: int, ahead: int) -> Any:
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_rebuilt(part, name, axis, ahead) for part in stmt.seq])
-    if isinstance(stmt, tirx.For):
-        body = _rebuilt(stmt.body, name, axis, ahead)
-        return tirx.For(
-            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, None, stmt.annotations, stmt.step
+    def replaced(block: Any) -> Any:
+        if block.name_hint != name:
+            return block
+        *index, line, _ = block.body.value.indices
+        zero = tirx.const(0, "int64")
+        index[axis] += ahead
+        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, [*index, zero, zero]))
+        asked = tirx.call_intrin("void", "tirx.prefetch", address, _READ, _TO_L2, _DATA)
+        first = tirx.IfThenElse(line == 0, tirx.Evaluate(asked), None)
+        both = tirx.SeqStmt([first, block.body])
+        return s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, name, both, annotations=block.annotations
         )
-    block = stmt.block
-    if block.name_hint != name:
-        return stmt
-    *index, line, _ = block.body.value.indices
-    zero = tirx.const(0, "int64")
-    index[axis] += ahead
-    address = tirx.address_of(tirx.BufferLoad(block.body.value.source, [*index, zero, zero]))
-    asked = tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, _READ, _TO_L2, _DATA))
-    both = tirx.SeqStmt([tirx.IfThenElse(line == 0, asked, None), block.body])
-    changed = s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, name, both, annotations=block.annotations
-    )
-    return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, changed)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))

@@ -33,19 +33,19 @@ sums have about 1e-6; it grows with m because the points' powers do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
-from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.shape import divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
 #: Tiles in a register tile at most, and groups of them that may be code of their own.
@@ -56,20 +56,12 @@ _UNROLLS = (4, 1)
 #: Most tiles of an image for which weights are asked for ahead: each group of tiles asks for all of
 #: the next ones.
 _FEW_TILES = 64
-#: Values of a filter's tap that are transformed at once, so that they stay in cache.
-_PACKED = 1 << 13
 #: A stride of V and M that is a multiple of `_WAY` fp32 values (a quarter of a way of L1) is made
 #: longer by `_SHIFT`.
 _WAY, _SHIFT = 256, 32
 _POINTS = 16
-_DOWN, _ACROSS, _WEIGHTS, _PRODUCT, _UP, _ALONG = (
-    "down",
-    "across",
-    "weights",
-    "product",
-    "up",
-    "along",
-)
+_DOWN, _ACROSS, _WEIGHTS = "down", "across", "weights"
+_PRODUCT, _UP, _ALONG = "product", "up", "along"
 
 
 @dataclass(frozen=True)
@@ -81,34 +73,6 @@ class WinogradParams:
     blocks: int  #: blocks of output channels in a register tile
     unroll: int  #: input channels in a step of the reduction
 
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
-    """U as a, a, K/(p b), C/i, i, p, b from W as K, C, 3, 3, p blocks side by side: G w GT in
-    double precision, rounded once; zeros fill channels up."""
-    filter_transform = np.array(
-        [[float(value) for value in row] for row in transforms(outputs, _TAPS).filter]
-    )
-    both = np.kron(filter_transform, filter_transform)
-    dense = np.zeros(
-        (shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, _TAPS * _TAPS),
-        np.float32,
-    )
-    dense[: shape.out_channels, : shape.in_channels] = weights.reshape(*weights.shape[:2], -1)
-    split = dense.reshape(
-        -1, shape.paired, shape.block, shape.in_blocks, shape.in_block, _TAPS * _TAPS
-    )
-    taps = split.transpose(5, 0, 3, 4, 1, 2).reshape(_TAPS * _TAPS, -1)
-    found = np.empty((len(both), taps.shape[1]), np.float32)
-    for first in range(0, taps.shape[1], _PACKED):
-        part = slice(first, first + _PACKED)
-        found[:, part] = both @ taps[:, part].astype(np.float64)
-    size = outputs + _TAPS - 1
-    return found.reshape(size, size, -1, *(split.shape[axis] for axis in (3, 4, 1, 2)))
-
 
 def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     """The module `main(X, U, [B,] [R,] Y)`."""
@@ -118,7 +82,7 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     batch, ins, outs = shape.batch, shape.in_blocks, shape.out_blocks
     x = stages.placeholder_of_input(layer)
     side = shape.paired
-    u = te.placeholder((size, size, outs // side, ins, shape.in_block, side, shape.block), name="U")
+    u = te.placeholder(FAMILIES[f"winograd{m}"].packed_extents(shape), name="U")
     data = stages.padded_copy(stages.reader(x, layer), shape, (high * m + 2, wide * m + 2))
     down = te.compute(
         (batch, ins, high, wide, size, size, shape.in_block),
@@ -166,11 +130,8 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     # what one group of tiles reads, and all of its successors
     ahead = max(1, space(layer, m)[0].blocks // side)
     arguments = [x, u, *stages.answer(along, layer)]
-    if high * wide > _FEW_TILES:
-        return stages.module_of(arguments)
-    return stages.module_of(
-        arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=2, ahead=ahead)
-    )
+    change = partial(asking_ahead, name=_WEIGHTS, axis=2, ahead=ahead)
+    return stages.module_of(arguments, change if high * wide <= _FEW_TILES else None)
 
 
 def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> None:
@@ -263,20 +224,21 @@ def space(layer: Layer, outputs: int) -> list[WinogradParams]:
         for tile in _register_tiles(layer, high, wide)
     )
     tiles = [tile for *_, tile in ordered]
-    found = [
-        (tile, [unroll for unroll in _UNROLLS if unroll == 1 or _unrolls(layer, tile, unroll)])
-        for tile in tiles[: _POINTS // 2]
+    points = [(tile, _unrolls(layer, tile)) for tile in tiles[: _POINTS // 2]]
+    first = [WinogradParams(*tile, unrolls[0]) for tile, unrolls in points]
+    return first + [
+        WinogradParams(*tile, unroll) for tile, unrolls in points for unroll in unrolls[1:]
     ]
-    points = [(tile, unrolls[0]) for tile, unrolls in found]
-    points += [(tile, unroll) for tile, unrolls in found for unroll in unrolls[1:]]
-    return [WinogradParams(*tile, unroll) for tile, unroll in points]
 
 
-def _unrolls(layer: Layer, tile: tuple[int, int, int], unroll: int) -> bool:
-    """Whether a step of `unroll` input channels divides a block and leaves the sums in
-    registers."""
-    _, tiles, blocks = tile
-    return layer.shape.in_block % unroll == 0 and unroll * tiles * blocks <= STEP_SUMS
+def _unrolls(layer: Layer, tile: tuple[int, int, int]) -> list[int]:
+    """Return the steps, in input channels, that divide a block and leave the sums in registers."""
+    most = STEP_SUMS // (tile[1] * tile[2])
+    return [
+        unroll
+        for unroll in _UNROLLS
+        if unroll == 1 or (layer.shape.in_block % unroll == 0 and unroll <= most)
+    ]
 
 
 def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
@@ -285,17 +247,11 @@ def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
     shape, size = layer.shape, outputs + _TAPS - 1
     high, wide = tile_counts(layer, outputs)
     tile = (params.rows, params.tiles, params.blocks)
-    transformed = (
-        high
-        * wide
-        * (
-            shape.in_blocks * 2.5 * size * size
-            + shape.out_blocks * 2.0 * size * (size + outputs) / 2
-        )
-    )
-    return shape.batch * (_cycles(layer, outputs, tile) + transformed) + stages.conversion_cycles(
-        layer
-    )
+    inputs = shape.in_blocks * 2.5 * size * size
+    answers = shape.out_blocks * 2.0 * size * (size + outputs) / 2
+    transformed = high * wide * (inputs + answers)
+    products = _cycles(layer, outputs, tile)
+    return shape.batch * (products + transformed) + stages.conversion_cycles(layer)
 
 
 def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
@@ -305,14 +261,13 @@ def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, 
     so they may only be few.
     """
     side, outs, found = layer.shape.paired, layer.shape.out_blocks, []
-    for rows in (size for size in range(1, high + 1) if high % size == 0):
+    for rows in divisors(high, high):
         count = rows * wide
         for tiles in range(1, min(count, _MAX_TILES) + 1):
             few = count % tiles == 0 or count <= _UNROLLED_GROUPS * tiles
-            for blocks in (
-                size for size in range(1, 7) if outs % size == 0 and (size == 1 or size % side == 0)
-            ):
-                if few and layer.machine.fits(tiles, blocks):
+            for blocks in divisors(outs, 6):
+                aligned = blocks == 1 or blocks % side == 0
+                if few and aligned and layer.machine.fits(tiles, blocks):
                     found.append((rows, tiles, blocks))
     return found
 
@@ -322,11 +277,8 @@ def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
     shape, machine = layer.shape, layer.machine
     high, wide = tile_counts(layer, outputs)
     rows, tiles, blocks = tile
-    size, ins, outs = (
-        (outputs + _TAPS - 1) ** 2,
-        shape.in_blocks * shape.in_block,
-        shape.out_blocks * shape.block,
-    )
+    size = (outputs + _TAPS - 1) ** 2
+    ins, outs = shape.in_blocks * shape.in_block, shape.out_blocks * shape.block
     groups, rest = divmod(rows * wide, tiles)
     group = groups * machine.tile_cycles(tiles, blocks, ins)
     if rest:
@@ -367,11 +319,8 @@ def _output_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
     def value(row: tuple[Fraction, ...]) -> Any:
         parts = [(row[0], term(0))]
         for plus in range(1, last - 1, 2):
-            both = (
-                term(plus) + term(plus + 1)
-                if row[plus] == row[plus + 1]
-                else term(plus) - term(plus + 1)
-            )
+            sign = 1 if row[plus] == row[plus + 1] else -1
+            both = term(plus) + term(plus + 1) if sign > 0 else term(plus) - term(plus + 1)
             parts.append((row[plus], both))
         if last % 2 == 0:  # a point without its negative
             parts.append((row[last - 1], term(last - 1)))

@@ -1,8 +1,8 @@
-"""Compilers' targets: TVM's dictionary form from JSON or from the text of older releases, and who
-links for them. No TVM here.
+"""The TVM installation, found without importing it, and the targets that it compiles and links for.
 
-The text is `llvm -mtriple=aarch64-linux-gnu -mattr=+neon,+fp-armv8 -num-cores 4`. Both forms of one
-target get the same JSON: names sorted, lists of features too.
+Versions come from package metadata, the CPU from TVM's libraries. A target is TVM's dictionary from
+JSON, or from the text of older releases, `llvm -mtriple=aarch64-linux-gnu -mattr=+neon -num-cores
+4`. Both forms of one target get the same JSON: names sorted, lists of features too.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.tvm.environment import tvm_version
-from tuna.messages import choices
-from tuna.sandbox.processes import run
+from tuna.libraries.base import Environment
+from tuna.libraries.cached_probe import cached_probe
+from tuna.libraries.tvm import kernels
+from tuna.messages import choices, install_extra
+from tuna.sandbox.cores import eval_cpus
+from tuna.sandbox.cpu import cpu_model
+from tuna.sandbox.processes import Child, ChildFault, run
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
+#: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
+#: the likely cause).
+GOOD_FFI = "0.1.14.post1"
+_HINT = install_extra("tvm")
+_HOST_TIMEOUT_S = 120.0
 #: Attributes of TVM's target `llvm` and their types.
 _ATTRIBUTES: Mapping[str, type] = {
     **dict.fromkeys(
@@ -52,6 +64,75 @@ EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=
 _LINKER_TIMEOUT_S = 30.0
 
 
+def tvm_version() -> str:
+    """The version of the installed TVM; raises LibraryMissing when there is none, or one that is
+    known to crash."""
+    try:
+        found, ffi = version("apache-tvm"), version("apache-tvm-ffi")
+    except PackageNotFoundError:
+        raise LibraryMissing("TVM is not installed.", hint=_HINT) from None
+    if ffi != GOOD_FFI:
+        raise LibraryMissing(
+            f"TVM {found} crashes with apache-tvm-ffi {ffi}; it needs {GOOD_FFI}.", hint=_HINT
+        )
+    return found
+
+
+def toolchain_of(tvm: str = "") -> str:
+    """The toolchain of a version of TVM (default: the installed one) with the kernels as they are
+    now: any machine that has it builds the same code for a target."""
+    return f"tvm-{tvm or tvm_version()}-kernels-{kernels.VERSION}"
+
+
+def host_environment() -> Environment:
+    """The environment of this machine: CPU, measuring cores, TVM."""
+    found = tvm_version()
+    cpu = cpu_model()
+    mcpu = cached_probe("tvm-cpu", [found, cpu.name, cpu.digest], lambda: _host(found))["mcpu"]
+    cores = len(eval_cpus())
+    target = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
+    return Environment(
+        library="tvm",
+        library_version=found,
+        arch=mcpu,
+        num_cu=cores,
+        toolchain=toolchain_of(found),
+        device=cpu.name,
+        target=json.dumps(target, sort_keys=True),
+        flags={"cpu_flags": cpu.digest},
+    )
+
+
+def host() -> Mapping[str, str]:
+    """LLVM's name for this machine's CPU. It is run in the child.
+
+    TVM's libraries answer without its Python package, whose import takes a second.
+    """
+    from tvm_ffi import get_global_func, libinfo
+
+    package = find_spec("tvm")
+    folders = [
+        Path(folder) / "lib" for folder in (package and package.submodule_search_locations) or ()
+    ]
+    for name, mode in (("tvm_runtime", "RTLD_GLOBAL"), ("tvm_compiler", "RTLD_LOCAL")):
+        libinfo.load_lib_ctypes("tvm", name, mode, extra_lib_paths=folders)
+    return {"mcpu": str(get_global_func("target.llvm_get_system_cpu")())}
+
+
+#: Handlers of the child that `host_environment` starts.
+HANDLERS = {"host": host}
+
+
+def _host(tvm: str) -> Mapping[str, str]:
+    child = Child(__name__)
+    try:
+        return {"mcpu": str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])}
+    except ChildFault as error:
+        raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
+    finally:
+        child.close()
+
+
 def parse(text: str) -> dict[str, Any]:
     """The dictionary of a target in either form; raises BadInput for what TVM's `llvm` does not
     know."""
@@ -71,10 +152,7 @@ def parse(text: str) -> dict[str, Any]:
                 f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has")
             )
         found[name] = _typed(name, value)
-    if (
-        found.get("device") in _IMPLIED_DEVICES
-        and architecture(found) in _IMPLIED_DEVICES[found["device"]]
-    ):
+    if architecture(found) in _IMPLIED_DEVICES.get(found.get("device", ""), ()):
         del found["device"]
     return dict(sorted(found.items()))
 
@@ -86,13 +164,11 @@ def to_text(target: Mapping[str, Any]) -> str:
 
 def to_words(target: Mapping[str, Any]) -> str:
     """Return a target as text in the form of older releases: `llvm -mcpu=znver4 -num-cores=2`."""
-    plain = {
-        name: ",".join(value) if isinstance(value, list) else value
-        for name, value in target.items()
-    }
-    return " ".join(
-        [str(plain.pop("kind")), *(f"-{name}={value}" for name, value in sorted(plain.items()))]
-    )
+    words = [str(target["kind"])]
+    for name, value in sorted(target.items()):
+        if name != "kind":
+            words.append(f"-{name}={','.join(value) if isinstance(value, list) else value}")
+    return " ".join(words)
 
 
 def is_own(target: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
@@ -111,10 +187,8 @@ def architecture(target: Mapping[str, Any]) -> str:
 
 def for_code(target: Mapping[str, Any]) -> dict[str, Any]:
     """The target with which code is generated for MetaSchedule's space, and for models."""
-    return {
-        **target,
-        "cl-opt": [*target.get("cl-opt", ()), *_CODE_OPTIONS.get(architecture(target), ())],
-    }
+    options = _CODE_OPTIONS.get(architecture(target), ())
+    return {**target, "cl-opt": [*target.get("cl-opt", ()), *options]}
 
 
 def triple(target: Mapping[str, Any]) -> str:
@@ -129,15 +203,6 @@ def is_foreign(target: Mapping[str, Any]) -> bool:
     return architecture(target) != architecture({})
 
 
-def match(target: Mapping[str, Any], board: str, key: str) -> None:
-    """Raise BadInput for a target of another architecture than a board's."""
-    if architecture(target) != board:
-        raise BadInput(
-            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.",
-            hint=EXAMPLE,
-        )
-
-
 def linker(target: Mapping[str, Any], given: str) -> str:
     """The program that links for a target: `given` (TUNA_CC), or Debian's cross compiler; empty for
     this machine's own.
@@ -149,10 +214,8 @@ def linker(target: Mapping[str, Any], given: str) -> str:
     name = given or f"{triple(target)}-g++"
     path = shutil.which(name)
     if path is None:
-        raise LibraryMissing(
-            f"There is no {name} here, which would link for {triple(target)}.",
-            hint=_package(target),
-        )
+        text = f"There is no {name} here, which would link for {triple(target)}."
+        raise LibraryMissing(text, hint=_package(target))
     return path
 
 
@@ -165,12 +228,11 @@ def check(target: Mapping[str, Any]) -> None:
         return
     done = run([path, "-dumpmachine"], timeout_s=_LINKER_TIMEOUT_S)
     if done.returncode or architecture({"mtriple": done.output.strip()}) != architecture(target):
-        says = done.output.strip().splitlines()[-1:] or ["nothing"]
-        text = (
-            f"{path} does not link for {triple(target)}: asked for its machine, it says"
-            f" {says[0]!r}."
+        says = (done.output.strip().splitlines() or ["nothing"])[-1]
+        raise LibraryMissing(
+            f"{path} does not link for {triple(target)}: asked for its machine, it says {says!r}.",
+            hint=_package(target),
         )
-        raise LibraryMissing(text, hint=_package(target))
 
 
 def _package(target: Mapping[str, Any]) -> str:

@@ -1,0 +1,234 @@
+"""The children of `TvmLibrary`: one proposes and builds candidates, one loads and times them.
+Imports TVM.
+
+Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which
+replaces a crashed one proposes the same candidates again. A family of kernels gives the first
+points of its space, whatever the seed, after the one that the job's option `first` names. A
+candidate is built from its params alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm.runtime
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from tuna.libraries.kernels import Builder, Kernel, KernelJob, Known, Loader, Past
+from tuna.libraries.reference import Problem
+from tuna.libraries.search import proposal
+from tuna.libraries.search.cost_model import KnownTrial, TrialSource
+from tuna.libraries.tvm import functions, problems, schedules, toolchain, workloads
+from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.schedules import ScheduleSpace
+from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED, error_bound
+
+#: A space with fewer different valid points than asked for ends after this many rounds.
+_ROUNDS = 4
+#: Problems whose module and space are kept: those of searches that go on beside each other take
+#: turns.
+_KEPT_PROBLEMS = 16
+#: Makes the config's output from the kernel's.
+Answer = Callable[[Any], Any]
+#: Sets of packed inputs that are kept: of NaN, and of the layer's values.
+_KEPT_INPUTS = 2
+
+
+class TvmBuilder(Builder):
+    """The builder of `TvmLibrary`."""
+
+    def propose(self, job: KernelJob) -> Sequence[str]:
+        """A TuningRecord of each candidate, as JSON text."""
+        module, target = module_of(job), problems.target_of(job.target)
+        found = (schedules.to_params(module, target, one) for one in _proposals(job, module))
+        return list(dict.fromkeys(found))
+
+    def search(
+        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+    ) -> Sequence[str]:
+        """Propose candidates by `search.proposal`."""
+        others = [
+            TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
+        ]
+        avoid = {one.params for one in history}
+        return proposal.propose(
+            space_of(job),
+            _measured(history),
+            count=count,
+            seed=job.seed,
+            others=others,
+            avoid=avoid,
+        )
+
+    def workload(self, job: KernelJob) -> bytes:
+        """The Workload as JSON text."""
+        return schedules.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
+
+    def build(self, job: KernelJob, params: str, path: Path) -> None:
+        """A shared library with the function `main`."""
+        module = schedules.schedule_of(module_of(job), params).mod
+        if BY_NAME[job.solver] is FUNCTION:
+            module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
+        remove = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)
+        module = remove(module)
+        target = json.loads(job.target)
+        linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
+        built = tvm.tirx.build(module, target=tvm.target.Target(toolchain.for_code(target)))
+        built.export_library(str(path), **({"cc": linker} if linker else {}))
+
+
+def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
+    """Return the trials that have been measured, or have failed."""
+    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
+    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
+
+
+@functools.lru_cache(maxsize=_KEPT_PROBLEMS)
+def module_of(job: KernelJob) -> tvm.IRModule:
+    """Return the problem's module before scheduling, as the solver expresses it."""
+    problem = problems.of(job)
+    if problem is not None:
+        return problem.workload()
+    if BY_NAME[job.solver] is FUNCTION:
+        return functions.read(job.body)
+    with problems.target_of(job.target):
+        return workloads.make(job.solver, job.config)
+
+
+@functools.lru_cache(maxsize=_KEPT_PROBLEMS)
+def space_of(job: KernelJob) -> ScheduleSpace:
+    """Return MetaSchedule's space of a job that is searched in rounds."""
+    architecture = toolchain.architecture(json.loads(job.target))
+    target = problems.target_of(job.target)
+    return ScheduleSpace(module_of(job), target, architecture=architecture)
+
+
+def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
+    """Up to `count` schedules of the module."""
+    problem = problems.of(job)
+    if problem is not None:
+        return map(problem.candidate, problem.indices(job.count, str(job.options.get("first", ""))))
+    if BY_NAME[job.solver] is FUNCTION:
+        return _of_function(job, module) if functions.can_be_tuned(module) else []
+    if BY_NAME[job.solver] is UNTUNED:
+        return [Schedule(module)]
+    return _sampled(job, module, job.count)
+
+
+def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
+    """The schedule by rule, or none where there is no rule, then sampled ones."""
+    by_rule = functions.schedule(
+        module["main"], machine.from_target(problems.target_of(job.target))
+    )
+    yield by_rule or Schedule(module)
+    if job.count > 1:
+        yield from _sampled(job, module, job.count - 1)
+
+
+def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
+    """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid
+    ones are dropped."""
+    architecture = toolchain.architecture(json.loads(job.target))
+    target = problems.target_of(job.target)
+    found: dict[str, Schedule] = {}
+    for number in range(_ROUNDS):
+        seed = 1 + (job.seed + number * 7919) % (2**31 - 2)
+        context = schedules.tune_context(module, target, architecture, seed)
+        missing = count - len(found)
+        context.pre_tuning(missing, missing, context.generate_design_space())
+        for candidate in context.generate_measure_candidates() or []:
+            found.setdefault(str(candidate.sch.trace), candidate.sch)
+        if len(found) >= count:
+            break
+    return found.values()
+
+
+class TvmKernel(Kernel):
+    """A compiled module with its arguments in TVM's own tensors.
+
+    TVM's `time_evaluator` is not used: it does not tell when it was preempted, and takes 0.2 ms
+    beside the runs.
+    """
+
+    def __init__(self, path: Path, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+        self._module = tvm.runtime.load_module(str(path))
+        self._tensors = [tvm.runtime.tensor(array) for array in arrays]
+        self._to_answer = answer
+        function = self._module["main"]
+        super().__init__(functools.partial(function, *self._tensors), arrays)
+        self.overhead_s = _call_s()
+
+    def answer(self) -> Any:
+        """The output, copied from TVM's tensor, in the config's shape and layout."""
+        return self._to_answer(self._tensors[-1].numpy())
+
+
+class TvmLoader(Loader):
+    """The loader of `TvmLibrary`."""
+
+    def __init__(self) -> None:
+        self._packed: OrderedDict[Any, list[Any]] = OrderedDict()
+
+    def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
+        """The function `main` of the shared library; weights are packed ahead of time, once for all
+        candidates."""
+        problem = problems.of(job)
+        if problem is None:
+            return self._kernel(job, path, arrays, lambda y: y)
+        *given, y = arrays
+        packed = [*self._inputs(problem, given), problem.output(y)]
+        return self._kernel(job, path, packed, problem.answer)
+
+    def _kernel(self, job: KernelJob, path: Path, arrays: Sequence[Any], answer: Answer) -> Kernel:
+        return TvmKernel(path, arrays, answer)
+
+    def reference(self, job: KernelJob) -> Problem | None:
+        """Return the problem of a task without a core, which is a function: its answer is that of
+        its code without a schedule."""
+        if not job.body:
+            return None
+        return functions.problem(functions.read(job.body), problems.target_of(job.target))
+
+    def error_bound(self, job: KernelJob) -> float:
+        """Return the bound that the solver states."""
+        return error_bound(job.solver, job.config)
+
+    def _inputs(self, problem: problems.FamilyProblem, given: Sequence[np.ndarray]) -> list[Any]:
+        """The kernel's inputs, kept for the next candidate: packing the weights of a large layer
+        takes a second."""
+        digest = hashlib.blake2b()
+        for array in given:
+            digest.update(np.ascontiguousarray(array).data)
+        key = problem, digest.digest()
+        found = self._packed.pop(key, None)
+        self._packed[key] = found = problem.inputs(*given) if found is None else found
+        while len(self._packed) > _KEPT_INPUTS:
+            self._packed.popitem(last=False)
+        return found
+
+
+@functools.cache
+def _call_s() -> float:
+    """Seconds of a call of TVM's function that does nothing: the fastest of many, for a preempted
+    one says nothing."""
+    nothing = functools.partial(
+        tvm.get_global_func("testing.nop"), *(tvm.runtime.tensor(np.zeros(1)) for _ in range(3))
+    )
+    best = float("inf")
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(100):
+            nothing()
+        best = min(best, (time.perf_counter() - started) / 100)
+    return best
