@@ -1,6 +1,6 @@
 """The children of a `CandidateLibrary`: one that builds, and those that measure.
 
-Candidates are foreign code: a process in which one has run cannot be device_code_only any more. So the
+Candidates are foreign code: a process in which one has run cannot be trusted any more. So the
 candidates of an item run in a process that ends with the item, and facts that a worker keeps beyond
 it, such as the device's peak, come from another process.
 """
