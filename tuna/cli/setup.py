@@ -20,9 +20,12 @@ class _Facts:
     """The environment of a session of another machine, or of a board."""
 
     arch: str | None = options.option(
-        "--arch", help="Architecture, for a session of another machine (miopen): gfx90a."
+        "--arch", help="Architecture, for a session of another machine (miopen, triton): gfx90a."
     )
     num_cu: int | None = options.option("--num-cu", type=options.COUNT, help="Its compute units.")
+    device_name: str | None = options.option(
+        "--device-name", help="Its device's name, as its driver states it (triton)."
+    )
     rocm_v: str | None = options.option(
         "--rocm-version", help="Its ROCm, where that is not installed here."
     )

@@ -8,18 +8,20 @@ reads are copied, as they are written, behind the two imports that they need.
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.errors import BadInput
 
 _HEAD = "import triton\nimport triton.language as tl\n"
-#: Names that a kernel file may use without defining them.
-_KNOWN = {"triton", "tl", *dir(__builtins__ if not isinstance(__builtins__, dict) else object)}
+_BUILTIN = frozenset({"triton", "tl", *dir(builtins)})
 _MAX_BYTES = 4 << 20
+#: A definition of a file's top level that a kernel may use.
+_Definition = ast.FunctionDef | ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,7 @@ def extract(text: str, tree: ast.Module, function: str, where: str) -> KernelFil
         raise BadInput(
             f"{where} has no @triton.jit function {function}.", hint=f"functions there: {there}"
         )
-    needed = _needed(function, defined, where)
-    parts = [
-        _source(text, node)
-        for node in sorted(set(needed.values()), key=lambda node: node.lineno)
-    ]
+    parts = [_source(text, node) for node in _needed(function, defined, where)]
     arguments = [*wanted.args.posonlyargs, *wanted.args.args, *wanted.args.kwonlyargs]
     if wanted.args.vararg or wanted.args.kwarg:
         raise BadInput(f"{function} in {where} has arguments without a name.")
@@ -98,9 +96,9 @@ def extract(text: str, tree: ast.Module, function: str, where: str) -> KernelFil
     )
 
 
-def _definitions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.Assign | ast.AnnAssign]:
-    """Functions and assigned names of the file's top level."""
-    found: dict[str, ast.FunctionDef | ast.Assign | ast.AnnAssign] = {}
+def _definitions(tree: ast.Module) -> dict[str, _Definition]:
+    """Functions, assigned names and imports from Triton itself, of the file's top level."""
+    found: dict[str, _Definition] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = node
@@ -108,61 +106,56 @@ def _definitions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.Assign | a
             found |= {one.id: node for one in node.targets if isinstance(one, ast.Name)}
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found[node.target.id] = node
-    return found
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "triton":
+            found |= {one.asname or one.name: node for one in node.names}
+    return {name: node for name, node in found.items() if name not in ("triton", "tl")}
 
 
-def _needed(
-    function: str,
-    defined: dict[str, ast.FunctionDef | ast.Assign | ast.AnnAssign],
-    where: str,
-) -> dict[str, ast.FunctionDef | ast.Assign | ast.AnnAssign]:
-    """The definitions that a function uses, directly or not, itself included."""
-    found: dict[str, ast.FunctionDef | ast.Assign | ast.AnnAssign] = {}
+def _needed(function: str, defined: dict[str, _Definition], where: str) -> list[_Definition]:
+    """The definitions that a function uses, directly or not, itself included, in the file's
+    order."""
+    found: dict[str, _Definition] = {}
     todo = [function]
     while todo:
         name = todo.pop()
         if name in found:
             continue
+        if name not in defined:
+            raise BadInput(f"{function} in {where} uses {name}, which is defined elsewhere.")
         node = found[name] = defined[name]
-        if isinstance(node, ast.FunctionDef):
-            others = [one for one in node.decorator_list if not _is_jit(one)]
-            if any("autotune" not in ast.unparse(one) for one in others):
-                raise BadInput(
-                    f"{name} in {where} has a decorator that Tuna cannot take along:"
-                    f" {ast.unparse(others[0])[:80]}"
-                )
-            if not any(map(_is_jit, node.decorator_list)):
-                raise BadInput(f"{name} in {where} is called by {function} and is no @triton.jit.")
-        elif not _is_plain(node.value):
-            raise BadInput(f"{name} in {where}, which {function} reads, is no plain constant.")
-        used = {
-            one.id
-            for part in _inner(node)
-            for one in ast.walk(part)
-            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
-        }
-        todo += sorted(used & defined.keys() - _local(node))
-    return found
+        _check_portable(name, node, where)
+        todo += sorted(_used(node) - _BUILTIN)
+    return sorted(set(found.values()), key=lambda node: node.lineno)
 
 
-def _inner(node: ast.stmt) -> Iterable[ast.AST]:
-    """Parts of a definition that are kept: of a function all but its decorators."""
-    return [*node.body, node.args] if isinstance(node, ast.FunctionDef) else [node]
+def _check_portable(name: str, node: _Definition, where: str) -> None:
+    """Raise BadInput for a definition that is not the same in another file."""
+    if isinstance(node, ast.FunctionDef):
+        others = [ast.unparse(one) for one in node.decorator_list if not _is_jit(one)]
+        foreign = [one for one in others if not one.startswith("triton.autotune")]
+        if foreign:
+            raise BadInput(
+                f"{name} in {where} has a decorator that is not known: {foreign[0][:80]}"
+            )
+        if not any(map(_is_jit, node.decorator_list)):
+            raise BadInput(f"{name} in {where} is called by a kernel and is no @triton.jit.")
+    elif isinstance(node, ast.Assign | ast.AnnAssign) and not _is_plain(node.value):
+        raise BadInput(f"{name} in {where}, which a kernel reads, is no plain constant.")
 
 
-def _local(node: ast.stmt) -> set[str]:
-    """Names that a function binds itself."""
-    if not isinstance(node, ast.FunctionDef):
+def _used(node: _Definition) -> set[str]:
+    """Names that a definition reads and does not bind itself."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
         return set()
-    bound = {
-        one.id
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
-    return bound | {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+    parts = [*node.body, node.args] if isinstance(node, ast.FunctionDef) else [node]
+    names = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
+    bound = {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    if isinstance(node, ast.FunctionDef):
+        bound |= {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+    return {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
 
 
-def _source(text: str, node: ast.FunctionDef | ast.Assign | ast.AnnAssign) -> str:
+def _source(text: str, node: _Definition) -> str:
     """The node's own text, a function with a decorator of the arguments that matter."""
     written = ast.get_source_segment(text, node)
     assert written is not None
@@ -189,7 +182,10 @@ def _is_constexpr(annotation: ast.expr | None) -> bool:
 
 def _is_plain(value: ast.expr | None) -> bool:
     """True for a literal, or `tl.constexpr` of one."""
-    if isinstance(value, ast.Call) and ast.unparse(value.func) in ("tl.constexpr", "constexpr"):
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in (
+        "tl.constexpr",
+        "constexpr",
+    ):
         return len(value.args) == 1 and not value.keywords and _is_plain(value.args[0])
     try:
         ast.literal_eval(value) if value is not None else None

@@ -3,4 +3,134 @@ does."""
 
 from __future__ import annotations
 
-DEFAULT = "Default"
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import ClassVar
+
+from tuna.configs import Config
+from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.base import Environment, Solver
+from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.conditions import Condition
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.tiles import AXES, TARGETS
+from tuna.messages import install_extra
+from tuna.sandbox.discovery import DeviceKind
+from tuna.vocabulary import BASELINE
+
+_SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
+
+
+class TritonLibrary(CandidateLibrary):
+    """Compiles kernels for NVIDIA's and AMD's GPUs on machines that have none."""
+
+    name = "triton"
+    kinds = ("gemm", "moe")
+    device_kind = DeviceKind.NVIDIA
+    conditions: Sequence[Condition] = ()
+    builder = "tuna.libraries.triton.builder:TritonBuilder"
+    suffix: ClassVar[str] = ".tkb"
+
+    def environment(self) -> Environment:
+        """Raise LibraryMissing: a GPU is described by hand, as no release measures on one yet."""
+        triton_version()
+        raise LibraryMissing(
+            "Tuna cannot measure Triton kernels on a GPU of this machine yet.",
+            hint="compile for one: --arch sm_90 --num-cu 132 --device-name 'NVIDIA H100 80GB HBM3'",
+        )
+
+    def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
+        """Return the environment with this arch, num_cu (multiprocessors or compute units) and
+        device_name."""
+        self.check_facts(facts, "arch", "num_cu", "device_name")
+        arch, units = facts.get("arch", ""), facts.get("num_cu", "")
+        if arch not in TARGETS:
+            raise BadInput(
+                f"{arch!r} is no architecture that Triton kernels are compiled for here.",
+                hint=f"--arch is one of {', '.join(TARGETS)}",
+            )
+        if not re.fullmatch("[1-9][0-9]{0,3}", units):
+            raise BadInput(
+                f"{units!r} is no number of compute units.",
+                hint="an H100 SXM: --num-cu 132; an MI300X: --num-cu 304",
+            )
+        return Environment(
+            library=self.name,
+            library_version=triton_version(),
+            arch=arch,
+            num_cu=int(units),
+            toolchain=self.toolchain(),
+            device=facts.get("device_name", ""),
+            target=arch,
+            flags=kernel_digests(),
+        )
+
+    def toolchain(self) -> str:
+        """Any machine with this Triton and these kernels builds the same code."""
+        text = json.dumps(sorted(kernel_digests().items()))
+        return f"triton-{triton_version()}-kernels-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def solvers(self) -> Sequence[Solver]:
+        """Return each kernel twice: tuned, and with its consumer's default as a baseline."""
+        return [
+            solver
+            for one in DESCRIPTIONS.values()
+            for solver in (
+                Solver(one.name, (one.family.kind,), "GEMM"),
+                Solver(one.name + DEFAULT, (one.family.kind,), BASELINE, tunable=False),
+            )
+        ]
+
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str]]]:
+        """Return the kernels of consumers that the session's environment has, else Tuna's own."""
+        target = TARGETS[environment.target]
+        there = [one for one in DESCRIPTIONS.values() if one.name in environment.flags]
+        consumed = {one.family.name for one in there if one.package}
+        kernels = [one for one in there if one.package or one.family.name not in consumed]
+        for config in configs:
+            fit = [one for one in kernels if one.family.fits(config, target)]
+            yield config, [name for one in fit for name in (one.name, one.name + DEFAULT)]
+
+    def readable_params(self, params: str) -> str:
+        """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""
+        try:
+            tile = dict(json.loads(params))
+        except (ValueError, TypeError):
+            return params
+        return " ".join(f"{_SHORT.get(name, name + ' ')}{value}" for name, value in tile.items())
+
+
+def triton_version() -> str:
+    """Return the version of the installed Triton, which is not imported; raises LibraryMissing."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        raise LibraryMissing("Triton is not installed.", hint=install_extra("triton")) from None
+
+
+@functools.cache  # packages do not change while a worker lives
+def kernel_digests() -> Mapping[str, str]:
+    """Return the version of each kernel that is installed here, by its solver.
+
+    A consumer whose file has changed beyond recognition is left out: its solver applies to nothing.
+    """
+    found = {name: _digest(one) for name, one in DESCRIPTIONS.items() if one.file() is not None}
+    return {name: digest for name, digest in found.items() if digest}
+
+
+def _digest(description: Description) -> str:
+    try:
+        return description.kernel().digest[:16]
+    except BadInput as error:
+        import structlog
+
+        structlog.get_logger(__name__).warning(
+            "kernel not usable", solver=description.name, fault=str(error)
+        )
+        return ""

@@ -101,12 +101,8 @@ def block_fp8_gemm(
     total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for start in range(0, K, BLOCK_SIZE_K):
         at = start + k
-        a = tl.load(
-            left + at[None, :] * stride_ak, (m[:, None] < M) & (at[None, :] < K), 0.0
-        )
-        b = tl.load(
-            right + at[:, None] * stride_bk, (n[None, :] < N) & (at[:, None] < K), 0.0
-        )
+        a = tl.load(left + at[None, :] * stride_ak, (m[:, None] < M) & (at[None, :] < K), 0.0)
+        b = tl.load(right + at[:, None] * stride_bk, (n[None, :] < N) & (at[:, None] < K), 0.0)
         block = start // group_k
         a_scale = tl.load(left_scale + block * stride_ask, m < M, 0.0)
         b_scale = tl.load(right_scale + block * stride_bsk, n < N, 0.0)
@@ -177,12 +173,8 @@ def moe(
     total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for start in range(0, K, BLOCK_SIZE_K):
         at = start + k
-        a = tl.load(
-            left + at[None, :] * stride_ak, routed[:, None] & (at[None, :] < K), 0.0
-        )
-        b = tl.load(
-            right + at[:, None] * stride_bk, (n[None, :] < N) & (at[:, None] < K), 0.0
-        )
+        a = tl.load(left + at[None, :] * stride_ak, routed[:, None] & (at[None, :] < K), 0.0)
+        b = tl.load(right + at[:, None] * stride_bk, (n[None, :] < N) & (at[:, None] < K), 0.0)
         if use_int8_w8a16:
             total = tl.dot(a, b.to(compute_type), total)
         elif use_fp8_w8a8 and group_k > 0:

@@ -31,21 +31,20 @@ from tuna.libraries.triton.artifact import (
     Launch,
     Param,
 )
-from tuna.libraries.triton.descriptions import (
-    DESCRIPTIONS,
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.kernel_file import KernelFile
+from tuna.libraries.triton.tiles import (
     OPTIONS,
-    Call,
-    Description,
+    TARGETS,
     Element,
+    KernelCall,
     Plan,
+    Target,
     Tile,
     least_shared_bytes,
     tile_of,
     tile_text,
 )
-from tuna.libraries.triton.kernel_file import KernelFile
-from tuna.libraries.triton.library import DEFAULT
-from tuna.libraries.triton.targets import TARGETS, Target
 
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
 #: share most of theirs.
@@ -94,11 +93,13 @@ class TritonBuilder(Builder):
         """The consumer's default, then points of the space in an order that the job's seed
         decides."""
         description, target = _description(job), TARGETS[job.target]
-        tiles = list(description.space(job.config, target).tiles)
+        space = description.space(job.config, target)
+        first = [] if space.default is None else [tile_text(space.default)]
         if job.solver.endswith(DEFAULT):
-            return [tile_text(tile) for tile in tiles[:1]]
-        rest = random.Random(job.seed).sample(tiles[1:], len(tiles) - 1)
-        return [tile_text(tile) for tile in [*tiles[:1], *rest][: job.count]]
+            return first
+        rest = [text for text in map(tile_text, space.tiles) if text not in first]
+        random.Random(job.seed).shuffle(rest)  # noqa: S311
+        return [*first, *rest][: job.count]
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the artifact of one candidate."""
@@ -143,7 +144,7 @@ def _too_large(size: str, target: Target) -> str:
     )
 
 
-def specialise(kernel: KernelFile, plan: Plan, call: Call, target: Target) -> Source:
+def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target) -> Source:
     """Return the build that Triton's JIT would make of these arguments.
 
     Integers that are 1 and pointers that are None become constants; addresses, and integers that
@@ -201,9 +202,7 @@ def compiled(source: Source) -> Binary:
         for at, (kind, value) in enumerate(zip(source.types, source.constants, strict=True))
         if kind == "constexpr"
     }
-    hints = {
-        (at,): backend.parse_attr(hint) for at, hint in enumerate(source.hints) if hint
-    }
+    hints = {(at,): backend.parse_attr(hint) for at, hint in enumerate(source.hints) if hint}
     with tempfile.TemporaryDirectory() as cache:
         with knobs.cache.scope(), knobs.compilation.scope():
             knobs.cache.dir = cache
@@ -253,7 +252,7 @@ def _param_types(source: Source) -> Iterator[str]:
     return ("ptr" if one.startswith("*") else one for one in source.types if one != "constexpr")
 
 
-def _launch(source: Source, binary: Binary, call: Call, number: int) -> Launch:
+def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> Launch:
     params = []
     for name, kind in zip(source.kernel.arguments, source.types, strict=True):
         value = call.arguments[name]
@@ -287,7 +286,8 @@ def _function(kernel: KernelFile) -> Any:
     path = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))) / f"{name}.py"
     path.write_text(kernel.text)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, kernel.function)
