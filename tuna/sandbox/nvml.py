@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
 _SM_CLOCK = 1
-#: Cores of a streaming multiprocessor by compute capability; newer ones have as many as the last.
-_CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
-_NEWER_CORES = 128
+#: Architectures whose streaming multiprocessor has 64 cores for fp32; later ones have 128.
+_OF_64_CORES = ("sm_70", "sm_72", "sm_75", "sm_80")
 
 
 class NvmlError(Exception):
@@ -64,15 +63,18 @@ class Nvml:
         self._call("nvmlDeviceGetCount_v2", byref(count))
         return [self._device(index) for index in range(count.value)]
 
-    def sm_mhz(self, uuid: str) -> int:
-        """The momentary clock of the multiprocessors of a device; of the first one if it is
-        empty."""
-        device, found = ctypes.c_void_p(), ctypes.c_uint()
-        if uuid:
-            self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), byref(device))
+    def sm_mhz(self, device: str, *, highest: bool = False) -> int:
+        """The momentary clock of the multiprocessors of a device, or the highest that it can have.
+
+        `device` is its UUID or number; empty: the first.
+        """
+        handle, found = ctypes.c_void_p(), ctypes.c_uint()
+        if device and not device.isdigit():
+            self._call("nvmlDeviceGetHandleByUUID", device.encode(), byref(handle))
         else:
-            self._call("nvmlDeviceGetHandleByIndex_v2", 0, byref(device))
-        self._call("nvmlDeviceGetClockInfo", device, _SM_CLOCK, byref(found))
+            self._call("nvmlDeviceGetHandleByIndex_v2", int(device or 0), byref(handle))
+        clock = "nvmlDeviceGetMaxClockInfo" if highest else "nvmlDeviceGetClockInfo"
+        self._call(clock, handle, _SM_CLOCK, byref(found))
         return found.value
 
     def _device(self, index: int) -> NvmlDevice:
@@ -83,13 +85,13 @@ class Nvml:
         self._call("nvmlDeviceGetMemoryInfo", device, byref(memory))
         self._call("nvmlDeviceGetCudaComputeCapability", device, byref(major), byref(minor))
         self._call("nvmlDeviceGetNumGpuCores", device, byref(cores))
-        each = _CORES.get((major.value, minor.value), _NEWER_CORES)
+        arch = f"sm_{major.value}{minor.value}"
         return NvmlDevice(
             name=self._text("nvmlDeviceGetName", device),
             uuid=self._text("nvmlDeviceGetUUID", device),
             bus=pci.bus_id.decode(),
-            arch=f"sm_{major.value}{minor.value}",
-            units=cores.value // each,
+            arch=arch,
+            units=cores.value // unit_cores(arch),
             memory_bytes=memory.total,
         )
 
@@ -105,6 +107,12 @@ class Nvml:
             raise NvmlError(f"{name} is missing") from error
         if code:
             raise NvmlError(f"{name} failed with code {code}")
+
+
+def unit_cores(arch: str) -> int:
+    """Return the number of cores for fp32 in a streaming multiprocessor (NVIDIA's "CUDA C++
+    Programming Guide", table of arithmetic instructions)."""
+    return 64 if arch in _OF_64_CORES else 128
 
 
 def devices(library: str = LIBRARY) -> list[NvmlDevice]:

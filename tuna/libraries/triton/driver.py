@@ -8,11 +8,10 @@ and driver.c of 3.5 and 3.6).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from ctypes import byref
 from dataclasses import dataclass
 
@@ -161,8 +160,8 @@ class Cuda:
         return address.value
 
     def free(self, address: int) -> None:
-        """Free what `allocate` returned."""
-        self._call("cuMemFree_v2", address)
+        """Free what `allocate` returned; what fails here fails again in the next call."""
+        self._library.cuMemFree_v2(address)
 
     def upload(self, address: int, array: np.ndarray) -> None:
         """Copy a contiguous array to the device."""
@@ -185,26 +184,22 @@ class Cuda:
         """Wait for the stream's work; raises what went wrong in it."""
         self._call("cuStreamSynchronize", self._stream)
 
-    @contextlib.contextmanager
-    def module(self, binary: bytes) -> Iterator[Callable[[str, int], ctypes.c_void_p]]:
-        """Load a cubin, and unload it in the end.
+    def load(self, binary: bytes) -> ctypes.c_void_p:
+        """Load a cubin; to be given to `unload`."""
+        module = _V()
+        self._call("cuModuleLoadData", byref(module), ctypes.create_string_buffer(binary))
+        return module
 
-        The context is a function that returns the kernel of a name, prepared for so many bytes of
-        dynamic shared memory.
-        """
-        image, module = ctypes.create_string_buffer(binary, len(binary)), _V()
-        self._call("cuModuleLoadData", byref(module), image)
+    def unload(self, module: ctypes.c_void_p) -> None:
+        """Free a module; what fails here fails again in the next call."""
+        self._library.cuModuleUnload(module)
 
-        def kernel(symbol: str, shared_bytes: int) -> ctypes.c_void_p:
-            found = _V()
-            self._call("cuModuleGetFunction", byref(found), module, symbol.encode())
-            self._allow_shared(found, shared_bytes)
-            return found
-
-        try:
-            yield kernel
-        finally:
-            self._call("cuModuleUnload", module)
+    def kernel(self, module: ctypes.c_void_p, launch: Launch) -> ctypes.c_void_p:
+        """The kernel of a launch, prepared for the shared memory that it asks for."""
+        kernel = _V()
+        self._call("cuModuleGetFunction", byref(kernel), module, launch.symbol.encode())
+        self._allow_shared(kernel, launch.shared_bytes)
+        return kernel
 
     def _allow_shared(self, kernel: ctypes.c_void_p, shared_bytes: int) -> None:
         most = self.facts.shared_bytes
@@ -233,7 +228,7 @@ class Cuda:
             None,
         )
 
-    def graph(self, work: Callable[[], None]) -> ctypes.c_void_p:
+    def graph(self, work: Callable[[], object]) -> ctypes.c_void_p:
         """A graph of what `work` puts into the stream; to be given to `destroy`."""
         graph, made = _V(), _V()
         self._call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_THREAD)
@@ -248,14 +243,14 @@ class Cuda:
         return made
 
     def destroy(self, graph: ctypes.c_void_p) -> None:
-        """Free a graph."""
-        self._call("cuGraphExecDestroy", graph)
+        """Free a graph; what fails here fails again in the next call."""
+        self._library.cuGraphExecDestroy(graph)
 
     def launch_graph(self, graph: ctypes.c_void_p) -> None:
         """Launch a graph in the stream."""
         self._call("cuGraphLaunch", graph, self._stream)
 
-    def time_ms(self, work: Callable[[], None]) -> float:
+    def time_ms(self, work: Callable[[], object]) -> float:
         """Milliseconds that the device takes for what `work` puts into the stream."""
         begin, end = self._events
         self._call("cuEventRecord", begin, self._stream)
@@ -294,23 +289,40 @@ def _slot(param: Param, addresses: Mapping[str, int]) -> bytes:
     return struct.pack(_FORMATS[param.type], value).ljust(8, b"\0")
 
 
-def scratch_bytes(launch: Launch) -> dict[str, tuple[int, int]]:
-    """Bytes and alignment of the scratch memory that Triton's kernels ask for, for all programs."""
+class Memory:
+    """Memory of the device that is freed together."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self._addresses: list[int] = []
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def allocate(self, size: int, alignment: int = 256) -> int:
+        """The address of `size` bytes."""
+        self._addresses.append(self._cuda.allocate(size + max(alignment - 256, 0)))
+        return -(-self._addresses[-1] // alignment) * alignment
+
+    def close(self) -> None:
+        """Free all of it."""
+        for address in self._addresses:
+            self._cuda.free(address)
+        self._addresses.clear()
+
+
+def scratch(launch: Launch, memory: Memory) -> dict[str, int]:
+    """Addresses of the scratch memory that a kernel of Triton's asks for, for all programs of its
+    grid; a null pointer where it asks for none."""
     programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    return {
-        GLOBAL_SCRATCH: (programs * launch.global_scratch_bytes, launch.global_scratch_align),
-        PROFILE_SCRATCH: (programs * launch.profile_scratch_bytes, launch.profile_scratch_align),
+    asked = {
+        GLOBAL_SCRATCH: (launch.global_scratch_bytes, launch.global_scratch_align),
+        PROFILE_SCRATCH: (launch.profile_scratch_bytes, launch.profile_scratch_align),
     }
-
-
-def aligned(address: int, alignment: int) -> int:
-    """The first address from `address` that is a multiple."""
-    return -(-address // alignment) * alignment
-
-
-def all_kernels(
-    device: Cuda, stack: contextlib.ExitStack, binaries: Sequence[bytes], launches: Sequence[Launch]
-) -> list[ctypes.c_void_p]:
-    """The kernel of each launch; their code is unloaded with `stack`."""
-    modules = [stack.enter_context(device.module(binary)) for binary in binaries]
-    return [modules[one.binary](one.symbol, one.shared_bytes) for one in launches]
+    return {
+        name: memory.allocate(programs * size, align) if size else 0
+        for name, (size, align) in asked.items()
+    }

@@ -31,6 +31,8 @@ BLOCK = 4_194_301
 #: in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
 _TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2}
 _FP8_TOLERANCE = 1.6e-2
+#: Inputs of a mixture of experts that list its rows by expert.
+_ROUTED = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
 #: Bits of the exponent, its bias, and whether the only special value is 0x80 (AMD's "fnuz").
 _FP8 = {
     "fp8e4nv": (4, 7, False),
@@ -97,6 +99,13 @@ class DeviceProblem:
             raise BadInput(f"there is no reference on a device for {config.label}")
         self._config, self._buffers = config, buffers
 
+    def tile_rows(self, name: str) -> int:
+        """Rows of the candidate's tile if an input depends on it; else 0."""
+        if name not in _ROUTED:
+            return 0
+        ids, owners = (self._buffers[one] for one in _ROUTED[:2])
+        return ids.shape[0] // owners.shape[0]
+
     @functools.cached_property
     def inputs(self) -> dict[str, Content]:
         """The content of each input buffer."""
@@ -104,14 +113,32 @@ class DeviceProblem:
         routed: dict[str, NDArray[np.int32]] = {}
         if isinstance(self._config, MoeConfig):
             tiles = self._buffers["expert_ids"].shape[0]
-            height = self._buffers["sorted_token_ids"].shape[0] // tiles
-            routed = _tiles(self._config, height, tiles)
+            routed = _tiles(self._config, self.tile_rows("expert_ids"), tiles)
         return {
             one.name: Content(one, routed[one.name].view(np.uint32))
             if one.name in routed
             else Content(one, _random(one))
             for one in given
         }
+
+    @functools.cached_property
+    def touched_bytes(self) -> int:
+        """Bytes that one run reads and writes; of experts' weights those of experts that are
+        met."""
+        met = 1.0
+        if isinstance(self._config, MoeConfig):
+            met = len(np.unique(_routing(self._config))) / self._config.experts
+        kept = [one for one in self._buffers.values() if one.role != "scratch"]
+        return sum(int(one.bytes * (met if one.name.endswith("_b") else 1)) for one in kept)
+
+    def rotated(self, name: str, place: int, places: int) -> NDArray[np.generic]:
+        """The bits of an input that the run at this place of a rotation reads, to be repeated: the
+        same, but that tokens go to other experts."""
+        block = self.inputs[name].block
+        if not isinstance(self._config, MoeConfig) or name != "expert_ids" or not place:
+            return block
+        step = max(1, self._config.experts // places)
+        return ((block + place * step) % self._config.experts).astype(block.dtype)
 
     def expected(self, output: str, rows: IntArray, columns: IntArray) -> Floats:
         """The right answer in these rows and columns of an output buffer."""
@@ -187,7 +214,7 @@ def _tiles(config: MoeConfig, height: int, tiles: int) -> dict[str, NDArray[np.i
         owners[at : at + used] = expert
         at += used
     padded = np.asarray([at * height], np.int32)
-    return {"sorted_token_ids": ids, "expert_ids": owners, "num_tokens_post_padded": padded}
+    return dict(zip(_ROUTED, (ids, owners, padded), strict=True))
 
 
 def _moe(
