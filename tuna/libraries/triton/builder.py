@@ -41,6 +41,7 @@ from tuna.libraries.triton.tiles import (
     Plan,
     Target,
     Tile,
+    Value,
     least_shared_bytes,
     tile_of,
     tile_text,
@@ -115,7 +116,7 @@ def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
     """Return the candidate compiled; raises TooLarge where it cannot run, before it is compiled if
     its tiles alone are too large."""
     target, kernel = TARGETS[job.target], _kernel(description)
-    plan = description.family.plan(job.config, tile, target)
+    plan = description.family.plan(job.config, tile, target, description.package)
     least = least_shared_bytes(plan, tile, target)
     if least > target.shared_bytes:
         raise TooLarge(_too_large(f"at least {least}", target))
@@ -153,12 +154,7 @@ def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target)
     buffers = {one.name: one for one in plan.buffers}
     types, constants, hints = [], [], []
     for name in kernel.arguments:
-        if name not in call.arguments:
-            raise BadInput(
-                f"The kernel {kernel.function} takes {name}, which this version of Tuna does not"
-                " know."
-            )
-        value, free = call.arguments[name], name not in kernel.unspecialised
+        value, free = argument(kernel, call, name), name not in kernel.unspecialised
         constant, kind, hint = None, "constexpr", ""
         if name in kernel.constants or value is None or isinstance(value, Element):
             constant = value
@@ -182,6 +178,17 @@ def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target)
         hints.append(hint)
     options = tuple((name, int(call.arguments[name])) for name in OPTIONS if name in call.arguments)
     return Source(kernel, target.arch, tuple(types), tuple(constants), tuple(hints), options)
+
+
+def argument(kernel: KernelFile, call: KernelCall, name: str) -> Value:
+    """Return an argument's value, which is the kernel's own default for what is not known; raises
+    BadInput without one."""
+    defaults = dict(kernel.defaults)
+    if name not in call.arguments and name not in defaults:
+        raise BadInput(
+            f"The kernel {kernel.function} takes {name}, which this version of Tuna does not know."
+        )
+    return call.arguments.get(name, defaults.get(name))
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -255,7 +262,7 @@ def _param_types(source: Source) -> Iterator[str]:
 def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> Launch:
     params = []
     for name, kind in zip(source.kernel.arguments, source.types, strict=True):
-        value = call.arguments[name]
+        value = argument(source.kernel, call, name)
         if kind.startswith("*"):
             params.append(Param(name, "ptr", buffer=str(value)))
         elif kind != "constexpr":
@@ -276,7 +283,10 @@ def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> La
 
 @functools.cache
 def _kernel(description: Description) -> KernelFile:
-    return description.kernel()
+    found = description.kernel()
+    if found is None:
+        raise BadInput(f"{description.package} is not installed here.")
+    return found
 
 
 @functools.cache

@@ -40,33 +40,40 @@ class Description:
 
     name: str
     family: KernelFamily
-    function: str
+    function: str  #: with "module.py:function" in `places` where a release calls it otherwise
     package: str = ""  #: whose installed file has it; empty: Tuna's own
-    path: str = "own_kernels.py"
+    places: tuple[str, ...] = ()  #: that file in the package's releases, the newest first
 
-    def file(self) -> Path | None:
-        """Return the Python file that has the kernel; None where its package is not installed."""
+    def kernel(self) -> KernelFile | None:
+        """Return the kernel file; None where its package is not installed, raises BadInput where
+        the package has none."""
         if not self.package:
-            return Path(__file__).with_name(self.path)
-        return kernel_file.installed(self.package, self.path)
-
-    def kernel(self) -> KernelFile:
-        """Return the kernel file; raises BadInput where there is none."""
-        found = self.file()
-        if found is None:
-            raise BadInput(f"{self.package} is not installed here, or has no {self.path}.")
-        return kernel_file.read(found, self.function)
+            return kernel_file.read(Path(__file__).with_name("own_kernels.py"), self.function)
+        if kernel_file.installed(self.package, "__init__.py") is None:
+            return None
+        for place in self.places:
+            path, _, function = place.partition(":")
+            found = kernel_file.installed(self.package, path)
+            text = "" if found is None else found.read_text(errors="replace")
+            if found is not None and f"def {function or self.function}(" in text:
+                return kernel_file.read(found, function or self.function)
+        raise BadInput(f"This version of {self.package} has no kernel {self.function}.")
 
     def space(self, config: Config, target: Target) -> KernelSpace:
         """Return the candidates that differ and can run."""
         family = self.family
-        points = [tile_text(family.canonical(config, one)) for one in family.points(config, target)]
-        default = tile_text(family.canonical(config, family.default(config, target)))
+        points = [
+            tile_text(family.canonical(config, one, self.package))
+            for one in family.points(config, target)
+        ]
+        default = tile_text(
+            family.canonical(config, family.default(config, target, self.package), self.package)
+        )
         different = dict.fromkeys([*points, default])
         runs = [
             tile
             for tile in map(tile_of, different)
-            if least_shared_bytes(family.plan(config, tile, target), tile, target)
+            if least_shared_bytes(family.plan(config, tile, target, self.package), tile, target)
             <= target.shared_bytes
         ]
         return KernelSpace(
@@ -78,7 +85,15 @@ class Description:
         )
 
 
-_SGLANG_MOE = "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_kernels.py"
+_VLLM = "model_executor/layers/"
+_SGLANG_MOE = (
+    "kernels/ops/moe/fused_moe_triton_kernels.py",
+    "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_kernels.py",
+    "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
+)
+_VLLM_BLOCK_FP8 = _VLLM + "quantization/utils/fp8_utils.py"
+#: Every kernel by the name of its solver. SGLang's block-wise products are not among them: it
+#: chooses between several kernels by the shape.
 DESCRIPTIONS = {
     one.name: one
     for one in (
@@ -86,16 +101,11 @@ DESCRIPTIONS = {
         Description("TritonBlockFp8", BLOCK_FP8, "block_fp8_gemm"),
         Description("TritonMoe", MOE, "moe"),
         Description(
-            *("VllmBlockFp8", BLOCK_FP8, "_w8a8_block_fp8_matmul", "vllm"),
-            "model_executor/layers/quantization/utils/fp8_utils.py",
+            *("VllmBlockFp8", BLOCK_FP8, "_w8a8_triton_block_scaled_mm", "vllm"),
+            (_VLLM_BLOCK_FP8, _VLLM_BLOCK_FP8 + ":_w8a8_block_fp8_matmul"),
         ),
         Description(
-            *("VllmMoe", MOE, "fused_moe_kernel", "vllm"),
-            "model_executor/layers/fused_moe/fused_moe.py",
-        ),
-        Description(
-            *("SglangBlockFp8", BLOCK_FP8, "_w8a8_block_fp8_matmul", "sglang"),
-            "srt/layers/quantization/fp8_kernel.py",
+            *("VllmMoe", MOE, "fused_moe_kernel", "vllm"), (_VLLM + "fused_moe/fused_moe.py",)
         ),
         Description("SglangMoe", MOE, "fused_moe_kernel", "sglang", _SGLANG_MOE),
     )

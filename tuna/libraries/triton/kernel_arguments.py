@@ -30,11 +30,12 @@ class KernelFamily:
     name: str
     kind: str  #: of its configs
     fits: Callable[[Config, Target], bool]
-    plan: Callable[[Config, Tile, Target], Plan]
+    #: the last argument is the consumer, as in `Description.package`
+    plan: Callable[[Config, Tile, Target, str], Plan]
     points: Callable[[Config, Target], Iterator[Tile]]
-    default: Callable[[Config, Target], Tile]
+    default: Callable[[Config, Target, str], Tile]
     #: the tile as the kernel takes it: equal for tiles that are the same kernel
-    canonical: Callable[[Config, Tile], Tile]
+    canonical: Callable[[Config, Tile, str], Tile]
 
 
 def _points(target: Target, axes: Mapping[str, Sequence[int]]) -> Iterator[Tile]:
@@ -131,7 +132,7 @@ def _block_fp8_fits(config: Config, target: Target) -> bool:
     return _is_fp8(_gemm(config), target) and _block_sizes(_gemm(config)) is not None
 
 
-def _gemm_plan(config: Config, tile: Tile, target: Target) -> Plan:
+def _gemm_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Plan:
     product = _gemm(config)
     m, n, k = product.m, product.n, product.k
     element = ELEMENTS[product.data_type]
@@ -164,11 +165,11 @@ def _gemm_plan(config: Config, tile: Tile, target: Target) -> Plan:
     return Plan(tuple(buffers), (KernelCall(arguments, _tiles(m, n, tile)),))
 
 
-def _gemm_default(config: Config, target: Target) -> Tile:
+def _gemm_default(config: Config, target: Target, consumer: str) -> Tile:
     return _with_amd(dict(zip(AXES, (128, 128, 64, 8, 4, 3), strict=True)), target)
 
 
-def _block_fp8_default(config: Config, target: Target) -> Tile:
+def _block_fp8_default(config: Config, target: Target, consumer: str) -> Tile:
     block_n, block_k = _block_sizes(_gemm(config)) or (128, 128)
     return _with_amd(dict(zip(AXES, (64, block_n, block_k, 32, 4, 2), strict=True)), target)
 
@@ -186,7 +187,7 @@ GEMM = KernelFamily(
     _gemm_plan,
     lambda config, target: _points(target, _GEMM_AXES),
     _gemm_default,
-    lambda config, tile: _grouped(tile, _gemm(config).m, _GEMM_AXES["GROUP_SIZE_M"]),
+    lambda config, tile, _: _grouped(tile, _gemm(config).m, _GEMM_AXES["GROUP_SIZE_M"]),
 )
 BLOCK_FP8 = KernelFamily(
     "block_fp8",
@@ -195,7 +196,7 @@ BLOCK_FP8 = KernelFamily(
     _gemm_plan,
     _block_fp8_points,
     _block_fp8_default,
-    lambda config, tile: _grouped(tile, _gemm(config).m, _BLOCK_FP8_AXES["GROUP_SIZE_M"]),
+    lambda config, tile, _: _grouped(tile, _gemm(config).m, _BLOCK_FP8_AXES["GROUP_SIZE_M"]),
 )
 
 #: The space of vLLM's `benchmark_moe.py` and SGLang's tuner: 1,920 points.
@@ -229,37 +230,59 @@ def _moe_points(config: Config, target: Target) -> Iterator[Tile]:
             yield tile
 
 
-def _moe_default(config: Config, target: Target) -> Tile:
-    """The default of vLLM up to 0.11 and of SGLang."""
+def _moe_default(config: Config, target: Target, consumer: str) -> Tile:
+    """Return the default of SGLang 0.5, or of vLLM 0.33: older ones have others."""
     layer = _moe(config)
-    if layer.block_n:
-        values = (64, layer.block_n, layer.block_k, 32, 4, 3)
-    elif layer.tokens <= layer.experts:
-        values = (16, 32, 64, 1, 4, 3)
-    else:
-        values = (64, 64, 32, 8, 4, 3)
+    values = (_sglang_default if consumer == "sglang" else _vllm_default)(layer)
     return _with_amd(dict(zip(AXES, values, strict=True)), target)
 
 
-def _moe_canonical(config: Config, tile: Tile) -> Tile:
+def _vllm_default(layer: MoeConfig) -> Sequence[int]:
+    m = layer.tokens
+    if layer.block_n:
+        few = m <= 8 and layer.block_n % 64 == 0
+        stages = 4 if few and m <= 4 else 3
+        wide, group = 64 if few else layer.block_n, 1 if m <= 16 else 32
+        return 16 if m <= 64 else 64, wide, layer.block_k, group, 4, stages
+    tall = 16 if m <= 32 else 32 if m <= 96 else 64 if m <= 512 else 128
+    deep = 128 if layer.scheme == FP8 or m <= 64 else 64
+    group = 16 if m // layer.experts > 128 else 1
+    return tall, 64 if m <= 64 else 128, deep, group, 4 if m <= 128 else 8, 4 if m <= 32 else 3
+
+
+def _sglang_default(layer: MoeConfig) -> Sequence[int]:
+    few = layer.tokens <= layer.experts
+    if layer.block_n:
+        return 64, layer.block_n, layer.block_k, 32, 4, 3
+    if layer.scheme == FP8:
+        return (64, 128, 128, 1, 4, 4) if few else (128, 256, 128, 32, 8, 4)
+    return (16, 32, 64, 1, 4, 3) if few else (64, 64, 32, 8, 4, 3)
+
+
+def _moe_canonical(config: Config, tile: Tile, consumer: str) -> Tile:
     """With blocks consumers clip BLOCK_SIZE_K before they launch."""
     layer = _moe(config)
     if layer.block_n:
         tile = {**tile, "BLOCK_SIZE_K": min(tile["BLOCK_SIZE_K"], layer.block_n, layer.block_k)}
-    rows = _padded_rows(layer, tile["BLOCK_SIZE_M"])
+    rows = _padded_rows(layer, tile["BLOCK_SIZE_M"], consumer)
     return _grouped(tile, rows, _MOE_AXES["GROUP_SIZE_M"])
 
 
-def _padded_rows(layer: MoeConfig, block_m: int) -> int:
-    """Rows that each product is launched for: a tile for each expert that may be met, at most."""
+def _padded_rows(layer: MoeConfig, block_m: int, consumer: str) -> int:
+    """Rows that each product is launched for: at most a tile for each expert that may be met."""
     routed = layer.tokens * layer.topk
+    if consumer == "sglang":
+        few, experts = routed < layer.experts + 1, layer.experts + 1
+        rows = routed * block_m if few else routed + experts * (block_m - 1)
+        rows = math.ceil(rows / 4) * 4
+        return min(rows, routed * block_m) if layer.tokens < block_m else rows
     return min(routed * block_m, routed + layer.experts * (block_m - 1))
 
 
-def _moe_plan(config: Config, tile: Tile, target: Target) -> Plan:
+def _moe_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Plan:
     layer = _moe(config)
     block_m, routed = tile["BLOCK_SIZE_M"], layer.tokens * layer.topk
-    rows = _padded_rows(layer, block_m)
+    rows = _padded_rows(layer, block_m, consumer)
     tall = math.ceil(rows / block_m)
     answer = ELEMENTS[layer.data_type]
     inputs = weights = answer
@@ -268,12 +291,19 @@ def _moe_plan(config: Config, tile: Tile, target: Target) -> Plan:
         inputs = weights = ELEMENTS[target.fp8]
     elif layer.scheme == INT8:
         weights = "i8"
+    # for so few tokens vLLM gives each a tile of its own, and sorts nothing
+    unsorted = consumer == "vllm" and 4 * routed <= layer.experts
+    swapped = target.arch == "sm_90" and block_m < 64 <= tile["BLOCK_SIZE_N"]
+    swapped = swapped and layer.scheme == FP8
     buffers = [
         Buffer("topk_weights", "fp32", (routed,), "input"),
-        Buffer("sorted_token_ids", "i32", (tall * block_m,), "input"),
         Buffer("expert_ids", "i32", (tall,), "input"),
         Buffer("num_tokens_post_padded", "i32", (1,), "input"),
     ]
+    if not unsorted:
+        buffers.append(Buffer("sorted_token_ids", "i32", (tall * block_m,), "input"))
+    tables: dict[str, Value] = {one.name + "_ptr": one.name for one in buffers}
+    tables |= {"naive_block_assignment": unsorted, "SWAP_AB": swapped, "swap_ab": swapped}
     calls = []
     up, down = 2 * layer.intermediate, layer.hidden
     for name, columns, depth, given, top_k in (
@@ -289,7 +319,7 @@ def _moe_plan(config: Config, tile: Tile, target: Target) -> Plan:
         ]
         arguments: dict[str, Value] = {
             **{"a_ptr": f"{name}_a", "b_ptr": f"{name}_b", "c_ptr": f"{name}_c", **scaled},
-            **{one.name + "_ptr": one.name for one in buffers[:4]},
+            **{"sorted_token_ids_ptr": None, **tables},
             **{"N": columns, "K": depth, "EM": rows, "num_valid_tokens": routed},
             **{"stride_am": depth, "stride_ak": 1, "stride_be": columns * depth},
             **{"stride_bk": 1, "stride_bn": depth, "stride_cm": columns, "stride_cn": 1},
@@ -313,7 +343,8 @@ def _moe_scales(
     if layer.scheme == FP8 and block_n:
         wide, deep = math.ceil(columns / block_n), math.ceil(depth / block_k)
         shapes = {"a": (given, deep), "b": (layer.experts, wide, deep)}
-        strides = {"asm": deep, "ask": 1, "bse": wide * deep, "bsk": 1, "bsn": deep}
+        strides = {"asm": deep, "ask": 1, "bse": wide * deep, "bsk": 1}
+        strides["bsn"] = deep if wide > 1 else 0
     elif layer.scheme == FP8:
         shapes = {"a": (1,), "b": (layer.experts,)}
     elif layer.scheme == INT8:
@@ -331,8 +362,8 @@ def _moe_scales(
 _MOE_UNUSED: Mapping[str, Value] = {
     **dict.fromkeys(("b_bias_ptr", "bias_ptr", "a_desc", "b_desc", "add_mask_ptr")),
     **dict.fromkeys(("stride_bbe", "stride_bbn", "stride_bias_e", "stride_bias_n"), 0),
-    **dict.fromkeys(("naive_block_assignment", "HAS_BIAS", "use_int8_w8a8"), False),
-    **dict.fromkeys(("per_channel_quant", "c_sorted", "filter_expert", "swap_ab"), False),
+    **dict.fromkeys(("HAS_BIAS", "use_int8_w8a8"), False),
+    **dict.fromkeys(("per_channel_quant", "c_sorted", "filter_expert"), False),
     **dict.fromkeys(("FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT", "FUSE_SUM_ALL_REDUCE"), False),
     **{"LORA_PRESERVE_BASE": False, "SPLIT_K": 1},
 }

@@ -32,6 +32,7 @@ class KernelFile:
     arguments: tuple[str, ...]  #: in their order
     constants: frozenset[str]  #: arguments that are `tl.constexpr`
     unspecialised: frozenset[str]  #: arguments that are in `do_not_specialize`
+    defaults: tuple[tuple[str, int | float | None], ...]  #: of arguments that have plain ones
     text: str  #: a Python file that imports Triton alone
 
     @property
@@ -92,6 +93,7 @@ def extract(text: str, tree: ast.Module, function: str, where: str) -> KernelFil
         arguments=tuple(one.arg for one in arguments),
         constants=frozenset(constant),
         unspecialised=frozenset(_unspecialised(wanted, [one.arg for one in arguments])),
+        defaults=_defaults(wanted.args),
         text="\n\n".join([_HEAD, *parts]) + "\n",
     )
 
@@ -169,6 +171,20 @@ def _source(text: str, node: _Definition) -> str:
         if keyword.arg in ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
     ]
     return f"@triton.jit{'(' + ', '.join(kept) + ')' if kept else ''}\n{written}"
+
+
+def _defaults(arguments: ast.arguments) -> tuple[tuple[str, int | float | None], ...]:
+    """Names and values of arguments whose default is a number, true, false or None."""
+    placed = [*arguments.posonlyargs, *arguments.args]
+    pairs = [
+        *zip(placed[len(placed) - len(arguments.defaults) :], arguments.defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return tuple(
+        (one.arg, value.value)
+        for one, value in pairs
+        if isinstance(value, ast.Constant) and isinstance(value.value, int | float | None)
+    )
 
 
 def _is_jit(decorator: ast.expr) -> bool:

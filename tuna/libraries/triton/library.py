@@ -120,13 +120,14 @@ def kernel_digests() -> Mapping[str, str]:
 
     A consumer whose file has changed beyond recognition is left out: its solver applies to nothing.
     """
-    found = {name: _digest(one) for name, one in DESCRIPTIONS.items() if one.file() is not None}
+    found = {name: _digest(one) for name, one in DESCRIPTIONS.items()}
     return {name: digest for name, digest in found.items() if digest}
 
 
 def _digest(description: Description) -> str:
     try:
-        return description.kernel().digest[:16]
+        found = description.kernel()
+        return found.digest[:16] if found is not None else ""
     except BadInput as error:
         import structlog
 
