@@ -52,18 +52,15 @@ def image(params: Sequence[Param], **words: object) -> bytes:
     return ("FAKE " + " ".join(f"{name}={value}" for name, value in told.items())).encode()
 
 
-def product(
-    m: int, n: int, k: int, element: str = "fp16", *, number: int = 0, **words: object
-) -> Artifact:
-    """A candidate that multiplies packed matrices; `words` say how it behaves, and `number`
-    distinguishes it from others."""
+def product(m: int, n: int, k: int, element: str = "fp16", **words: object) -> Artifact:
+    """A candidate that multiplies packed matrices; `words` say how it behaves."""
     params = (
         *(Param(f"{name}_ptr", "ptr", name) for name in "abc"),
         *(Param(name, "i32", value=size) for name, size in (("M", m), ("N", n), ("K", k))),
         *(Param(name, "ptr", name) for name in (GLOBAL_SCRATCH, PROFILE_SCRATCH)),
     )
     shapes = {"a": ((m, k), "input"), "b": ((k, n), "input"), "c": ((m, n), "output")}
-    code = image(params, run=f"product_{element}", number=number, **words)
+    code = image(params, run=f"product_{element}", **words)
     return Artifact(
         "sm_90",
         "3.6.0",

@@ -7,7 +7,8 @@
  *   name=gemm            of the kernel; the script of an image may serve any name without it
  *   params=8,8,8,4       bytes of each argument
  *   run=product_fp32     what it computes (see `run`); without: nothing
- *   time_us=12           how long each run takes; spread=0.01: plus up to this part of it
+ *   time_us=12           how long each run takes; spread=0.01: plus up to this part of it;
+ *                        slower_us=2: and so much more for each time that it was loaded before
  *   wrong_after=3        from that run on the answer is wrong (0: always); part=1: its last row is
  *                        not written
  *   outside=1            the run writes behind the buffer of its last pointer
@@ -32,7 +33,7 @@ enum { MOST_PARAMS = 64, MOST_OPS = 1 << 16, MOST_BLOCKS = 1 << 14, UNITS = 132 
 
 typedef struct {
   char name[128], script[1024];
-  int runs, dynamic_shared, prefers_shared, is_fake;
+  int runs, dynamic_shared, loaded_before;
 } kernel;
 
 typedef struct {
@@ -208,7 +209,8 @@ static int execute(op *one, int computes) {
   ++one->of->runs;
   noise = noise * 1103515245u + 12345u;
   double part = (noise >> 16 & 0x7fff) / 32768.0;
-  clock_us += number(script, "time_us", 10) * (1 + number(script, "spread", 0) * part);
+  clock_us += number(script, "time_us", 10) * (1 + number(script, "spread", 0) * part) +
+              number(script, "slower_us", 0) * one->of->loaded_before;
   if (one->of->runs == (int)number(script, "hang", 0)) for (;;) pause();
   int error = (int)number(script, "error", 0);
   if (error && one->of->runs >= (int)number(script, "at", 1)) return error;
@@ -334,6 +336,10 @@ int cuModuleGetFunction(kernel **found, module *of, const char *name) {
     if (file) fclose(file);
     if (!made->script[0]) return 500;
   }
+  static char loaded[256][1024];
+  static int loads;
+  for (int i = 0; i < loads; ++i) made->loaded_before += !strcmp(loaded[i], made->script);
+  if (loads < 256) strcpy(loaded[loads++], made->script);
   ++of->count;
   *found = made;
   return 0;

@@ -16,10 +16,11 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.conditions import Condition
+from tuna.libraries.measurement import Budgets
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
 from tuna.libraries.triton.tiles import AXES, TARGETS
 from tuna.messages import install_extra
-from tuna.sandbox.discovery import DeviceKind
+from tuna.sandbox.discovery import Device, DeviceKind, discover
 from tuna.vocabulary import BASELINE
 
 _SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
@@ -33,15 +34,40 @@ class TritonLibrary(CandidateLibrary):
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
     builder = "tuna.libraries.triton.builder:TritonBuilder"
+    loader = "tuna.libraries.triton.driver:Cuda"
+    measuring = "tuna.libraries.triton.cuda_measuring"
+    device_code_only = True
+    #: NVIDIA's driver maps private memory for what it shares with the device
+    memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
+    #: Repeats on a device are steadier, and a fresh process opens the device anew.
+    budgets: ClassVar[Budgets] = Budgets(
+        candidate_s=0.05,
+        finalist_s=0.1,
+        finalist_processes=1,
+        rival_s=0.1,
+        rival_processes=2,
+        first_again_s=0.02,
+    )
 
     def environment(self) -> Environment:
-        """Raise LibraryMissing: a GPU is described by hand, as no release measures on one yet."""
+        """That of the first NVIDIA device that this process may use."""
         triton_version()
-        raise LibraryMissing(
-            "Tuna cannot measure Triton kernels on a GPU of this machine yet.",
-            hint="compile for one: --arch sm_90 --num-cu 132 --device-name 'NVIDIA H100 80GB HBM3'",
-        )
+        device = self._device
+        if device is None or device.arch not in TARGETS:
+            here = f"The GPU here is {device.arch}" if device else "There is no NVIDIA GPU here"
+            known = ", ".join(arch for arch in TARGETS if arch.startswith("sm_"))
+            raise LibraryMissing(
+                f"{here}: Tuna measures Triton kernels on {known}.",
+                hint="compile for one: --arch sm_90 --num-cu 132 --device-name"
+                " 'NVIDIA H100 80GB HBM3'",
+            )
+        return self._environment(device.arch, device.units, device.name)
+
+    @functools.cached_property
+    def _device(self) -> Device | None:
+        found = (one for one in discover() if one.kind is self.device_kind and one.arch)
+        return next(found, None)
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """Return the environment with this arch, num_cu (multiprocessors or compute units) and
@@ -58,13 +84,16 @@ class TritonLibrary(CandidateLibrary):
                 f"{units!r} is no number of compute units.",
                 hint="an H100 SXM: --num-cu 132; an MI300X: --num-cu 304",
             )
+        return self._environment(arch, int(units), facts.get("device_name", ""))
+
+    def _environment(self, arch: str, units: int, device: str) -> Environment:
         return Environment(
             library=self.name,
             library_version=triton_version(),
             arch=arch,
-            num_cu=int(units),
+            num_cu=units,
             toolchain=self.toolchain(),
-            device=facts.get("device_name", ""),
+            device=device,
             target=arch,
             flags=kernel_digests(),
         )
