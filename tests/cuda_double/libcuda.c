@@ -8,7 +8,8 @@
  *   params=8,8,8,4       bytes of each argument
  *   run=product_fp32     what it computes (see `run`); without: nothing
  *   time_us=12           how long each run takes; spread=0.01: plus up to this part of it;
- *                        slower_us=2: and so much more for each time that it was loaded before
+ *                        block_us=1: and so much for each block of the grid; slower_us=2: and for
+ *                        each time that it was loaded before
  *   wrong_after=3        from that run on the answer is wrong (0: always); part=1: its last row is
  *                        not written
  *   outside=1            the run writes behind the buffer of its last pointer
@@ -46,6 +47,7 @@ typedef struct {
   kernel *of;
   uint64_t args[MOST_PARAMS];
   int count, is_copy;
+  double grid;
   address target, source;
   size_t size;
   int byte;
@@ -210,7 +212,8 @@ static int execute(op *one, int computes) {
   noise = noise * 1103515245u + 12345u;
   double part = (noise >> 16 & 0x7fff) / 32768.0;
   clock_us += number(script, "time_us", 10) * (1 + number(script, "spread", 0) * part) +
-              number(script, "slower_us", 0) * one->of->loaded_before;
+              number(script, "slower_us", 0) * one->of->loaded_before +
+              number(script, "block_us", 0) * one->grid;
   if (one->of->runs == (int)number(script, "hang", 0)) for (;;) pause();
   int error = (int)number(script, "error", 0);
   if (error && one->of->runs >= (int)number(script, "at", 1)) return error;
@@ -369,7 +372,7 @@ int cuLaunchKernel(kernel *of, unsigned gx, unsigned gy, unsigned gz, unsigned b
   CHECK;
   int most = of->dynamic_shared > 49152 ? of->dynamic_shared : 49152;
   if (shared > (unsigned)most || bx * by * bz > 1024 || !gx || gy > 65535 || gz > 65535) return 1;
-  op one = {.of = of};
+  op one = {.of = of, .grid = (double)gx * gy * gz};
   char text[MOST_PARAMS * 20] = "", sizes[1024];
   const char *found = word(of->script, "params");
   snprintf(sizes, sizeof sizes, "%s", found ? found : "");
