@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-
-from shared_data import need
 
 from tuna.libraries.triton.artifact import (
     GLOBAL_SCRATCH,
@@ -19,30 +13,8 @@ from tuna.libraries.triton.artifact import (
     Launch,
     Param,
 )
-from tuna.testing.servers import find
 
 UUID = "GPU-fa4e0000-0000-0000-0000-000000000000"
-_SOURCE = Path(__file__).with_name("libcuda.c")
-_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
-
-
-@functools.cache
-def _library() -> bytes:
-    """The compiled stand-in; skips where there is no C compiler."""
-    need(find("cc"), "a C compiler (cc)")
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "made.so")
-        words = ["cc", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{_NAMES[0]}"]
-        subprocess.run([*words, "-o", made, _SOURCE, "-lm", "-ldl"], check=True)
-        return made.read_bytes()
-
-
-def install(folder: Path) -> Path:
-    """Write both libraries into a folder, which then belongs into LD_LIBRARY_PATH."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _NAMES:
-        (folder / name).write_bytes(_library())
-    return folder
 
 
 def image(params: Sequence[Param], **words: object) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any
 import cuda_double
 import numpy as np
 import pytest
+from cuda_double.stand_in import install
 from shared_data import need, needed_program
 
 from tuna.libraries.kernels import DeviceLost, DeviceUnusable
@@ -58,10 +59,10 @@ class Recorded:
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setenv("FAKE_CUDA_LOG", str(tmp_path / "log"))
-    return Recorded(cuda_double.install(tmp_path))
+    return Recorded(install(tmp_path))
 
 
-def run(device: Recorded, launch: Launch = LAUNCH, **words: object) -> dict[str, int]:
+def run(device: Recorded, launch: Launch = LAUNCH, /, **words: object) -> dict[str, int]:
     """Launch once and wait; returns the addresses of the kernel's buffers."""
     with Memory(device.cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(launch, memory)}
@@ -161,7 +162,7 @@ def test_memory_is_freed_together(recorded: Recorded, monkeypatch: pytest.Monkey
 def test_no_driver_and_no_device_are_a_lost_device(tmp_path: Path) -> None:
     with pytest.raises(DeviceLost, match=r"the NVIDIA driver cannot be used: .*libcuda"):
         Cuda(str(tmp_path / "libcuda.so.1"))
-    cuda_double.install(tmp_path)
+    install(tmp_path)
     (tmp_path / "lost").touch()
     with pytest.raises(DeviceLost, match="cannot be opened: cuInit: CUDA_ERROR_NO_DEVICE"):
         Cuda(str(tmp_path / "libcuda.so.1"))
@@ -238,7 +239,7 @@ def test_arguments_are_those_of_tritons_own_launcher(
 
 def test_launches_are_those_of_tritons_own_launcher(triton_driver: Any, tmp_path: Path) -> None:
     """Its C text, compiled and run beside ours on the stand-in."""
-    cuda_double.install(tmp_path)
+    install(tmp_path)
     include = Path(triton_driver.__file__).parent / "include"
     python = sysconfig.get_path("include")
     need(Path(python, "Python.h").exists(), "Python.h")

@@ -10,6 +10,7 @@ from typing import Any
 
 import cuda_double
 import pytest
+from cuda_double.stand_in import install
 from pydantic import Field
 
 from tuna.configs import Config, DataType, GemmConfig
@@ -99,7 +100,7 @@ class CudaToys:
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the stand-in."""
-    made = cuda_double.install(tmp_path / "driver")
+    made = install(tmp_path / "driver")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(made))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     return made

@@ -32,6 +32,7 @@ BLOCK = 4_194_301
 _TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2}
 _FP8_TOLERANCE = 1.6e-2
 #: Inputs of a mixture of experts that list its rows by expert.
+_HIGHEST_TILE = 256
 _ROUTED = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
 #: Bits of the exponent, its bias, and whether the only special value is 0x80 (AMD's "fnuz").
 _FP8 = {
@@ -100,8 +101,8 @@ class DeviceProblem:
         self._config, self._buffers = config, buffers
 
     def tile_rows(self, name: str) -> int:
-        """Rows of the candidate's tile if an input depends on it; else 0."""
-        if name not in _ROUTED:
+        """Rows of the candidate's tile if an input depends on them; else 0."""
+        if name not in _ROUTED or _ROUTED[0] not in self._buffers:
             return 0
         ids, owners = (self._buffers[one] for one in _ROUTED[:2])
         return ids.shape[0] // owners.shape[0]
@@ -203,11 +204,15 @@ def _routing(config: MoeConfig) -> IntArray:
 
 def _tiles(config: MoeConfig, height: int, tiles: int) -> dict[str, NDArray[np.int32]]:
     """The rows of each product by expert, padded to whole tiles of `height`, as consumers'
-    `moe_align_block_size` does."""
+    `moe_align_block_size` does; where that is 0, each row has a tile of its own."""
     experts = _routing(config).ravel()
+    if not height:
+        owners, ids = experts.astype(np.int32), np.empty(0, np.int32)
+        padded = np.asarray([tiles * _HIGHEST_TILE], np.int32)
+        return dict(zip(_ROUTED, (ids, owners, padded), strict=True))
     ids = np.full(tiles * height, experts.size, np.int32)
     owners, at = np.zeros(tiles, np.int32), 0
-    for expert in range(config.experts):
+    for expert in np.unique(experts):
         rows = np.flatnonzero(experts == expert)
         ids[at * height : at * height + rows.size] = rows
         used = math.ceil(rows.size / height)
