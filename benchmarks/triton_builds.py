@@ -125,7 +125,7 @@ def main() -> int:
         "triton_builds",
         figures | checks,
         ratios=ratios,
-        budget={"same_kernels": 0.45},
+        budget=budget,
         limits=limits,
     )
     return outcome.print()

@@ -123,8 +123,7 @@ def test_half_of_the_space_of_block_wise_experts_is_the_other_half_again() -> No
     space = DESCRIPTIONS["TritonMoe"].space(MOE, SM90)
     assert space.size == 640
     assert space.same == 320
-    # the default of vLLM has a tile that its tuner does not try
-    assert len(space.tiles) + space.too_large == 320 + 1
+    assert len(space.tiles) + space.too_large == 320
     assert space.too_large == 32
     assert space.default is not None
     assert space.default in space.tiles
