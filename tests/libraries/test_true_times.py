@@ -245,12 +245,13 @@ class OneWrong(measuring.Loader):
 def test_one_wrong_element_of_a_million_is_found(tmp_path: Path, way: str) -> None:
     (tmp_path / "kernel").write_text(way)
     job = {"config": GemmConfig(1000, 1000, 8).to_json(), "solver": "S"}
-    found = measuring.measure("test_true_times:OneWrong", job, str(tmp_path / "kernel"))
+    found = measuring.measure("test_true_times:OneWrong", job, str(tmp_path / "kernel"), 0.1)
     assert (found["timing"] is not None) == (way == "right")
     cold = measuring.measure(
         "test_true_times:OneWrong",
         job | {"conditions": {"caches": "cold"}},
         str(tmp_path / "kernel"),
+        0.1,
     )
     assert (cold["timing"] is not None) == (way == "right")
     measuring._reference.cache_clear()

@@ -323,7 +323,7 @@ class _Placed:
 
     def once_ms(self) -> float:
         """The shorter one of two runs."""
-        return min(self._cuda.time_ms(lambda place=place: self.run(place)) for place in (1, 2))
+        return min(self._cuda.time_ms(functools.partial(self.run, place)) for place in (1, 2))
 
     @contextlib.contextmanager
     def repeats(self, once_ms: float) -> Iterator[Callable[[], float]]:

@@ -61,7 +61,7 @@ def _fp8_values(element: str) -> Floats:
     exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1)
     fraction = bits & ((1 << fraction_bits) - 1)
     units = np.where(exponent > 0, fraction + (1 << fraction_bits), fraction).astype(np.float64)
-    values = np.ldexp(units, np.maximum(exponent, 1) - bias - fraction_bits)
+    values: Floats = np.ldexp(units, np.maximum(exponent, 1) - bias - fraction_bits)
     if exponent_bits == 5 and not fnuz:  # as in IEEE 754
         values[exponent == 31] = np.where(fraction[exponent == 31] > 0, np.nan, np.inf)
     values[bits >= 128] *= -1
