@@ -25,7 +25,7 @@ from tuna.libraries.exporter import (
 from tuna.libraries.results import ResultRecord, ResultSource, is_time
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE, KernelFamily
-from tuna.libraries.triton.tiles import TARGETS, tile_of, tile_text
+from tuna.libraries.triton.tiles import TARGETS, Tile, tile_of, tile_text
 from tuna.libraries.triton.tuned_files import (
     GRID,
     PROVENANCE,
@@ -109,18 +109,19 @@ class TunedExporter(Exporter[ExportOptions]):
         return entries
 
     def contents(
-        self, name: FileName, tiles: Mapping[str, Mapping[str, int]], version: str
+        self, name: FileName, tiles: Mapping[str, Tile], version: str
     ) -> dict[str, dict[str, Any]]:
         """Return the content of each file by its place in the folder."""
         return {name.text: dict(tiles)}
 
     def _tiles(
         self, answers: Sequence[_Answer], notes: Counter[str]
-    ) -> tuple[dict[str, Mapping[str, int]], dict[str, Any]]:
+    ) -> tuple[dict[str, Tile], dict[str, Any]]:
         """Tiles and origins by key."""
         known = {one.tokens: one for one in answers}
         target = TARGETS[answers[0].best.environment.target]
-        tiles, origins = {}, {}
+        tiles: dict[str, Tile] = {}
+        origins: dict[str, Any] = {}
         for tokens in sorted({*GRID, *known}):
             if tokens in known:
                 answer = known[tokens]
@@ -172,7 +173,7 @@ class VllmMoeExporter(TunedExporter):
     consumer, family = "vllm", MOE
 
     def contents(
-        self, name: FileName, tiles: Mapping[str, Mapping[str, int]], version: str
+        self, name: FileName, tiles: Mapping[str, Tile], version: str
     ) -> dict[str, dict[str, Any]]:
         """With Triton's version, which this reader takes out."""
         return {name.text: {"triton_version": version, **tiles}}
@@ -185,7 +186,7 @@ class SglangMoeExporter(TunedExporter):
     consumer, family = "sglang", MOE
 
     def contents(
-        self, name: FileName, tiles: Mapping[str, Mapping[str, int]], version: str
+        self, name: FileName, tiles: Mapping[str, Tile], version: str
     ) -> dict[str, dict[str, Any]]:
         """A pair of files below the folder of Triton's version."""
         place = f"configs/triton_{version.replace('.', '_')}/"
