@@ -19,10 +19,14 @@ def check(directory: Path, known: CheckFacts) -> Findings:
     MIOpen's rules are at `libraries.miopen.formats.check`. Raises BadInput if the folder has no
     database.
     """
+    whole = [
+        one for one in registry.exporters() if one.is_directory and one.recognises(directory, b"")
+    ]
     endings = sorted({ending for exporter in registry.exporters() for ending in exporter.endings})
     files = sorted(
         path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings))
     )
+    files += [directory] if whole else []
     if not files:
         raise BadInput(
             f"{directory} holds no database.",

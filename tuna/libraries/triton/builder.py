@@ -120,7 +120,8 @@ def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
     least = least_shared_bytes(plan, tile, target)
     if least > target.shared_bytes:
         raise TooLarge(_too_large(f"at least {least}", target))
-    launches, binaries = [], []
+    launches: list[Launch] = []
+    binaries: list[bytes] = []
     for call in plan.calls:
         source = specialise(kernel, plan, call, target)
         binary = compiled(source)
@@ -176,7 +177,8 @@ def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target)
         types.append(kind)
         constants.append(constant)
         hints.append(hint)
-    options = tuple((name, int(call.arguments[name])) for name in OPTIONS if name in call.arguments)
+    given = ((name, call.arguments.get(name)) for name in OPTIONS)
+    options = tuple((name, value) for name, value in given if isinstance(value, int))
     return Source(kernel, target.arch, tuple(types), tuple(constants), tuple(hints), options)
 
 

@@ -18,6 +18,11 @@ from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.conditions import Condition
 from tuna.libraries.measurement import Budgets
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.exporters import (
+    BlockFp8Exporter,
+    SglangMoeExporter,
+    VllmMoeExporter,
+)
 from tuna.libraries.triton.tiles import AXES, TARGETS
 from tuna.messages import install_extra
 from tuna.sandbox.discovery import Device, DeviceKind, discover
@@ -33,6 +38,7 @@ class TritonLibrary(CandidateLibrary):
     kinds = ("gemm", "moe")
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
+    exporters = (VllmMoeExporter(), SglangMoeExporter(), BlockFp8Exporter())
     builder = "tuna.libraries.triton.builder:TritonBuilder"
     loader = "tuna.libraries.triton.driver:Cuda"
     measuring = "tuna.libraries.triton.cuda_measuring"

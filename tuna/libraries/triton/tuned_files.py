@@ -74,9 +74,15 @@ class FileName:
         does not have."""
         if not self.experts:
             block_n, block_k = self.block or (0, 0)
-            scales = {"scale_a": f"block1x{block_k}", "scale_b": f"block{block_k}x{block_n}"}
-            types = {"data_type": DataType.FP8_E4M3, "c_type": DataType.BF16, "trans_b": True}
-            return GemmConfig(tokens, *self.sizes, **types, **scales)  # type: ignore[arg-type]
+            n, k = self.sizes
+            return GemmConfig(
+                *(tokens, n, k),
+                trans_b=True,
+                data_type=DataType.FP8_E4M3,
+                c_type=DataType.BF16,
+                scale_a=f"block1x{block_k}",
+                scale_b=f"block{block_k}x{block_n}",
+            )
         if self.dtype not in SCHEMES or (self.block and self.dtype != FP8):
             return None
         block_n, block_k = self.block or (0, 0)
@@ -111,10 +117,8 @@ def parse_name(name: str) -> FileName | None:
     sglang = spaced or bool(found["down"]) or bool(found["channels"])
     experts = int(found["experts"] or 0)
     sizes = (experts, int(found["intermediate"])) if experts else (int(found["n"]), int(found["k"]))
-    return FileName(
-        *("sglang" if sglang else "vllm", found["device"], found["dtype"] or ""),
-        *(block, experts, sizes, bool(found["down"])),
-    )
+    consumer, down = "sglang" if sglang else "vllm", bool(found["down"])
+    return FileName(consumer, found["device"], found["dtype"] or "", block, experts, sizes, down)
 
 
 def read_tiles(path: Path) -> tuple[dict[str, Any], dict[int, Tile]]:
@@ -126,7 +130,9 @@ def read_tiles(path: Path) -> tuple[dict[str, Any], dict[int, Tile]]:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("it is no object")
-        tiles = {int(key): dict(tile) for key, tile in content.items() if key != "triton_version"}
+        tiles: dict[int, Tile] = {
+            int(key): dict(tile) for key, tile in content.items() if key != "triton_version"
+        }
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is no file of tiles: {error}") from None
     return content, tiles
