@@ -8,12 +8,12 @@ import os
 import sqlite3
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from cuda_double.stand_in import install
-from shared_data import need
+
+pytest.importorskip("triton", reason="needs the extra `triton`")
 
 CANDIDATES = 4
 #: The arguments of Tuna's own product where no size is 1, and no stride but those within a row.
@@ -26,7 +26,6 @@ SCRIPT = (
 def test_a_product_is_compiled_measured_and_stored(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need(find_spec("triton") is not None, "Triton (pip install '.[triton]')")
     driver = install(tmp_path / "driver")
     (driver / "script").write_text(SCRIPT)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
