@@ -206,6 +206,7 @@ NOT_LOCKED = {
     "resource": "Python's",
     "signal": "Python's",
     "torch": "not on PyPI without CUDA; scripts/demo-model installs it",
+    "triton": "600 MB unpacked: see docs/gpu.md",
     "tuna": "this project",
 }
 
