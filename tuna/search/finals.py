@@ -187,7 +187,9 @@ def _close(
             sa.and_(TrialRow.job_id == FindDb.job_id, TrialRow.number == FindDb.trial_number),
         )
         .where(
-            FindDb.session_id == session_id, timed(FindDb.time_ms), SolverRow.algorithm != BASELINE
+            FindDb.session_id == session_id,
+            timed(FindDb.time_ms),
+            sa.or_(library.baselines_in_finals, SolverRow.algorithm != BASELINE),
         )
         .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
     )

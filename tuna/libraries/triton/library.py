@@ -46,6 +46,7 @@ class TritonLibrary(CandidateLibrary):
     #: NVIDIA's driver maps private memory for what it shares with the device
     memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
+    baselines_in_finals = True
     #: Repeats on a device are steadier, and a fresh process opens the device anew.
     budgets: ClassVar[Budgets] = Budgets(
         candidate_s=0.05,
