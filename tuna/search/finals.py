@@ -189,7 +189,7 @@ def _close(
         .where(
             FindDb.session_id == session_id,
             timed(FindDb.time_ms),
-            sa.or_(library.baselines_in_finals, SolverRow.algorithm != BASELINE),
+            sa.true() if library.baselines_in_finals else SolverRow.algorithm != BASELINE,
         )
         .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
     )
