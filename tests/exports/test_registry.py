@@ -80,7 +80,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_there_are_the_forms_of_the_installed_libraries_and_the_generic_ones() -> None:
-    triton = ["block-fp8", "sglang-moe", "vllm-moe"]
+    triton = ["block-fp8", "sglang-moe", "triton-json", "vllm-moe"]
     assert registry.forms() == sorted(["csv", "find", "json", "kernel", "perf", "tvm", *triton])
 
 
@@ -109,7 +109,7 @@ def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is
     ) as caught:
         registry.exporter("nosuch")
     assert caught.value.hint == (
-        "forms: block-fp8, csv, find, json, kernel, perf, sglang-moe, toy, tvm, vllm-moe"
+        "forms: block-fp8, csv, find, json, kernel, perf, sglang-moe, toy, triton-json, tvm, vllm-moe"
     )
 
 

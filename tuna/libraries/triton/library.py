@@ -21,6 +21,7 @@ from tuna.libraries.triton.exporters import (
     BlockFp8Exporter,
     SglangMoeExporter,
     VllmMoeExporter,
+    WinnersExporter,
 )
 from tuna.libraries.triton.tiles import AXES, TARGETS
 from tuna.messages import install_extra
@@ -37,7 +38,12 @@ class TritonLibrary(CandidateLibrary):
     kinds = ("gemm", "moe")
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
-    exporters = (VllmMoeExporter(), SglangMoeExporter(), BlockFp8Exporter())
+    exporters = (
+        VllmMoeExporter(),
+        SglangMoeExporter(),
+        BlockFp8Exporter(),
+        WinnersExporter(),
+    )
     builder = "tuna.libraries.triton.builder:TritonBuilder"
     suffix: ClassVar[str] = ".tkb"
 
