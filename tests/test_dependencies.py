@@ -205,8 +205,8 @@ NOT_LOCKED = {
     "pandas": "one case: what a user may have",
     "resource": "Python's",
     "signal": "Python's",
+    "triton": "an extra whose wheel has 190 MB (docs/gpu.md)",
     "torch": "not on PyPI without CUDA; scripts/demo-model installs it",
-    "triton": "600 MB unpacked: see docs/gpu.md",
     "tuna": "this project",
 }
 

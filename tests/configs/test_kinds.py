@@ -76,7 +76,7 @@ def test_every_kind_is_read_from_a_json_line() -> None:
             '{"kind": "relu"}',
             (
                 "unknown kind of config 'relu'; Tuna has batch_norm, convolution, gemm,"
-                " miopen_problem, softmax"
+                " miopen_problem, moe, softmax"
             ),
         ),
         ('{"kind": "softmax", "rows": 1}', "a softmax config needs cols"),
@@ -189,7 +189,8 @@ def test_a_plug_in_that_cannot_be_loaded_leaves_the_others_alone() -> None:
     points["broken"] = EntryPoint("broken", "no_such_package:KIND", "tuna.kinds")
     points["other"] = EntryPoint("other", "json:loads", "tuna.kinds")
     vars(plugins)["_points"] = points
-    assert sorted(plugins.all()) == ["batch_norm", "convolution", "gemm", "miopen_problem", "task"]
+    good = ["batch_norm", "convolution", "gemm", "miopen_problem", "moe", "task"]
+    assert sorted(plugins.all()) == good
     assert plugins.get("gemm") is KINDS.get("gemm")
     for name, reason in (
         ("broken", "ModuleNotFoundError: No module named 'no_such_package'"),

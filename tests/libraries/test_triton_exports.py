@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from tuna.libraries.triton.exporters import (
     SglangMoeExporter,
     TunedExporter,
     VllmMoeExporter,
+    WinnersExporter,
 )
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE
 from tuna.libraries.triton.tiles import AXES, TARGETS, tile_text
@@ -46,6 +48,7 @@ H100 = ResultEnvironment(
     *("NVIDIA H100 80GB HBM3", "sm_90", {"VllmMoe": "0123"}, {}),
 )
 TUNED = dict(zip(AXES, (16, 128, 128, 16, 8, 2), strict=True))
+TUNED_TILE = {name: value for name, value in TUNED.items() if name.isupper()}
 MOE_NAME = "E=512,N=128,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json"
 
 
@@ -121,6 +124,31 @@ class TestBlockFp8(_Folder):
 
     def configs(self) -> tuple[Config, Config]:
         return PRODUCT, replace(PRODUCT, m=64)
+
+
+class TestWinners(ExporterContract):
+    exporter = WinnersExporter()
+    library = "triton"
+
+    def samples(self) -> Sequence[SampleResult]:
+        return [*results("VllmMoe", at(1), 1.0, 1.5), *results("VllmMoe", at(64), 2.0, 1.5)]
+
+    def expected(self) -> Sequence[Entry]:
+        default = MOE.default(at(64), TARGETS["sm_90"], "vllm")
+        return [
+            Entry(f"{layer.label} on sm_90", "VllmMoe", (json.dumps(tile, sort_keys=True),))
+            for layer, tile in ((at(1), TUNED), (at(64), default))
+        ]
+
+
+def test_the_loader_of_the_documents_finds_each_tile(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102  # a page of this project
+    file = export(tmp_path, WinnersExporter(), results("VllmMoe", at(1), 1.0, 1.5))
+    tiles = names["load_tiles"](file, "sm_90", "VllmMoe")
+    assert tiles == {at(1).label: (TUNED_TILE, {"num_warps": 8, "num_stages": 2})}
 
 
 def export(folder: Path, exporter: Exporter[Any], samples: Sequence[SampleResult]) -> Path:

@@ -145,7 +145,7 @@ COMMANDS = {
     "check-db": (
         "tuna.cli.databases",
         "check_db",
-        "Check a folder of databases by MIOpen's own rules.",
+        "Check a folder of databases by the rules of who loads them.",
     ),
     "doctor": (
         "tuna.cli.doctor",

@@ -205,6 +205,55 @@ class BlockFp8Exporter(TunedExporter):
     consumer, family = "vllm", BLOCK_FP8
 
 
+class WinnersExporter(Exporter[ExportOptions]):
+    """One file with the best tile of each layer, for programs of one's own."""
+
+    form, title, endings = "triton-json", "file of Triton tiles", (".triton.json",)
+    options = ExportOptions
+
+    def ending(self, source: ResultSource, options: ExportOptions) -> str:
+        """The form's own."""
+        return self.endings[0]
+
+    def write(
+        self, path: Path, source: ResultSource, options: ExportOptions, tally: ExportTally
+    ) -> int:
+        """Write tiles by architecture, kernel and label of the layer; a default where it is the
+        fastest."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for record in source.records():
+            name = record.solver.removesuffix(DEFAULT)
+            if name not in DESCRIPTIONS or not is_time(record.time_ms):
+                tally.skipped["of another library, or without a time"] += 1
+                continue
+            kernels = found.setdefault(record.environment.arch, {}).setdefault(name, {})
+            # in order of time, so the first is the fastest
+            kernels.setdefault(record.label, dict(tile_of(record.params)))
+        layers = [label for kernels in found.values() for one in kernels.values() for label in one]
+        tally.configs = len(set(layers))
+        text = json.dumps({"format": self.form, "tiles": found}, indent=1, sort_keys=True)
+        path.write_text(text + "\n")
+        return len(layers)
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By its first field."""
+        return head.startswith(b'{\n "format": "triton-json"')
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """Each layer of each kernel."""
+        try:
+            tiles = json.loads(path.read_text())["tiles"]
+            rows = [
+                Entry(f"{label} on {arch}", name, (json.dumps(tile, sort_keys=True),))
+                for arch, kernels in tiles.items()
+                for name, layers in kernels.items()
+                for label, tile in layers.items()
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"{path} is no {self.title}: {error}") from None
+        yield from rows
+
+
 def check_folders(
     by_form: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Findings
 ) -> None:

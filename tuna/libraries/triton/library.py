@@ -22,6 +22,7 @@ from tuna.libraries.triton.exporters import (
     BlockFp8Exporter,
     SglangMoeExporter,
     VllmMoeExporter,
+    WinnersExporter,
 )
 from tuna.libraries.triton.tiles import AXES, TARGETS
 from tuna.messages import install_extra
@@ -38,7 +39,12 @@ class TritonLibrary(CandidateLibrary):
     kinds = ("gemm", "moe")
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
-    exporters = (VllmMoeExporter(), SglangMoeExporter(), BlockFp8Exporter())
+    exporters = (
+        VllmMoeExporter(),
+        SglangMoeExporter(),
+        BlockFp8Exporter(),
+        WinnersExporter(),
+    )
     builder = "tuna.libraries.triton.builder:TritonBuilder"
     loader = "tuna.libraries.triton.driver:Cuda"
     measuring = "tuna.libraries.triton.cuda_measuring"
