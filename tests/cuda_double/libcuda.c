@@ -295,11 +295,27 @@ int cuMemcpyHtoD_v2(address target, const void *source, size_t size) {
   memcpy((void *)target, source, size);
   return 0;
 }
-int cuMemcpyDtoH_v2(void *target, address source, size_t size) {
+typedef struct {
+  size_t x, y;
+  unsigned memory;
+  void *host;
+  address device;
+  void *array;
+  size_t pitch;
+} copy_side;
+typedef struct {
+  copy_side source, target;
+  size_t width, height;
+} copy_2d;
+int cuMemcpy2D_v2(const copy_2d *copy) { /* from the device to the host */
   CHECK;
   if (capturing) return 906;
-  if (left_at(source) < size) return 1;
-  memcpy(target, (void *)source, size);
+  const copy_side *source = &copy->source, *target = &copy->target;
+  if (source->memory != 2 || target->memory != 1 || source->pitch < copy->width) return 1;
+  if (left_at(source->device) < source->pitch * (copy->height - 1) + copy->width) return 1;
+  for (size_t row = 0; row < copy->height; ++row)
+    memcpy((char *)target->host + row * target->pitch,
+           (char *)source->device + row * source->pitch, copy->width);
   return 0;
 }
 int cuMemcpyDtoDAsync_v2(address target, address source, size_t size, void *stream) {

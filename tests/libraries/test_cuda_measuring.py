@@ -169,6 +169,13 @@ def test_inputs_that_do_not_fit_are_named_and_others_are_measured(toys: CudaToys
     assert "CUDA_ERROR_OUT_OF_MEMORY" in too_large.output_tail
 
 
+def test_of_a_large_answer_rows_all_over_it_are_read(toys: CudaToys) -> None:
+    large = GemmConfig(1500, 1000, 4)
+    (result,) = toys.measured(toys.built("time_us=20", "part=1", "wrong_after=0", config=large))
+    assert [trial.cause for trial in result.trials] == [None, *2 * [Cause.WRONG_RESULT]]
+    assert (result.trials[0].max_error or 1) < 1e-6
+
+
 def test_equal_code_is_measured_once(toys: CudaToys) -> None:
     (result,) = toys.measured(
         toys.built("time_us=20 spread=0.1", "time_us=21", *2 * ["time_us=20 spread=0.1"])

@@ -54,7 +54,7 @@ _FUNCTIONS: Mapping[str, tuple[type, ...]] = {
     "cuMemAlloc_v2": (_V, _Z),
     "cuMemFree_v2": (_D,),
     "cuMemcpyHtoD_v2": (_D, _V, _Z),
-    "cuMemcpyDtoH_v2": (_V, _D, _Z),
+    "cuMemcpy2D_v2": (_V,),
     "cuMemcpyDtoDAsync_v2": (_D, _D, _Z, _V),
     "cuMemsetD8Async": (_D, ctypes.c_ubyte, _Z, _V),
     "cuModuleLoadData": (_V, _V),
@@ -85,6 +85,26 @@ _FORMATS = {
     **{"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q"},
     **{"fp32": "<f", "fp64": "<d"},
 }
+
+
+_HOST, _ON_DEVICE = 1, 2  #: CU_MEMORYTYPE_*
+
+
+class _Copy(ctypes.Structure):
+    """CUDA_MEMCPY2D: of each side its place, kind of memory, address and bytes between rows."""
+
+    _fields_ = [
+        *(
+            (f"{side}_{name}", kind)
+            for side in ("source", "target")
+            for name, kind in (
+                *(("x", _Z), ("y", _Z), ("memory", _U), ("host", _V)),
+                *(("device", _D), ("array", _V), ("pitch", _Z)),
+            )
+        ),
+        ("width", _Z),
+        ("height", _Z),
+    ]
 
 
 class CudaError(Exception):
@@ -167,10 +187,21 @@ class Cuda:
         """Copy a contiguous array to the device."""
         self._call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
 
-    def download(self, address: int, array: np.ndarray) -> None:
-        """Copy from the device into a contiguous array."""
+    def download(self, address: int, pitch: int, rows: np.ndarray) -> None:
+        """Copy into the rows of a contiguous array from every `pitch` bytes of the device."""
+        height, width = len(rows), rows.nbytes // len(rows)
+        copy = _Copy(
+            source_memory=_ON_DEVICE,
+            source_device=address,
+            source_pitch=pitch,
+            target_memory=_HOST,
+            target_host=rows.ctypes.data,
+            target_pitch=width,
+            width=width,
+            height=height,
+        )
         self.synchronize()
-        self._call("cuMemcpyDtoH_v2", array.ctypes.data, address, array.nbytes)
+        self._call("cuMemcpy2D_v2", byref(copy))
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy within the device, in the stream."""
