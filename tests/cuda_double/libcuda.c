@@ -234,16 +234,14 @@ static int submit(op one) {
 /* The driver. */
 
 int cuInit(unsigned flags) { log_line("cuInit"); return is_lost() ? 100 : 0; }
-int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   snprintf(name, size, "NVIDIA Fake H100 80GB HBM3");
   return 0;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = attribute == 16 ? UNITS : attribute == 38 ? 1 << 16 : attribute == 75 ? 9
-           : attribute == 76 ? 0 : attribute == 81 ? 233472 : attribute == 97 ? 232448
+           : attribute == 76 ? 0 : attribute == 97 ? 232448
            : attribute == 10 ? 32 : 1;
   return 0;
 }
@@ -251,7 +249,6 @@ static size_t memory(void) {
   const char *text = getenv("FAKE_CUDA_MEMORY");
   return text ? strtoull(text, NULL, 10) : (size_t)1 << 30;
 }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = memory(); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { CHECK; *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { CHECK; return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
@@ -521,4 +518,3 @@ int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
   return 0;
 }
 int nvmlDeviceGetMaxClockInfo(void *device, int type, unsigned *mhz) { *mhz = 1980; return 0; }
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) { *reasons = 0; return 0; }

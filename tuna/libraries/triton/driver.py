@@ -36,7 +36,6 @@ _FUNCTIONS: Mapping[str, tuple[type, ...]] = {
     "cuDeviceGet": (_V, _I),
     "cuDeviceGetName": (_V, _I, _I),
     "cuDeviceGetAttribute": (_V, _I, _I),
-    "cuDeviceTotalMem_v2": (_V, _I),
     "cuDevicePrimaryCtxRetain": (_V, _I),
     "cuCtxSetCurrent": (_V,),
     "cuStreamCreate": (_V, _U),
@@ -67,7 +66,7 @@ _FUNCTIONS: Mapping[str, tuple[type, ...]] = {
 }
 #: CU_DEVICE_ATTRIBUTE_*
 _UNITS, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
-_UNIT_SHARED_BYTES, _BLOCK_SHARED_BYTES = 81, 97
+_SHARED_BYTES = 97
 #: CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, MAX_DYNAMIC_SHARED_SIZE_BYTES; CU_FUNC_CACHE_PREFER_SHARED
 _STATIC_SHARED, _DYNAMIC_SHARED, _PREFER_SHARED = 1, 8, 1
 #: Dynamic shared memory that a kernel has without asking for more.
@@ -80,7 +79,6 @@ _CAPTURE_THREAD = 1
 _STICKY = frozenset({226, 700, 702, 709, 710, *range(714, 720), 721, 999})
 #: Errors of the device itself: driver shut down, unavailable, none, invalid, ECC, NVLink.
 _LOST = frozenset({4, 46, 100, 101, 214, 220})
-OUT_OF_MEMORY = 2
 _FORMATS = {
     **{"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q"},
     **{"fp32": "<f", "fp64": "<d"},
@@ -110,10 +108,6 @@ class _Copy(ctypes.Structure):
 class CudaError(Exception):
     """A call of the driver failed; later calls may succeed."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
 
 @dataclass(frozen=True)
 class CudaFacts:
@@ -123,9 +117,7 @@ class CudaFacts:
     arch: str  #: such as sm_90
     units: int  #: streaming multiprocessors
     l2_bytes: int
-    memory_bytes: int
     shared_bytes: int  #: most that a block can ask for
-    unit_shared_bytes: int
 
 
 class Cuda:
@@ -160,17 +152,14 @@ class Cuda:
     @functools.cached_property
     def facts(self) -> CudaFacts:
         """The device's properties."""
-        name, total = ctypes.create_string_buffer(256), _Z()
+        name = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", name, len(name), self._device)
-        self._call("cuDeviceTotalMem_v2", byref(total), self._device)
         return CudaFacts(
             name=name.value.decode(errors="replace"),
             arch=f"sm_{self._attribute(_MAJOR)}{self._attribute(_MINOR)}",
             units=self._attribute(_UNITS),
             l2_bytes=self._attribute(_L2_BYTES),
-            memory_bytes=total.value,
-            shared_bytes=self._attribute(_BLOCK_SHARED_BYTES),
-            unit_shared_bytes=self._attribute(_UNIT_SHARED_BYTES),
+            shared_bytes=self._attribute(_SHARED_BYTES),
         )
 
     def allocate(self, size: int) -> int:
@@ -311,7 +300,7 @@ class Cuda:
         message = f"{name}: {': '.join(words) or 'unknown error'} ({code})"
         if code in _LOST:
             return DeviceLost(message)
-        return DeviceUnusable(message) if code in _STICKY else CudaError(message, code)
+        return DeviceUnusable(message) if code in _STICKY else CudaError(message)
 
 
 def _slot(param: Param, addresses: Mapping[str, int]) -> bytes:
