@@ -267,6 +267,7 @@ def hostile(chance: random.Random) -> str:
     return chance.choice(ways)
 
 
+@pytest.mark.timeout(1800)  # 200 answers: about 3 minutes on a quiet machine
 @pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.drill(only=True))])
 def test_after_every_hostile_answer_the_next_job_is_right(
     measure: Measure, count: int, capsys: pytest.CaptureFixture[str]
