@@ -109,7 +109,8 @@ def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is
     ) as caught:
         registry.exporter("nosuch")
     assert caught.value.hint == (
-        "forms: block-fp8, csv, find, json, kernel, perf, sglang-moe, toy, triton-json, tvm, vllm-moe"
+        "forms: block-fp8, csv, find, json, kernel, perf, sglang-moe, toy, triton-json, tvm,"
+        " vllm-moe"
     )
 
 

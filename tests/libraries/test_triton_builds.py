@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.triton.artifact import PARAM_BYTES, from_bytes
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.library import TritonLibrary
-from tuna.libraries.triton.tiles import TARGETS, tile_of, tile_text
+from tuna.libraries.triton.tiles import AXES, TARGETS, tile_of, tile_text
 from tuna.testing.contracts.rehearsal import run_context
 from tuna.vocabulary import Cause
 
@@ -128,6 +130,44 @@ def test_specialisation_is_that_of_tritons_own_jit() -> None:
 
 def vars_of(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.field_names()}
+
+
+SMALL = dict(zip(AXES, (16, 32, 32, 2, 4, 2), strict=True))
+ROUTED = MoeConfig(9, 4, 64, 96, 2, DataType.FP16)
+#: bf16 is left out: Triton's interpreter does not multiply it.
+ANSWERS = [
+    ("TritonGemm", GemmConfig(37, 50, 70, trans_b=True, data_type=DataType.FP16)),
+    (
+        "TritonBlockFp8",
+        GemmConfig(
+            *(37, 48, 96),
+            trans_b=True,
+            data_type=E4M3,
+            c_type=DataType.FP16,
+            scale_a="block1x32",
+            scale_b="block32x16",
+        ),
+    ),
+    ("TritonMoe", MoeConfig(9, 4, 40, 70, 2, DataType.FP16)),
+    ("TritonMoe", replace(ROUTED, scheme="fp8_w8a8", block_n=32, block_k=32)),
+    ("TritonMoe", replace(ROUTED, scheme="fp8_w8a8")),
+    ("TritonMoe", replace(ROUTED, scheme="int8_w8a16")),
+]
+
+
+@pytest.mark.parametrize(("solver", "config"), ANSWERS, ids=range(len(ANSWERS)))
+def test_the_arguments_of_a_launch_give_the_right_answer(solver: str, config: Config) -> None:
+    """On the CPU, by Triton's interpreter."""
+    script = Path(__file__).with_name("triton_interpreter.py")
+    done = subprocess.run(
+        [sys.executable, script, "sm_90", solver, config.json_text(), tile_text(SMALL)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # two roundings to fp16 in sums of up to 96 products
+    assert float(done.stdout) < 2e-3
 
 
 PROGRAM = """
