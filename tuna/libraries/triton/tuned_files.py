@@ -42,8 +42,12 @@ _DEVICES = (
     (r"AMD_Instinct_MI(300|325)", "gfx942"),
     (r"AMD_Instinct_MI2[15]0", "gfx90a"),
 )
-#: Further values that files have: AMD's, and of the newest releases.
-_KNOWN = {*AXES, "waves_per_eu", "matrix_instr_nonkdim", "kpack", "SPLIT_K", "USE_TMA", "num_ctas"}
+#: Values that files have: these, AMD's, Intel's, and those of the newest releases.
+_KNOWN = {
+    *AXES,
+    *("waves_per_eu", "matrix_instr_nonkdim", "kpack", "grf_mode"),
+    *("SPLIT_K", "USE_TMA", "num_ctas"),
+}
 
 
 @dataclass(frozen=True)
