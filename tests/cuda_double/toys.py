@@ -11,7 +11,7 @@ from tuna.configs import GemmConfig
 from tuna.libraries.kernels import Builder, KernelJob
 
 
-class CudaToys(Builder):
+class CudaToyBuilder(Builder):
     """`job.options["params"]` are the candidates, separated by `|`: words of libcuda.c."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:

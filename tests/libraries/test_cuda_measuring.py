@@ -39,7 +39,7 @@ class CudaToyLibrary(CandidateLibrary):
     name = "cuda_toy"
     kinds = ("gemm",)
     options = CudaToyOptions
-    builder = "cuda_double.toys:CudaToys"
+    builder = "cuda_double.toys:CudaToyBuilder"
     loader = TritonLibrary.loader
     measuring = TritonLibrary.measuring
     suffix = TritonLibrary.suffix

@@ -118,29 +118,17 @@ def probe(loader: str) -> dict[str, Any]:
         def copy_s() -> float:
             return cuda.time_ms(lambda: cuda.copy(target, source, _COPY_BYTES)) / 1e3
 
+        device = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
         try:
-            clock = _Clock(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-            highest, until = clock.highest_mhz, time.monotonic() + _SPIN_S
-            while clock.mhz() < _RISEN * highest and time.monotonic() < until:
+            risen, until = _RISEN * _nvml().sm_mhz(device, highest=True), time.monotonic() + _SPIN_S
+            while _nvml().sm_mhz(device) < risen and time.monotonic() < until:
                 copy_s()
             fastest_s = min(copy_s() for _ in range(_TRIES))
-            mhz = clock.mhz()
+            mhz = _nvml().sm_mhz(device)
         except nvml.NvmlError:
             return {}
     cores = cuda.facts.units * nvml.unit_cores(cuda.facts.arch)
     return Probe(2 * cores * mhz / 1e3, "device", max(fastest_s, 1e-9)).as_json()
-
-
-class _Clock:
-    """The clock of the device's multiprocessors."""
-
-    def __init__(self, device: str) -> None:
-        self._nvml, self._device = _nvml(), device.partition(",")[0]
-        self.highest_mhz = self._nvml.sm_mhz(self._device, highest=True)
-
-    def mhz(self) -> int:
-        """The momentary one."""
-        return self._nvml.sm_mhz(self._device)
 
 
 @functools.cache
