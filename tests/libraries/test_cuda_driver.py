@@ -27,7 +27,7 @@ from tuna.libraries.triton.artifact import (
     Launch,
     Param,
 )
-from tuna.libraries.triton.driver import Cuda, CudaError, Memory, scratch
+from tuna.libraries.triton.driver import Cuda, CudaError, DeviceMemory, scratch
 
 PARAMS = (
     Param("a_ptr", "ptr", "a"),
@@ -62,7 +62,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 def run(device: Recorded, launch: Launch = LAUNCH, /, **words: object) -> dict[str, int]:
     """Launch once and wait; returns the addresses of the kernel's buffers."""
-    with Memory(device.cuda) as memory:
+    with DeviceMemory(device.cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(launch, memory)}
         module = device.cuda.load(cuda_double.image(launch.params, **words))
         device.cuda.launch(device.cuda.kernel(module, launch), launch, at)
@@ -103,7 +103,7 @@ def test_scratch_is_for_all_programs_and_aligned(recorded: Recorded) -> None:
 
 def test_a_graph_is_timed_by_events(recorded: Recorded) -> None:
     cuda = recorded.cuda
-    with Memory(cuda) as memory:
+    with DeviceMemory(cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(LAUNCH, memory)}
         kernel = cuda.kernel(cuda.load(cuda_double.image(PARAMS, time_us=7)), LAUNCH)
         graph = cuda.graph(lambda: [cuda.launch(kernel, LAUNCH, at) for _ in range(5)])
@@ -151,7 +151,7 @@ def test_an_error_says_what_it_leaves_usable(
 def test_memory_is_freed_together(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_MEMORY", "1000")
     for _ in range(3):
-        with Memory(recorded.cuda) as memory:
+        with DeviceMemory(recorded.cuda) as memory:
             memory.allocate(600)
             with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
                 memory.allocate(600)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tuna.configs import Config, DataType, GemmConfig, parse_line
 from tuna.configs.moe import FP8, INT8, MoeConfig
 from tuna.errors import BadInput
-from tuna.libraries.triton import problems
+from tuna.libraries.triton import device_problems
 from tuna.libraries.triton.artifact import Buffer
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
-from tuna.libraries.triton.problems import DeviceProblem, decode
+from tuna.libraries.triton.device_problems import DeviceProblem, decode
 from tuna.libraries.triton.tiles import AXES, TARGETS
 
 Array = NDArray[np.float64]
@@ -72,7 +72,7 @@ def test_bits_have_their_values(element: str, kind: type) -> None:
 
 @pytest.mark.parametrize("element", ["fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "fp8e4b8"])
 def test_poison_is_no_number(element: str) -> None:
-    raw = np.full(8, problems.poison_byte(element), np.uint8)
+    raw = np.full(8, device_problems.poison_byte(element), np.uint8)
     assert np.all(np.isnan(decode(element, raw)))
 
 
@@ -152,13 +152,15 @@ def test_few_tokens_have_a_tile_each_where_the_consumer_sorts_none() -> None:
 
 
 def test_a_large_array_repeats_a_block_of_prime_length() -> None:
-    assert all(problems.BLOCK % factor for factor in range(2, math.isqrt(problems.BLOCK) + 1))
+    assert all(
+        device_problems.BLOCK % factor for factor in range(2, math.isqrt(device_problems.BLOCK) + 1)
+    )
     config = GemmConfig(4096, 2048, 16, data_type=DataType.FP16)
     config = replace(config, k=2048)
     made, buffers, _ = problem(config, "TritonGemm")
     a = made.inputs["a"]
-    assert len(a.block) == problems.BLOCK < math.prod(buffers["a"].shape)
-    row, column = divmod(problems.BLOCK + 5, 2048)
+    assert len(a.block) == device_problems.BLOCK < math.prod(buffers["a"].shape)
+    row, column = divmod(device_problems.BLOCK + 5, 2048)
     assert a.at(row, column) == a.at(0, 5)
 
 

@@ -6,7 +6,8 @@ the order of the header's `binaries`, which gives their sizes. Equal candidates 
 
 One run of a candidate is its `launches` in order, all on one stream. Every argument is known when
 the candidate is built but for the addresses of its `buffers`: whoever measures allocates and fills
-those by name, as `tuna.libraries.triton.problems` says. This module needs neither Triton nor NumPy.
+those by name, as `tuna.libraries.triton.device_problems` says. This module needs neither Triton nor
+NumPy.
 """
 
 from __future__ import annotations

@@ -26,8 +26,14 @@ from tuna.configs import Config, from_json
 from tuna.libraries.probe import Probe
 from tuna.libraries.repeats import FEWEST, HOPELESS, NARROW, Timing, half_width, timing
 from tuna.libraries.triton.artifact import ELEMENT_BYTES, Artifact, Buffer, from_bytes
-from tuna.libraries.triton.driver import Cuda, Memory, scratch
-from tuna.libraries.triton.problems import DeviceProblem, Floats, IntArray, decode, poison_byte
+from tuna.libraries.triton.device_problems import (
+    DeviceProblem,
+    Floats,
+    IntArray,
+    decode,
+    poison_byte,
+)
+from tuna.libraries.triton.driver import Cuda, DeviceMemory, scratch
 from tuna.sandbox import nvml, seccomp
 
 #: Milliseconds of a graph at least, and runs at most.
@@ -112,7 +118,7 @@ def probe(loader: str) -> dict[str, Any]:
     """Measure the device's clock, as its peak in fp32, and a copy within its memory; nothing where
     NVML does not tell the clock."""
     cuda = _device(loader)
-    with Memory(cuda) as memory:
+    with DeviceMemory(cuda) as memory:
         source, target = memory.allocate(_COPY_BYTES), memory.allocate(_COPY_BYTES)
 
         def copy_s() -> float:
@@ -178,7 +184,7 @@ class _Bench:
 
     def __init__(self, cuda: Cuda, config: Config) -> None:
         self.cuda, self._config = cuda, config
-        self._memory = Memory(cuda)
+        self._memory = DeviceMemory(cuda)
         self._inputs: dict[tuple[Buffer, int], tuple[DeviceProblem, list[int]]] = {}
         self._places = 0  #: sets of buffers that runs take turns with; 0: not known yet
         self._samples: dict[Buffer, _Sample] = {}
@@ -198,10 +204,10 @@ class _Bench:
         if not self._places:
             wanted = math.ceil(_ROTATED * self.cuda.facts.l2_bytes / problem.touched_bytes)
             self._places = min(wanted, _MOST_RUNS)
-        with Memory(self.cuda) as memory, contextlib.ExitStack() as stack:
+        with DeviceMemory(self.cuda) as memory, contextlib.ExitStack() as stack:
             yield _Placed(self, artifact, problem, memory, stack)
 
-    def addresses(self, problem: DeviceProblem, buffer: Buffer, memory: Memory) -> list[int]:
+    def addresses(self, problem: DeviceProblem, buffer: Buffer, memory: DeviceMemory) -> list[int]:
         """Where each set has a buffer; inputs are shared by candidates, and the others in `memory`.
 
         A buffer is the same in all sets if what one run reads of it pushes all else out of the
@@ -215,7 +221,7 @@ class _Bench:
             self._fill(*key)
         return self._inputs[key][1]
 
-    def _allocated(self, buffer: Buffer, memory: Memory) -> list[int]:
+    def _allocated(self, buffer: Buffer, memory: DeviceMemory) -> list[int]:
         is_large = buffer.bytes >= _ROTATED * self.cuda.facts.l2_bytes
         copies = 1 if is_large or buffer.role == "scratch" else self._places
         stride = -(-buffer.bytes // 256) * 256
@@ -254,7 +260,7 @@ class _Placed:
         bench: _Bench,
         artifact: Artifact,
         problem: DeviceProblem,
-        memory: Memory,
+        memory: DeviceMemory,
         stack: contextlib.ExitStack,
     ) -> None:
         self._bench, self._cuda, self._problem = bench, bench.cuda, problem

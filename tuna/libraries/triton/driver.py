@@ -309,14 +309,14 @@ def _slot(param: Param, addresses: Mapping[str, int]) -> bytes:
     return struct.pack(_FORMATS[param.type], value).ljust(8, b"\0")
 
 
-class Memory:
+class DeviceMemory:
     """Memory of the device that is freed together."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
         self._addresses: list[int] = []
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> DeviceMemory:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -334,7 +334,7 @@ class Memory:
         self._addresses.clear()
 
 
-def scratch(launch: Launch, memory: Memory) -> dict[str, int]:
+def scratch(launch: Launch, memory: DeviceMemory) -> dict[str, int]:
     """Addresses of the scratch memory that a kernel of Triton's asks for, for all programs of its
     grid; a null pointer where it asks for none."""
     programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
