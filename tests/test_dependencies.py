@@ -205,6 +205,7 @@ NOT_LOCKED = {
     "pandas": "one case: what a user may have",
     "resource": "Python's",
     "signal": "Python's",
+    "triton": "an extra whose wheel has 190 MB (docs/gpu.md)",
     "torch": "not on PyPI without CUDA; scripts/demo-model installs it",
     "tuna": "this project",
 }

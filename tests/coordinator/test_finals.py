@@ -38,7 +38,7 @@ from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
-from tuna.vocabulary import Cause, Resource
+from tuna.vocabulary import BASELINE, Cause, Resource
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
@@ -187,6 +187,22 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(
     assert [(row.state, row.name) for row in one.finals()] == [("evaluated", "Noop0")]
     assert one.load() == 0, "all that are close are from the same finals"
     assert states(one.engine) == {"evaluated": 11}
+
+
+@pytest.mark.parametrize("takes_part", [False, True])
+def test_a_baseline_takes_part_where_the_library_compares_with_it(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, takes_part: bool
+) -> None:
+    monkeypatch.setattr(NoopLibrary, "baselines_in_finals", takes_part)
+    one = scene(Noop0=0.85).tuned()
+    with writing(one.engine) as connection:
+        second = sa.update(models.SolverRow).where(models.SolverRow.name == "Noop2")
+        connection.execute(second.values(algorithm=BASELINE))
+    assert one.load() == 1
+    one.drain.write(one.work(FINALS))
+    assert one.machine.measured == [
+        ("Noop0", "Noop1", "Noop2") if takes_part else ("Noop0", "Noop1")
+    ]
 
 
 def test_jobs_that_ask_for_no_finalists_have_no_finals(

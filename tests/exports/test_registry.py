@@ -79,7 +79,8 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_there_are_the_forms_of_the_installed_libraries_and_the_generic_ones() -> None:
-    assert registry.forms() == ["csv", "find", "json", "kernel", "perf", "tvm"]
+    triton = ["block-fp8", "sglang-moe", "triton-json", "vllm-moe"]
+    assert registry.forms() == sorted(["csv", "find", "json", "kernel", "perf", "tvm", *triton])
 
 
 @pytest.mark.usefixtures("plugged")
@@ -106,7 +107,10 @@ def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is
         BadInput, match=r"no database form 'nosuch'.*The library broken cannot be loaded"
     ) as caught:
         registry.exporter("nosuch")
-    assert caught.value.hint == "forms: csv, find, json, kernel, perf, toy, tvm"
+    assert caught.value.hint == (
+        "forms: block-fp8, csv, find, json, kernel, perf, sglang-moe, toy, triton-json, tvm,"
+        " vllm-moe"
+    )
 
 
 @pytest.mark.usefixtures("plugged")

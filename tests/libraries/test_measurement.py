@@ -33,6 +33,7 @@ class Machine:
         self._probes = itertools.chain(given, itertools.repeat(given[-1]))
         self.calls: list[str] = []
         self.bests: list[float | None] = []
+        self.budgets_s: list[float] = []
         self.measured_paths: list[int] = []
         self.processes = 0
 
@@ -57,8 +58,10 @@ class Machine:
     def here(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         self.calls.append(op)
         if op == "probe":
-            return {"gflops": next(self._probes), "source": "fma", "copy_s": 1e-5}
+            source = self.ways.get("source", "fma")
+            return {"gflops": next(self._probes), "source": source, "copy_s": 1e-5}
         if op == "measure":
+            self.budgets_s.append(arguments["budget_s"])
             self.bests.append(arguments["best_ms"])
             index = int(Path(arguments["path"]).name)
             self.measured_paths.append(index)
@@ -91,7 +94,9 @@ class Machine:
         known_ms = dict(enumerate(self.times_ms)) if self.ways.get("rivals") else None
         finalists = self.ways.get("finalists", FINALISTS)
         jobs = {index: {"config": {}} for index in paths}
-        contest = Contest(jobs, 1, 1, known_ms, finalists, self.ways.get("best_ms"))
+        budgets = self.ways.get("budgets", Budgets())
+        best_ms = self.ways.get("best_ms")
+        contest = Contest(jobs, 1, 1, known_ms, finalists, best_ms, budgets)
         return Measurement(
             Calls(self.here, self.here, self.fresh), contest, paths, Path("/inputs")
         ).run(highest)
@@ -225,3 +230,31 @@ def test_probes_say_nothing_of_a_device_with_a_clock_of_its_own() -> None:
     found = machine.measured()
     assert (found.noisy, found.drift, found.trials[0].clock) == (False, None, "own")
     assert machine.calls.count("measure") == 1
+
+
+def test_probes_of_the_device_itself_tell_its_drift() -> None:
+    machine = Machine([10.0], (100.0, 50.0), clock="own", source="device")
+    found = machine.measured()
+    assert (found.noisy, found.drift) == (False, 0.0), "the second round was quiet"
+    assert machine.calls.count("measure") == 2
+
+
+@pytest.mark.parametrize(("later_ms", "drift"), [(10.0, 0.0), (10.4, 0.04)])
+def test_the_first_candidate_is_measured_again_where_budgets_say_so(
+    later_ms: float, drift: float
+) -> None:
+    budgets = Budgets(candidate_s=0.3, first_again_s=0.1)
+    ways = {"clock": "own", "source": "device", "later_ms": [later_ms, 20.0]}
+    machine = Machine([10.0, 20.0], budgets=budgets, **ways)
+    found = machine.measured()
+    assert (machine.measured_paths, machine.budgets_s) == ([0, 1, 0], [0.3, 0.3, 0.1])
+    assert found.drift == pytest.approx(drift)
+    assert found.trials[0].index == 0
+
+
+def test_numbers_of_fresh_processes_are_the_librarys() -> None:
+    budgets = Budgets(finalist_processes=1, rival_processes=3)
+    for rivals, processes in ((False, 1), (True, 3)):
+        machine = Machine([10.0, 10.5], rivals=rivals, budgets=budgets)
+        machine.measured()
+        assert machine.processes == processes

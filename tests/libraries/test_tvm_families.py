@@ -315,7 +315,7 @@ def test_an_answer_beyond_the_solvers_own_bound_is_wrong(
     job, path = KernelJob(conv(), TILE, target), tmp_path / "built.so"
     TvmBuilder().build(job, TvmBuilder().propose(job)[0], path)
     facts = {"config": conv().to_json(), "solver": TILE, "target": target}
-    found = measuring.measure("tuna.libraries.tvm.kernel_child:TvmLoader", facts, str(path))
+    found = measuring.measure("tuna.libraries.tvm.kernel_child:TvmLoader", facts, str(path), 1.0)
     assert found["timing"] is None
     assert 1e-12 < found["error"] < 1e-5
     assert found["tolerance"] == 1e-12

@@ -101,6 +101,23 @@ def test_the_peak_is_unknown_where_it_was_not_measured_or_does_not_fit(
     ]
 
 
+def test_the_peak_of_a_gpu_is_that_of_the_layers_data_type(build: DatabaseBuilder) -> None:
+    session = build.session()
+    kinds = ("gemm ", "gemmfp16 ", "gemmint8 ")
+    for number, kind in enumerate(kinds):
+        config, solver = build.config(GEMM.replace("gemm ", kind)), build.solver("S")
+        job = build.job(session, config, solver)
+        build.step(job, "eval", 1.0, 1.0, device="card 0")
+        build.winner(session, config, solver, 1.0 / (1 + number), job)
+    device(build, session, "card 0", 1000.0)
+    build.connection.execute(sa.update(models.DeviceRow).values(peak_source="device"))
+    layers = read_figures(build.connection, session).layers
+    shares = {layer.driver.split()[1]: layer.peak_share for layer in layers}
+    full = shares["gemm"]
+    assert full
+    assert shares == {"gemm": full, "gemmfp16": full * 2 / 16, "gemmint8": full * 3 / 32}
+
+
 def test_a_layer_without_a_winner_says_why(build: DatabaseBuilder) -> None:
     session, config = build.session(), build.config(CONV)
     build.job(session, config, build.solver("A"), state="errored", cause="build_timeout")

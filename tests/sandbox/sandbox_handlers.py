@@ -25,6 +25,16 @@ def fail() -> dict[str, Any]:
     raise ValueError("no such luck")
 
 
+class Unusable(Exception):
+    """As a loader raises it."""
+
+    ends = "process"
+
+
+def give_up() -> dict[str, Any]:
+    raise Unusable("no context")
+
+
 def crash() -> dict[str, Any]:
     print("last words", flush=True)
     ctypes.string_at(0)
@@ -113,6 +123,7 @@ HANDLERS = {
     for function in (
         echo,
         fail,
+        give_up,
         crash,
         leave,
         hang,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tuna.errors import BadInput
-from tuna.sandbox import discovery
+from tuna.sandbox import discovery, nvml
 from tuna.sandbox.discovery import (
     Device,
     DeviceKind,
@@ -19,6 +19,7 @@ from tuna.sandbox.discovery import (
     from_nvml,
     narrow,
 )
+from tuna.sandbox.nvml import NvmlDevice
 
 # What the kernel shows of a machine with two sockets and two MI300X, in its own order of lines.
 _CPU = (
@@ -53,7 +54,11 @@ def sys_root(tmp_path: Path) -> Path:
         (10, 136, 0x8C6B86D6DDCE53AC, 0),
     ):
         text = _GPU.format(location=number << 8, minor=minor, unique=unique)
-        _write(tmp_path / f"class/kfd/kfd/topology/nodes/{number}/properties", text)
+        node_folder = tmp_path / f"class/kfd/kfd/topology/nodes/{number}"
+        _write(node_folder / "properties", text)
+        for bank, heap_type, size in ((0, 1, 192 << 30), (1, 0, 64 << 10)):
+            words = f"heap_type {heap_type}\nsize_in_bytes {size}\nflags 0\n"
+            _write(node_folder / f"mem_banks/{bank}/properties", words)
         _write(tmp_path / f"class/drm/renderD{minor}/device/numa_node", f"{node}\n")
     _write(tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node", "0\n")
     _write(tmp_path / "bus/pci/devices/0000:d8:00.0/numa_node", "-1\n")
@@ -65,24 +70,11 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-class _NvmlError(Exception):
-    pass
-
-
-def _nvml(**changes: Any) -> Any:
-    """The module pynvml on a machine with two cards; old versions answer with bytes."""
-    addresses = ["00000000:3B:00.0", b"00000000:D8:00.0"]
-    facts = {
-        "NVMLError": _NvmlError,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetName": lambda handle: ["NVIDIA H200", b"NVIDIA L40S"][handle],
-        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=addresses[handle]),
-    }
-    return SimpleNamespace(**(facts | changes))
+#: What NVIDIA's library says on a machine with two cards.
+NVML = (
+    NvmlDevice("NVIDIA H200", "GPU-0", "00000000:3B:00.0", "sm_90", 132, 141 << 30),
+    NvmlDevice("NVIDIA L40S", "GPU-1", "00000000:D8:00.0", "sm_89", 142, 48 << 30),
+)
 
 
 class _SmiError(Exception):
@@ -110,9 +102,10 @@ def _smi(**changes: Any) -> Any:
 
 
 def test_amd_devices_are_the_topologys_nodes_with_simds_in_its_order(sys_root: Path) -> None:
+    facts = "gfx942", 304, 192 << 30
     assert from_kfd(sys_root) == [
-        Device(DeviceKind.AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1),
-        Device(DeviceKind.AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0),
+        Device(DeviceKind.AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1, *facts),
+        Device(DeviceKind.AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0, *facts),
     ]
 
 
@@ -141,27 +134,20 @@ def test_a_machine_without_amds_driver_has_none(tmp_path: Path) -> None:
 
 
 def test_nvidias_library_names_devices_by_uuid(sys_root: Path) -> None:
-    assert from_nvml(_nvml(), sys_root) == [
-        Device(DeviceKind.NVIDIA, "NVIDIA H200", 0, "GPU-0", 0),
-        Device(DeviceKind.NVIDIA, "NVIDIA L40S", 1, "GPU-1", None),
+    assert from_nvml(NVML, sys_root) == [
+        Device(DeviceKind.NVIDIA, "NVIDIA H200", 0, "GPU-0", 0, "sm_90", 132, 141 << 30),
+        Device(DeviceKind.NVIDIA, "NVIDIA L40S", 1, "GPU-1", None, "sm_89", 142, 48 << 30),
     ]
 
 
 def test_a_library_without_its_driver_finds_nothing(sys_root: Path) -> None:
     def fail(*_: Any) -> None:
-        raise _NvmlError
-
-    def fail_too(*_: Any) -> None:
         raise _SmiError
 
-    assert (
-        from_nvml(None)
-        == from_nvml(_nvml(nvmlInit=fail))
-        == from_nvml(_nvml(nvmlDeviceGetUUID=fail))
-        == []
-    )
-    assert from_amdsmi(None) == from_amdsmi(_smi(amdsmi_init=fail_too)) == []
-    assert from_amdsmi(_smi(amdsmi_get_gpu_asic_info=fail_too)) == []
+    # of libraries that are not there, and that have no such functions
+    assert nvml.devices("libnone.so.1") == nvml.devices("libc.so.6") == []
+    assert from_amdsmi(None) == from_amdsmi(_smi(amdsmi_init=fail)) == []
+    assert from_amdsmi(_smi(amdsmi_get_gpu_asic_info=fail)) == []
 
 
 def test_nvidias_driver_is_asked_where_its_library_is_missing(sys_root: Path) -> None:
@@ -210,7 +196,8 @@ def test_the_variables_leave_one_device() -> None:
 def test_what_the_scheduler_hides_stays_hidden(
     sys_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_module", lambda name: _nvml() if name == "pynvml" else None)
+    monkeypatch.setattr(nvml, "devices", lambda: list(NVML))
+    monkeypatch.setattr(discovery, "_module", lambda _: None)
     environ = {
         "CUDA_VISIBLE_DEVICES": "GPU-1",
         "ROCR_VISIBLE_DEVICES": "1,0",
@@ -226,6 +213,7 @@ def test_what_the_scheduler_hides_stays_hidden(
 def test_a_machine_without_devices_has_its_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvml, "devices", list)
     monkeypatch.setattr(discovery, "_module", lambda _: None)
     assert discovery.discover(tmp_path, tmp_path, {}) == [Device(DeviceKind.CPU, "CPU")]
 

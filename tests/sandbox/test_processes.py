@@ -166,6 +166,13 @@ def test_a_function_that_raises_leaves_the_child_alive(child: Child) -> None:
     assert child.starts == 1
 
 
+def test_a_function_may_say_that_its_process_is_of_no_more_use(child: Child) -> None:
+    for starts in (1, 2):
+        with pytest.raises(ChildFailed, match="Unusable: no context") as raised:
+            child.call({"op": "give_up"}, 10)
+        assert (raised.value.ends, child.alive, child.starts) == ("process", False, starts)
+
+
 def test_an_unknown_request_is_a_failure_and_not_a_crash(child: Child) -> None:
     with pytest.raises(ChildFailed, match="KeyError"):
         child.call({"op": "unheard of"}, LIMIT_S)

@@ -145,8 +145,8 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 @click.option("--library", default="miopen", show_default=True, help="Whose solvers are known.")
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
-    """Check a folder of databases, MIOpen's by the rules of MIOpen's test suite. Exit 1 if a rule
-    is broken."""
+    """Check a folder of databases: MIOpen's by the rules of MIOpen's test suite, tile sizes by what
+    vLLM and SGLang need. Exit 1 if a rule is broken."""
     found = api.check_databases(directory, library)
     if as_json:
         names = ("files", "entries", "left_out", "faults")

@@ -65,7 +65,7 @@ COMMANDS = {
     "import-db": ("databases", "Import a find db or perf db of MIOpen's, or a json or csv export."),
     "merge-db": ("databases", "Merge two databases into a new one."),
     "db-diff": ("databases", "Say how two databases differ."),
-    "check-db": ("databases", "Check a folder of databases by MIOpen's own rules."),
+    "check-db": ("databases", "Check a folder of databases by the rules of who loads them."),
     "doctor": ("doctor", "Check this machine and its services, and say what to change."),
     "db": ("doctor", "Look after the database."),
 }

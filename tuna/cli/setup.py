@@ -24,9 +24,10 @@ class _Facts:
     """The environment of a session of another machine, or of a board."""
 
     arch: str | None = options.option(
-        "Architecture, for a session of another machine (miopen): gfx90a."
+        "Architecture, for a session of another machine (miopen, triton): gfx90a."
     )
     num_cu: int | None = options.option("Its compute units.", type=options.COUNT)
+    device_name: str | None = options.option("Its device's name, as its driver states it (triton).")
     rocm_v: str | None = options.option(
         "Its ROCm, where that is not installed here.", "--rocm-version"
     )

@@ -206,6 +206,10 @@ def check(directory: Path, known: CheckFacts) -> Findings:
     files = sorted(
         path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings))
     )
+    whole = [
+        one for one in registry.exporters() if one.is_directory and one.recognises(directory, b"")
+    ]
+    files += [directory] if whole else []
     if not files:
         raise BadInput(
             f"{directory} holds no database.",

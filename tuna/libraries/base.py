@@ -180,6 +180,8 @@ class Library(ABC):
     #: again, interleaved, because they were measured at different times; None: their times are
     #: compared as they are.
     finals: Step | None = None
+    #: Whether baselines take part in finals, because exports depend on what was gained over them.
+    baselines_in_finals: bool = False
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
     #: Conditions of measurement that a session may choose.

@@ -296,7 +296,7 @@ class _Round:
     def _drift(self) -> float:
         again_s = self._contest.budgets.first_again_s
         index = next(iter(self._timings), None)
-        if not again_s or index is None or len(self._indices) == 1:
+        if not again_s or index is None:
             return 0.0
         _, timing = self._measurement.first(index, None, again_s)
         before = self._timings[index][0]["time_ms"]

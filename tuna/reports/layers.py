@@ -302,6 +302,8 @@ def _work(json_text: str) -> tuple[int | None, DataType | None]:
     except BadInput:
         return None, None
     data_type = getattr(config, "data_type", None)
+    if getattr(config, "scheme", ""):  # it multiplies what it quantised
+        data_type = None
     return config.flops, data_type if isinstance(data_type, DataType) else None
 
 
@@ -375,10 +377,11 @@ def _peak_share(
 ) -> tuple[float | None, str]:
     if best.gflops is None:
         return None, "no winner"
+    if peak := steps.peak_gflops(best.job_id, data_type):
+        return best.gflops / peak, ""
     if data_type is not DataType.FP32:
         return None, "the peak is measured in fp32 only"
-    peak = steps.peak_gflops(best.job_id)
-    return (best.gflops / peak, "") if peak else (None, "the device's peak was not measured")
+    return None, "the device's peak was not measured"
 
 
 def _no_winner(solvers: Sequence[SolverFigures]) -> str:

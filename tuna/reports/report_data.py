@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from tuna.configs.values import DataType
 from tuna.db.benchmarks import ModelTime
 from tuna.db.searches import MET, Searches
 
@@ -16,6 +17,12 @@ from tuna.db.searches import MET, Searches
 EACH_ONCE = "each layer once"
 #: Networks with a total; of more, those with the most layers in the session.
 _MAX_NETWORKS = 20
+#: Operations of an NVIDIA multiprocessor's tensor cores in a cycle, for one of its fp32 cores, on
+#: sm_80 and sm_90 (NVIDIA, "H100 Tensor Core GPU Architecture", table of throughputs).
+_MATRIX_UNITS: Mapping[DataType | None, int] = {
+    **dict.fromkeys((DataType.FP16, DataType.BF16), 16),
+    **dict.fromkeys((DataType.INT8, DataType.FP8_E4M3, DataType.FP8_E5M2), 32),
+}
 #: How often each network has each config: {network: {config id: count}}.
 Counts = Mapping[str, Mapping[int, int]]
 
@@ -216,10 +223,18 @@ class Steps:
     devices: tuple[DeviceFigures, ...]
     device_of_job: Mapping[int, str]
 
-    def peak_gflops(self, job_id: int) -> float | None:
-        """Return the peak of the device that measured the job."""
+    def peak_gflops(self, job_id: int, data_type: DataType | None) -> float | None:
+        """Return the peak of the device that measured the job, in the job's data type.
+
+        It is measured in fp32; that of a GPU's matrix units is a multiple of it.
+        """
         name = self.device_of_job.get(job_id, "")
-        return next((device.peak_gflops for device in self.devices if device.name == name), None)
+        device = next((one for one in self.devices if one.name == name), None)
+        if device is None or device.peak_gflops is None:
+            return None
+        times = _MATRIX_UNITS if device.peak_source == "device" else {}
+        factor = {DataType.FP32: 1, **times}.get(data_type)
+        return factor * device.peak_gflops if factor else None
 
 
 @dataclass(frozen=True)

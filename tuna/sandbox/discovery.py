@@ -1,7 +1,7 @@
 """Devices of this machine, and the environment variables that show a process just one of them.
 
-Sources: the vendor's management library (pynvml, amdsmi) if it can be imported and works, else the
-vendor's driver in /proc or /sys, else the measuring cores. Each takes its module or root folder, so
+Sources: the vendor's management library (NVML, amdsmi) if it is here and works, else the vendor's
+driver in /proc or /sys, else the measuring cores. Each takes its answers, module or root folder, so
 that tests bring their own.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tuna.errors import BadInput
+from tuna.sandbox import nvml
 from tuna.settings import parse_cpus
 
 SYS = Path("/sys")
@@ -52,6 +53,9 @@ class Device:
     index: int = 0  #: its runtime's number while all devices are visible
     uuid: str = ""  #: as its runtime's visibility variable takes it; empty: it has none
     node: int | None = None  #: NUMA node; None: unknown
+    arch: str = ""  #: such as sm_90 or gfx942; empty: unknown
+    units: int = 0  #: streaming multiprocessors or compute units; 0: unknown
+    memory_bytes: int = 0  #: of the device; 0: unknown
 
     def variables(self) -> dict[str, str]:
         """Environment variables with which a process sees this device alone."""
@@ -67,7 +71,7 @@ def discover(
     sys_root: Path = SYS, proc_root: Path = PROC, environ: Mapping[str, str] = os.environ
 ) -> list[Device]:
     """Return the devices that this process may use, in their runtimes' order, else the CPU."""
-    nvidia = from_nvml(_module("pynvml"), sys_root) or from_nvidia_driver(proc_root, sys_root)
+    nvidia = from_nvml(nvml.devices(), sys_root) or from_nvidia_driver(proc_root, sys_root)
     amd = from_amdsmi(_module("amdsmi")) or from_kfd(sys_root)
     nvidia = narrow(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     amd = narrow(
@@ -113,28 +117,22 @@ def narrow(devices: Sequence[Device], visible: str | None) -> list[Device]:
     return left
 
 
-def from_nvml(nvml: Any, sys_root: Path = SYS) -> list[Device]:
-    """Return NVIDIA's devices from `pynvml` (nvidia-ml-py); none without it or its driver."""
-    if nvml is None:
-        return []
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+def from_nvml(known: Iterable[nvml.NvmlDevice], sys_root: Path = SYS) -> list[Device]:
+    """Return NVIDIA's devices from what NVML knows of them."""
+    return [
+        Device(
+            DeviceKind.NVIDIA,
+            one.name,
+            index,
+            one.uuid,
             # the domain has eight digits in NVML's bus ids, four in the kernel's
-            bus = _text(nvml.nvmlDeviceGetPciInfo(handle).busId)[-12:].lower()
-            node = _pci_node(sys_root, bus)
-            found.append(Device(DeviceKind.NVIDIA, _text(name), index, _text(uuid), node))
-        return found
-    except nvml.NVMLError:
-        return []
-    finally:
-        nvml.nvmlShutdown()
+            _pci_node(sys_root, one.bus[-12:].lower()),
+            one.arch,
+            one.units,
+            one.memory_bytes,
+        )
+        for index, one in enumerate(known)
+    ]
 
 
 def from_nvidia_driver(proc_root: Path = PROC, sys_root: Path = SYS) -> list[Device]:
@@ -191,8 +189,17 @@ def from_kfd(sys_root: Path = SYS) -> list[Device]:
         render = f"renderD{facts.get('drm_render_minor')}"
         node = _number(sys_root / "class" / "drm" / render / "device" / "numa_node")
         uuid = f"GPU-{unique:016x}" if unique else ""
-        found.append(Device(DeviceKind.AMD, f"{arch} x {units}", len(found), uuid, node))
+        memory = sum(_bank_bytes(bank) for bank in path.glob("mem_banks/*/properties"))
+        name = f"{arch} x {units}"
+        found.append(Device(DeviceKind.AMD, name, len(found), uuid, node, arch, units, memory))
     return found
+
+
+def _bank_bytes(path: Path) -> int:
+    """Bytes of a bank of memory if it is the device's own (HSA_MEM_HEAP_TYPE_FB_PUBLIC or
+    FB_PRIVATE)."""
+    facts = _properties(path)
+    return int(facts.get("size_in_bytes", 0)) if facts.get("heap_type") in ("1", "2") else 0
 
 
 def _properties(path: Path) -> dict[str, str]:
@@ -222,7 +229,3 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except Exception:  # amdsmi raises various errors when its library is missing
         return None
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

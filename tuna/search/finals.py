@@ -203,7 +203,9 @@ def _close(
             sa.and_(TrialRow.job_id == FindDb.job_id, TrialRow.number == FindDb.trial_number),
         )
         .where(
-            FindDb.session_id == session_id, timed(FindDb.time_ms), SolverRow.algorithm != BASELINE
+            FindDb.session_id == session_id,
+            timed(FindDb.time_ms),
+            sa.true() if library.baselines_in_finals else SolverRow.algorithm != BASELINE,
         )
         .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
     )

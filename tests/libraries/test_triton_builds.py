@@ -1,0 +1,282 @@
+"""Triton kernels compiled for GPUs that are not here. Needs the extra `triton` (docs/gpu.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuna.configs import Config, GemmConfig
+from tuna.configs.moe import MoeConfig
+from tuna.configs.values import DataType
+from tuna.libraries.items import WorkItem
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.triton.artifact import PARAM_BYTES, from_bytes
+from tuna.libraries.triton.descriptions import DESCRIPTIONS
+from tuna.libraries.triton.library import TritonLibrary
+from tuna.libraries.triton.tiles import AXES, TARGETS, tile_of, tile_text
+from tuna.testing.rehearsal import run_context
+from tuna.vocabulary import Cause
+
+pytest.importorskip("triton", reason="needs the extra `triton`")
+
+BF16, E4M3, FNUZ = DataType.BF16, DataType.FP8_E4M3, DataType.FP8_E4M3FNUZ
+SCALES = {"c_type": BF16, "trans_b": True, "scale_a": "block1x128", "scale_b": "block128x128"}
+CASES: list[tuple[str, str, Config]] = [
+    ("sm_80", "TritonGemm", GemmConfig(512, 1024, 768, data_type=BF16)),
+    ("sm_80", "TritonMoe", MoeConfig(7, 8, 256, 512, 2)),
+    ("sm_90", "TritonGemm", GemmConfig(1, 17, 1, data_type=BF16, c_type=DataType.FP32)),
+    ("sm_90", "TritonGemm", GemmConfig(64, 64, 64, trans_b=True, data_type=E4M3, c_type=BF16)),
+    ("sm_90", "TritonBlockFp8", GemmConfig(64, 256, 512, data_type=E4M3, **SCALES)),
+    ("sm_90", "TritonMoe", MoeConfig(1, 8, 256, 512, 2, scheme="fp8_w8a8")),
+    ("sm_90", "TritonMoe", MoeConfig(33, 8, 256, 512, 2, scheme="int8_w8a16")),
+    (
+        *("sm_90", "TritonMoe"),
+        MoeConfig(64, 512, 128, 2048, 10, scheme="fp8_w8a8", block_n=128, block_k=128),
+    ),
+    ("gfx90a", "TritonGemm", GemmConfig(512, 1024, 768, data_type=DataType.FP16)),
+    ("gfx942", "TritonBlockFp8", GemmConfig(64, 256, 512, data_type=FNUZ, **SCALES)),
+    ("gfx942", "TritonMoe", MoeConfig(16, 8, 256, 512, 2, scheme="fp8_w8a8")),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "solver", "config"), CASES, ids=[f"{a}-{s}-{n}" for n, (a, s, _) in enumerate(CASES)]
+)
+def test_the_parameters_of_a_build_are_those_of_its_code(
+    arch: str, solver: str, config: Config
+) -> None:
+    from tuna.libraries.triton import builder
+
+    job = KernelJob(config, solver, target=arch, count=2)
+    description, target = DESCRIPTIONS[solver], TARGETS[arch]
+    assert description.family.fits(config, target)
+    for params in builder.TritonBuilder().propose(job):
+        made = builder.artifact(description, job, tile_of(params))
+        assert from_bytes(made.to_bytes()) == made
+        for launch in made.launches:
+            code = made.binaries[launch.binary]
+            assert code.startswith(b"\x7fELF")
+            assert launch.symbol.encode() in code
+            assert 0 <= launch.shared_bytes <= target.shared_bytes
+            assert [one.name for one in launch.params][-2:] == ["global_scratch", "profile_scratch"]
+            if arch.startswith("sm_"):
+                stated = cubin_param_bytes(code)
+                # the last parameter ends where the parameters end
+                assert stated == _packed_bytes([PARAM_BYTES[one.type] for one in launch.params])
+
+
+def cubin_param_bytes(code: bytes) -> int:
+    """Bytes of all parameters, by the attribute EIATTR_PARAM_CBANK (0x0a) of `.nv.info.<kernel>`:
+    format 4, attribute, size 8, symbol, offset, bytes."""
+    found = re.findall(rb"\x04\x0a\x08\x00....(..)(..)", code, re.DOTALL)
+    sizes = {int.from_bytes(size, "little") for _, size in found}
+    assert len(sizes) == 1, sizes
+    return sizes.pop()
+
+
+def _packed_bytes(sizes: list[int]) -> int:
+    at = 0
+    for size in sizes:
+        at = (at + size - 1) // size * size + size
+    return at
+
+
+def test_a_pointer_that_has_no_alignment_would_be_seen() -> None:
+    assert _packed_bytes([8, 4, 8]) == 24
+
+
+def test_specialisation_is_that_of_tritons_own_jit() -> None:
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import MockTensor, create_function_from_signature
+
+    from tuna.libraries.triton import builder
+
+    dtypes = {"fp8e4nv": tl.float8e4nv, "fp32": tl.float32, "i32": tl.int32, "bf16": tl.bfloat16}
+    _, name, config = CASES[7]
+    description, target = DESCRIPTIONS[name], TARGETS["sm_90"]
+    kernel = description.kernel()
+    assert kernel is not None
+    function = builder._function(kernel)
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    for tokens in (1, 8, 64):
+        layer = MoeConfig(**{**vars_of(config), "tokens": tokens})
+        tile = description.family.default(layer, target, "")
+        plan = description.family.plan(layer, tile, target, "")
+        elements = {one.name: dtypes[one.element] for one in plan.buffers}
+        for call in plan.calls:
+            source = builder.specialise(kernel, plan, call, target)
+            values = {
+                one: MockTensor(elements[value]) if isinstance(value, str) else value
+                for one, value in ((one, call.arguments[one]) for one in kernel.arguments)
+            }
+            _, specialised, _ = bind(**values)
+            types = tuple(kind for kind, _ in specialised)
+            assert types == source.types
+            for kind, (_, hint), ours in zip(types, specialised, source.hints, strict=True):
+                if kind != "constexpr":
+                    assert (hint or "") == ours
+
+
+def vars_of(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.field_names()}
+
+
+SMALL = dict(zip(AXES, (16, 32, 32, 2, 4, 2), strict=True))
+ROUTED = MoeConfig(9, 4, 64, 96, 2, DataType.FP16)
+#: bf16 is left out: Triton's interpreter does not multiply it.
+ANSWERS = [
+    ("TritonGemm", GemmConfig(37, 50, 70, trans_b=True, data_type=DataType.FP16)),
+    (
+        "TritonBlockFp8",
+        GemmConfig(
+            *(37, 48, 96),
+            trans_b=True,
+            data_type=E4M3,
+            c_type=DataType.FP16,
+            scale_a="block1x32",
+            scale_b="block32x16",
+        ),
+    ),
+    ("TritonMoe", MoeConfig(9, 4, 40, 70, 2, DataType.FP16)),
+    ("TritonMoe", replace(ROUTED, scheme="fp8_w8a8", block_n=32, block_k=32)),
+    ("TritonMoe", replace(ROUTED, scheme="fp8_w8a8")),
+    ("TritonMoe", replace(ROUTED, scheme="int8_w8a16")),
+]
+
+
+@pytest.mark.parametrize(("solver", "config"), ANSWERS, ids=range(len(ANSWERS)))
+def test_the_arguments_of_a_launch_give_the_right_answer(solver: str, config: Config) -> None:
+    """On the CPU, by Triton's interpreter."""
+    script = Path(__file__).with_name("triton_interpreter.py")
+    done = subprocess.run(
+        [sys.executable, script, "sm_90", solver, config.json_text(), tile_text(SMALL)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # two roundings to fp16 in sums of up to 96 products
+    assert float(done.stdout) < 2e-3
+
+
+PROGRAM = """
+import hashlib, sys
+from tuna.configs import from_json_text
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.triton import builder
+from tuna.libraries.triton.descriptions import DESCRIPTIONS
+arch, solver, config = sys.argv[1:]
+job = KernelJob(from_json_text(config), solver, target=arch, count=2)
+for params in builder.TritonBuilder().propose(job):
+    made = builder.artifact(DESCRIPTIONS[solver], job, builder.tile_of(params))
+    print(hashlib.sha256(made.to_bytes()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("number", [5, 9])
+def test_two_processes_in_two_folders_build_the_same_bytes(number: int, tmp_path: Path) -> None:
+    arch, solver, config = CASES[number]
+    answers = set()
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, arch, solver, config.json_text()],
+            env={"TMPDIR": str(folder), "HOME": str(folder), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answers.add(done.stdout)
+    (answer,) = answers
+    assert len(set(answer.split())) == 2
+
+
+def test_a_candidate_that_is_too_large_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuna.libraries.triton import builder
+
+    def compiled(source: object) -> None:
+        raise AssertionError("it was compiled")
+
+    monkeypatch.setattr(builder, "compiled", compiled)
+    config = MoeConfig(64, 8, 256, 512, 2)
+    job = KernelJob(config, "TritonMoe", target="sm_90")
+    tile = {
+        **DESCRIPTIONS["TritonMoe"].family.default(config, TARGETS["sm_90"], ""),
+        **{"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256},
+    }
+    with pytest.raises(builder.TooLarge, match=r"at least 786432 bytes .* sm_90 has 232448"):
+        builder.artifact(DESCRIPTIONS["TritonMoe"], job, tile)
+
+
+@pytest.fixture
+def triton() -> Iterator[TritonLibrary]:
+    made = TritonLibrary()
+    yield made
+    made.close()
+
+
+def test_a_worker_without_a_gpu_compiles_a_job(triton: TritonLibrary, tmp_path: Path) -> None:
+    context = run_context(tmp_path)
+    environment = triton.environment_by_hand({"arch": "sm_90", "num_cu": "132"})
+    item = WorkItem(
+        job_id=1,
+        attempt=1,
+        session_id=1,
+        library="triton",
+        step="compile",
+        solver="TritonGemm",
+        config=GemmConfig(512, 1024, 768, data_type=BF16).to_json(),
+        target=environment.target,
+        seed=7,
+        options={"candidates": 3},
+    )
+    (result,) = triton.run(triton.steps[0], [item], context)
+    assert result.ok, result.output_tail
+    assert [trial.cause for trial in result.trials] == [None] * 3
+    for trial in result.trials:
+        made = from_bytes(context.artifacts.get(trial.artifact))
+        assert made.arch == "sm_90"
+        assert made.launches[0].symbol == "gemm"
+    (again,) = triton.run(triton.steps[0], [item], context)
+    assert [trial.artifact for trial in again.trials] == [one.artifact for one in result.trials]
+    large = tile_text({**tile_of(result.trials[0].params), "BLOCK_SIZE_K": 512})
+    bad = item.model_copy(
+        update={"candidates": (item.candidates or ()) + (candidate(large),), "attempt": 2}
+    )
+    (result,) = triton.run(triton.steps[0], [bad], context)
+    assert [trial.cause for trial in result.trials] == [Cause.BUILD_ERROR]
+    assert "of shared memory" in result.trials[0].output_tail
+
+
+def candidate(params: str) -> Any:
+    from tuna.libraries.items import Candidate
+
+    return Candidate(index=0, params=params)
+
+
+def test_equal_sources_are_compiled_once() -> None:
+    from tuna.libraries.triton import builder
+
+    description, target = DESCRIPTIONS["TritonMoe"], TARGETS["sm_90"]
+    config = MoeConfig(64, 8, 256, 512, 2)
+    tile = description.family.default(config, target, "")
+
+    def built(config: MoeConfig) -> tuple[bytes, ...]:
+        job = KernelJob(config, "TritonMoe", target="sm_90")
+        return builder.artifact(description, job, tile).binaries
+
+    first, before = built(config), builder.compiled.cache_info().misses
+    assert built(MoeConfig(128, 8, 256, 512, 2)) == first
+    assert builder.compiled.cache_info().misses == before

@@ -1,0 +1,305 @@
+"""Compiles candidates for a GPU that need not be there; runs in the compile child, and only this
+module imports Triton."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import random
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton import language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+
+from tuna.errors import BadInput
+from tuna.libraries.kernels import Builder, KernelJob
+from tuna.libraries.triton.artifact import (
+    GLOBAL_SCRATCH,
+    PARAM_BYTES,
+    PROFILE_SCRATCH,
+    Artifact,
+    Launch,
+    Param,
+)
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.kernel_file import KernelFile
+from tuna.libraries.triton.tiles import (
+    OPTIONS,
+    TARGETS,
+    Element,
+    KernelCall,
+    Plan,
+    Target,
+    Tile,
+    Value,
+    least_shared_bytes,
+    tile_of,
+    tile_text,
+)
+
+#: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
+#: share most of theirs.
+_KEPT = 2048
+_TL = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16}
+_PTX_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]\d+)\b[^,)]*_param_\d+")
+_PTX_TYPES = {"u64": 8, "s64": 8, "b64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "f64": 8}
+_HSACO_ARG = re.compile(r"\.size:\s+(\d+)\n\s+\.value_kind:\s+(\w+)")
+_INT32, _INT64 = range(-(2**31), 2**31), range(-(2**63), 2**63)
+
+
+class TooLarge(Exception):
+    """The candidate needs more shared memory than the architecture has."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One build: all that the code depends on, so that equal sources share it."""
+
+    kernel: KernelFile
+    arch: str
+    #: of each argument in the kernel's order: its type, or "constexpr"
+    types: tuple[str, ...]
+    #: of each argument: its value if it is a constant, else None
+    constants: tuple[Any, ...]
+    #: of each argument: what else the compiler may assume of it, as the JIT would say it
+    hints: tuple[str, ...]
+    options: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Binary:
+    """GPU code of one source, with what a launch of it needs."""
+
+    code: bytes
+    symbol: str
+    num_warps: int
+    shared_bytes: int
+    scratch: tuple[int, int, int, int]  #: as `Launch` has them
+
+
+class TritonBuilder(Builder):
+    """Proposes the points of a kernel's space and compiles them."""
+
+    def propose(self, job: KernelJob) -> Sequence[str]:
+        """The consumer's default, then points of the space in an order that the job's seed
+        decides."""
+        description, target = _description(job), TARGETS[job.target]
+        space = description.space(job.config, target)
+        first = [] if space.default is None else [tile_text(space.default)]
+        if job.solver.endswith(DEFAULT):
+            return first
+        rest = [text for text in map(tile_text, space.tiles) if text not in first]
+        random.Random(job.seed).shuffle(rest)  # noqa: S311
+        return [*first, *rest][: job.count]
+
+    def build(self, job: KernelJob, params: str, path: Path) -> None:
+        """Write the artifact of one candidate."""
+        made = artifact(_description(job), job, tile_of(params))
+        path.write_bytes(made.to_bytes())
+
+
+def _description(job: KernelJob) -> Description:
+    return DESCRIPTIONS[job.solver.removesuffix(DEFAULT)]
+
+
+def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
+    """Return the candidate compiled; raises TooLarge where it cannot run, before it is compiled if
+    its tiles alone are too large."""
+    target, kernel = TARGETS[job.target], _kernel(description)
+    plan = description.family.plan(job.config, tile, target, description.package)
+    least = least_shared_bytes(plan, tile, target)
+    if least > target.shared_bytes:
+        raise TooLarge(_too_large(f"at least {least}", target))
+    launches: list[Launch] = []
+    binaries: list[bytes] = []
+    for call in plan.calls:
+        source = specialise(kernel, plan, call, target)
+        binary = compiled(source)
+        if binary.shared_bytes > target.shared_bytes:
+            raise TooLarge(_too_large(str(binary.shared_bytes), target))
+        launches.append(_launch(source, binary, call, len(binaries)))
+        binaries.append(binary.code)
+    return Artifact(
+        target.arch,
+        triton.__version__,
+        kernel.digest,
+        plan.buffers,
+        tuple(launches),
+        tuple(binaries),
+    )
+
+
+def _too_large(size: str, target: Target) -> str:
+    return (
+        f"the candidate needs {size} bytes of shared memory, and {target.arch} has"
+        f" {target.shared_bytes}"
+    )
+
+
+def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target) -> Source:
+    """Return the build that Triton's JIT would make of these arguments.
+
+    Integers that are 1 and pointers that are None become constants; addresses, and integers that
+    are divisible by 16, are marked as such. Raises BadInput for an argument that is not known.
+    """
+    buffers = {one.name: one for one in plan.buffers}
+    types, constants, hints = [], [], []
+    for name in kernel.arguments:
+        value, free = argument(kernel, call, name), name not in kernel.unspecialised
+        constant, kind, hint = None, "constexpr", ""
+        if name in kernel.constants or value is None or isinstance(value, Element):
+            constant = value
+        elif isinstance(value, str):
+            buffer = buffers[value]
+            kind, hint = "*" + buffer.element, "D"
+            # as its JIT says it of tensors that 32 bits can address
+            if target.backend == "hip" and buffer.bytes <= 2**31 - 1:
+                hint = "DS"
+        elif isinstance(value, float):
+            kind = "fp32"
+        elif isinstance(value, bool):
+            raise BadInput(f"The argument {name} is true or false, and no tl.constexpr.")
+        elif value == 1 and free:
+            constant = 1
+        else:
+            kind = "i32" if value in _INT32 else "i64" if value in _INT64 else "u64"
+            hint = "D" if value % 16 == 0 and free else ""
+        types.append(kind)
+        constants.append(constant)
+        hints.append(hint)
+    given = ((name, call.arguments.get(name)) for name in OPTIONS)
+    options = tuple((name, value) for name, value in given if isinstance(value, int))
+    return Source(kernel, target.arch, tuple(types), tuple(constants), tuple(hints), options)
+
+
+def argument(kernel: KernelFile, call: KernelCall, name: str) -> Value:
+    """Return an argument's value, which is the kernel's own default for what is not known; raises
+    BadInput without one."""
+    defaults = dict(kernel.defaults)
+    if name not in call.arguments and name not in defaults:
+        raise BadInput(
+            f"The kernel {kernel.function} takes {name}, which this version of Tuna does not know."
+        )
+    return call.arguments.get(name, defaults.get(name))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def compiled(source: Source) -> Binary:
+    """Return the GPU code of a build; raises BadInput where its parameters are not those of the
+    source."""
+    target = TARGETS[source.arch]
+    gpu = GPUTarget(
+        target.backend,
+        int(source.arch[3:]) if target.backend == "cuda" else source.arch,
+        target.warp_size,
+    )
+    backend = make_backend(gpu)
+    function = _function(source.kernel)
+    signature = dict(zip(source.kernel.arguments, source.types, strict=True))
+    constants = {
+        (at,): _TL[value.name] if isinstance(value, Element) else value
+        for at, (kind, value) in enumerate(zip(source.types, source.constants, strict=True))
+        if kind == "constexpr"
+    }
+    hints = {(at,): backend.parse_attr(hint) for at, hint in enumerate(source.hints) if hint}
+    with tempfile.TemporaryDirectory() as cache:
+        with knobs.cache.scope(), knobs.compilation.scope():
+            knobs.cache.dir = cache
+            knobs.compilation.disable_line_info = True  # it holds paths of this machine
+            made = triton.compile(
+                ASTSource(function, signature, constants, hints),
+                target=gpu,
+                options=dict(source.options),
+            )
+            assembly = dict(made.asm)
+    facts = made.metadata
+    if facts.num_ctas != 1 or facts.launch_cooperative_grid or getattr(facts, "launch_pdl", False):
+        raise BadInput("Clusters, cooperative grids and dependent launches cannot be launched yet.")
+    binary = Binary(
+        code=assembly["hsaco" if target.backend == "hip" else "cubin"],
+        symbol=facts.name,
+        num_warps=facts.num_warps,
+        shared_bytes=facts.shared,
+        scratch=(
+            getattr(facts, "global_scratch_size", 0),
+            getattr(facts, "global_scratch_align", 1),
+            getattr(facts, "profile_scratch_size", 0),
+            getattr(facts, "profile_scratch_align", 1),
+        ),
+    )
+    stated = parameter_bytes(assembly, target)
+    known = [PARAM_BYTES[one] for one in _param_types(source)]
+    if stated != [*known, 8, 8]:
+        raise BadInput(
+            f"The compiled kernel takes parameters of {stated} bytes, and not {[*known, 8, 8]}."
+        )
+    return binary
+
+
+def parameter_bytes(assembly: Mapping[str, Any], target: Target) -> list[int]:
+    """Return the size of each parameter of the compiled kernel, by its PTX or its AMD metadata."""
+    if target.backend == "hip":
+        text = str(assembly["amdgcn"])
+        found = _HSACO_ARG.findall(text[text.index("amdhsa.kernels") :])
+        return [int(size) for size, kind in found if not kind.startswith("hidden_")]
+    text = str(assembly["ptx"])
+    entry = text[text.index(".entry") :]
+    return [_PTX_TYPES[one] for one in _PTX_PARAM.findall(entry[: entry.index("{")])]
+
+
+def _param_types(source: Source) -> Iterator[str]:
+    return ("ptr" if one.startswith("*") else one for one in source.types if one != "constexpr")
+
+
+def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> Launch:
+    params = []
+    for name, kind in zip(source.kernel.arguments, source.types, strict=True):
+        value = argument(source.kernel, call, name)
+        if kind.startswith("*"):
+            params.append(Param(name, "ptr", buffer=str(value)))
+        elif kind != "constexpr":
+            assert isinstance(value, int | float)
+            params.append(Param(name, kind, value=value))
+    params += [Param(name, "ptr", buffer=name) for name in (GLOBAL_SCRATCH, PROFILE_SCRATCH)]
+    return Launch(
+        number,
+        binary.symbol,
+        call.grid,
+        binary.num_warps,
+        TARGETS[source.arch].warp_size,
+        binary.shared_bytes,
+        *binary.scratch,
+        tuple(params),
+    )
+
+
+@functools.cache
+def _kernel(description: Description) -> KernelFile:
+    found = description.kernel()
+    if found is None:
+        raise BadInput(f"{description.package} is not installed here.")
+    return found
+
+
+@functools.cache
+def _function(kernel: KernelFile) -> Any:
+    """The kernel as a function of Triton's, from a file as its JIT demands."""
+    name = f"tuna_kernel_{kernel.digest[:16]}"
+    path = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))) / f"{name}.py"
+    path.write_text(kernel.text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, kernel.function)

@@ -1,0 +1,315 @@
+"""Exports of tile sizes as folders that vLLM and SGLang load, with a file that says where each came
+from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tuna.configs import GemmConfig, from_json, from_json_text
+from tuna.configs.moe import MoeConfig
+from tuna.errors import BadInput
+from tuna.libraries.exporter import (
+    Check,
+    CheckFacts,
+    Entry,
+    Exporter,
+    ExportOptions,
+    ExportTally,
+    Findings,
+)
+from tuna.libraries.results import ResultRecord, ResultSource, is_time
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS
+from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE, KernelFamily
+from tuna.libraries.triton.tiles import TARGETS, Tile, tile_of, tile_text
+from tuna.libraries.triton.tuned_files import (
+    GRID,
+    PROVENANCE,
+    FileName,
+    check_folder,
+    clash,
+    file_name,
+    parse_name,
+    read_tiles,
+)
+
+#: A tile is written where it is at least this much faster than the consumer's default.
+GAIN = 1.03
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Results of one layer: the best tile, and the consumer's default beside it."""
+
+    layer: MoeConfig | GemmConfig
+    best: ResultRecord
+    default: ResultRecord
+
+    @property
+    def chosen(self) -> ResultRecord:
+        """The result whose tile is written."""
+        assert self.best.time_ms is not None
+        assert self.default.time_ms is not None
+        return self.best if self.default.time_ms >= GAIN * self.best.time_ms else self.default
+
+    @property
+    def tokens(self) -> int:
+        """The key in the file."""
+        return self.layer.tokens if isinstance(self.layer, MoeConfig) else self.layer.m
+
+
+class TunedExporter(Exporter[ExportOptions]):
+    """A folder of files; a subclass says whose."""
+
+    is_directory = True
+    options = ExportOptions
+    consumer: ClassVar[str]
+    family: ClassVar[KernelFamily]
+
+    def ending(self, source: ResultSource, options: ExportOptions) -> str:
+        """The form's own."""
+        return self.endings[0]
+
+    def write(
+        self, path: Path, source: ResultSource, options: ExportOptions, tally: ExportTally
+    ) -> int:
+        """Write each file with every key of the consumers' grid: a key without a result, or without
+        a gain of 3 %, has the consumer's default."""
+        files: dict[FileName, list[_Answer]] = defaultdict(list)
+        for answer in _answers(source, self.family, self.consumer, tally.skipped):
+            device = answer.best.environment.device
+            files[file_name(answer.layer, device, self.consumer)].append(answer)
+        entries, provenance = 0, {}
+        for name, answers in sorted(files.items(), key=lambda pair: pair[0].text):
+            layers = [one.layer for one in answers if isinstance(one.layer, MoeConfig)]
+            if clash(layers):
+                tally.skipped["layers of another K, top-k or type have the same file"] += len(
+                    answers
+                )
+                continue
+            tiles, origins = self._tiles(answers, tally.notes)
+            version = answers[0].best.environment.library_version
+            for file, content in self.contents(name, tiles, version).items():
+                (path / file).parent.mkdir(parents=True, exist_ok=True)
+                (path / file).write_text(json.dumps(content, indent=4) + "\n")
+                entries += len(tiles)
+                provenance[file] = {
+                    "layers": sorted({_unnamed(one.layer) for one in answers}),
+                    "environment": answers[0].best.environment._asdict(),
+                    "keys": origins,
+                }
+            tally.configs += len(answers)
+        if provenance:
+            text = json.dumps({"files": provenance}, indent=1, sort_keys=True)
+            (path / PROVENANCE).write_text(text + "\n")
+        return entries
+
+    def contents(
+        self, name: FileName, tiles: Mapping[str, Tile], version: str
+    ) -> dict[str, dict[str, Any]]:
+        """Return the content of each file by its place in the folder."""
+        return {name.text: dict(tiles)}
+
+    def _tiles(
+        self, answers: Sequence[_Answer], notes: Counter[str]
+    ) -> tuple[dict[str, Tile], dict[str, Any]]:
+        """Tiles and origins by key."""
+        known = {one.tokens: one for one in answers}
+        target = TARGETS[answers[0].best.environment.target]
+        tiles: dict[str, Tile] = {}
+        origins: dict[str, Any] = {}
+        for tokens in sorted({*GRID, *known}):
+            if tokens in known:
+                answer = known[tokens]
+                tile, won = tile_of(answer.chosen.params), answer.chosen is answer.best
+                origins[str(tokens)] = {
+                    "tile": "tuned" if won else "the default: nothing is 3 % faster",
+                    "solver": answer.best.solver,
+                    "session": answer.best.session_id,
+                    "best_ms": answer.best.time_ms,
+                    "default_ms": answer.default.time_ms,
+                }
+                notes["of which nothing is 3 % faster than the default"] += not won
+            else:
+                layer = _at(answers[0].layer, tokens)
+                tile = self.family.canonical(
+                    layer, self.family.default(layer, target, self.consumer), self.consumer
+                )
+                origins[str(tokens)] = {"tile": "the default: not measured"}
+                notes["keys without a result, which have the default"] += 1
+            tiles[str(tokens)] = dict(json.loads(tile_text(tile)))
+        return tiles, origins
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Whether files of this consumer lie in the folder itself."""
+        names = (parse_name(one.name) for one in path.glob("*.json"))
+        experts = {bool(name.experts) for name in names if name is not None}
+        # a folder with files of both is one of experts
+        return experts == {False} if self.family is BLOCK_FP8 else True in experts
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """Each key of each file."""
+        if not path.is_dir():
+            raise BadInput(f"{path} is no {self.title}.")
+        for file in sorted(path.rglob("*.json")):
+            if parse_name(file.name) is not None:
+                for tokens, tile in sorted(read_tiles(file)[1].items()):
+                    key = f"{file.relative_to(path)} {tokens}"
+                    yield Entry(key, self.form, (json.dumps(tile, sort_keys=True),))
+
+    def checker(self) -> Check | None:
+        """One check for all of these formats."""
+        return check_folders
+
+
+class VllmMoeExporter(TunedExporter):
+    """The folder that VLLM_TUNED_CONFIG_FOLDER names."""
+
+    form, title, endings = "vllm-moe", "folder of vLLM's experts", (".vllm-moe",)
+    consumer, family = "vllm", MOE
+
+    def contents(
+        self, name: FileName, tiles: Mapping[str, Tile], version: str
+    ) -> dict[str, dict[str, Any]]:
+        """With Triton's version, which this reader takes out."""
+        return {name.text: {"triton_version": version, **tiles}}
+
+
+class SglangMoeExporter(TunedExporter):
+    """The folder that SGLANG_MOE_CONFIG_DIR names; both products of a layer have the same tiles."""
+
+    form, title, endings = "sglang-moe", "folder of SGLang's experts", (".sglang-moe",)
+    consumer, family = "sglang", MOE
+
+    def contents(
+        self, name: FileName, tiles: Mapping[str, Tile], version: str
+    ) -> dict[str, dict[str, Any]]:
+        """A pair of files below the folder of Triton's version."""
+        place = f"configs/triton_{version.replace('.', '_')}/"
+        pair = name.text, replace(name, down=True).text
+        return {place + text: dict(tiles) for text in pair}
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Whether there is a folder for a version of Triton."""
+        return any(one.is_dir() for one in (*path.glob("configs/triton_*"), *path.glob("triton_*")))
+
+
+class BlockFp8Exporter(TunedExporter):
+    """Files for vLLM's own folder `quantization/utils/configs`: it has no setting for another."""
+
+    form, title, endings = "block-fp8", "folder of vLLM's block-wise products", (".block-fp8",)
+    consumer, family = "vllm", BLOCK_FP8
+
+
+class WinnersExporter(Exporter[ExportOptions]):
+    """One file with the best tile of each layer, for programs of one's own."""
+
+    form, title, endings = "triton-json", "file of Triton tiles", (".triton.json",)
+    options = ExportOptions
+
+    def ending(self, source: ResultSource, options: ExportOptions) -> str:
+        """The form's own."""
+        return self.endings[0]
+
+    def write(
+        self, path: Path, source: ResultSource, options: ExportOptions, tally: ExportTally
+    ) -> int:
+        """Write tiles by architecture, kernel and label of the layer; a default where it is the
+        fastest."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for record in source.records():
+            name = record.solver.removesuffix(DEFAULT)
+            if name not in DESCRIPTIONS or not is_time(record.time_ms):
+                tally.skipped["of another library, or without a time"] += 1
+                continue
+            kernels = found.setdefault(record.environment.arch, {}).setdefault(name, {})
+            # in order of time, so the first is the fastest
+            kernels.setdefault(record.label, dict(tile_of(record.params)))
+        layers = [label for kernels in found.values() for one in kernels.values() for label in one]
+        tally.configs = len(set(layers))
+        text = json.dumps({"format": self.form, "tiles": found}, indent=1, sort_keys=True)
+        path.write_text(text + "\n")
+        return len(layers)
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By its first field."""
+        return head.startswith(b'{\n "format": "triton-json"')
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """Each layer of each kernel."""
+        try:
+            tiles = json.loads(path.read_text())["tiles"]
+            rows = [
+                Entry(f"{label} on {arch}", name, (json.dumps(tile, sort_keys=True),))
+                for arch, kernels in tiles.items()
+                for name, layers in kernels.items()
+                for label, tile in layers.items()
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"{path} is no {self.title}: {error}") from None
+        yield from rows
+
+
+def check_folders(
+    by_form: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Findings
+) -> None:
+    """Check each folder by the rules of `tuned_files`."""
+    for folders in by_form.values():
+        for folder in folders:
+            findings.files.remove(folder)
+            check_folder(folder, findings)
+
+
+def _answers(
+    source: ResultSource, family: KernelFamily, consumer: str, skipped: Counter[str]
+) -> Iterator[_Answer]:
+    """The layers of a family, measured with the consumer's kernel or with ours."""
+    best: dict[str, ResultRecord] = {}
+    defaults: dict[str, ResultRecord] = {}
+    for record in source.records():
+        description = DESCRIPTIONS.get(record.solver.removesuffix(DEFAULT))
+        if description is None or description.family is not family:
+            skipped["of a kernel of another kind"] += 1
+        elif description.package not in ("", consumer):
+            skipped["of another consumer's kernel"] += 1
+        elif not is_time(record.time_ms) or not record.environment.device:
+            skipped["without a time or without the name of its device"] += 1
+        else:
+            # in order of time, so the first is the fastest
+            found = defaults if record.solver.endswith(DEFAULT) else best
+            found.setdefault(record.config_key, record)
+    for key in sorted(best.keys() | defaults.keys()):
+        if key in best and key in defaults:
+            yield _Answer(_layer(best[key]), best[key], defaults[key])
+        else:
+            skipped["whose default was not measured, or nothing else"] += 1
+
+
+def _layer(record: ResultRecord) -> MoeConfig | GemmConfig:
+    if record.kind == MoeConfig.kind:
+        found = from_json_text(record.config)
+    else:
+        values: dict[str, Any] = dict(part.split("=", 1) for part in record.config.split(";"))
+        values |= {name: int(value) for name, value in values.items() if value.isdigit()}
+        values |= {name: bool(values[name]) for name in ("trans_a", "trans_b")}
+        found = from_json(values)
+    assert isinstance(found, MoeConfig | GemmConfig)
+    return found
+
+
+def _at(layer: MoeConfig | GemmConfig, tokens: int) -> MoeConfig | GemmConfig:
+    """The layer at another batch size."""
+    if isinstance(layer, MoeConfig):
+        return replace(layer, tokens=tokens)
+    return replace(layer, m=tokens)
+
+
+def _unnamed(layer: MoeConfig | GemmConfig) -> tuple[Any, ...]:
+    """Facts about a layer that the file's name leaves out."""
+    if isinstance(layer, MoeConfig):
+        return layer.hidden, layer.topk, layer.data_type.value
+    return (str(layer.c_type),)
