@@ -17,7 +17,8 @@
  *                        the stream is waited for; hang=2: the second run never ends
  *   static_shared=16     bytes of static shared memory
  * Files beside this library: `lost`: the device does not answer; `mhz`: its clock. FAKE_CUDA_LOG: a file to which
- * calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device.
+ * calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
+ * many devices NVML knows; their UUIDs differ in the last digit.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -483,20 +484,33 @@ typedef struct { char old_bus[16]; unsigned domain, bus, device, id, subsystem; 
 
 int nvmlInit_v2(void) { return is_lost() ? 9 : 0; }
 int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)1; return index ? 2 : 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-  *device = (void *)1;
-  return strcmp(uuid, "GPU-fa4e0000-0000-0000-0000-000000000000") ? 6 : 0;
+static unsigned devices(void) {
+  const char *text = getenv("FAKE_NVML_DEVICES");
+  return text ? (unsigned)atoi(text) : 1;
 }
-int nvmlDeviceGetName(void *device, char *name, unsigned size) { return cuDeviceGetName(name, (int)size, 0); }
+static unsigned index_of(void *device) { return (unsigned)(uintptr_t)device - 1; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = devices(); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+  *device = (void *)(uintptr_t)(index + 1);
+  return index < devices() ? 0 : 2;
+}
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
-  snprintf(uuid, size, "GPU-fa4e0000-0000-0000-0000-000000000000");
+  snprintf(uuid, size, "GPU-fa4e0000-0000-0000-0000-%012u", index_of(device));
   return 0;
 }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+  char known[96];
+  for (unsigned index = 0; index < devices(); index++) {
+    *device = (void *)(uintptr_t)(index + 1);
+    nvmlDeviceGetUUID(*device, known, sizeof known);
+    if (!strcmp(uuid, known)) return 0;
+  }
+  return 6;
+}
+int nvmlDeviceGetName(void *device, char *name, unsigned size) { return cuDeviceGetName(name, (int)size, 0); }
 int nvmlDeviceGetPciInfo_v3(void *device, nvml_pci *pci) {
   memset(pci, 0, sizeof *pci);
-  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:3B:00.0");
+  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%uB:00.0", 3 + index_of(device));
   return 0;
 }
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { *major = 9; *minor = 0; return 0; }

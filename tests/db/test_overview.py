@@ -13,6 +13,7 @@ from million_jobs import fill
 from tuna.db import overview
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
+from tuna.errors import NotFound
 from tuna.reports.totals import _STEPS, _TRIALS
 
 
@@ -27,7 +28,8 @@ def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
     session_id = fill(engine, 2000)
     (seen,) = overview.read(engine)
     assert overview.read(engine, session_id) == [seen]
-    assert overview.read(engine, session_id + 1) == []
+    with pytest.raises(NotFound):
+        overview.read(engine, session_id + 1)
     assert (seen.session_id, seen.library, seen.reason) == (session_id, "noop", "test")
     assert seen.jobs == {
         "compile_queued": 80,

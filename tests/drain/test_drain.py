@@ -480,23 +480,18 @@ def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(
     session_id = make_jobs(engine, 1, steps="measure")
     entries = _entries(_claim(engine, session_id, "measure"))
     report = entries[1].report
-    # as no worker that is checked can send it
-    bad = report.results[3].model_copy(update={"algorithm": None})
+    bad = report.results[3].model_copy(update={"algorithm": None})  # no checked worker can send it
     results = (*report.results[:3], bad, *report.results[4:])
-    drain.write(
-        [
-            entries[0],
-            StreamEntry("2-0", report.model_copy(update={"results": results})),
-            *entries[2:],
-        ]
-    )
+    changed = StreamEntry("2-0", report.model_copy(update={"results": results}))
+    drain.write([entries[0], changed, *entries[2:]])
     assert drain.counts.accepted == 10
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(Job.state, Job.cause).where(Job.id == bad.job_id)).one()
-        text = connection.execute(
-            sa.select(StepResultRow.output_tail).where(StepResultRow.job_id == bad.job_id)
-        ).scalar_one()
-    assert tuple(rows) == ("new", "infra")
+        state, cause, text = connection.execute(
+            sa.select(Job.state, Job.cause, StepResultRow.output_tail)
+            .join_from(Job, StepResultRow, StepResultRow.job_id == Job.id)
+            .where(Job.id == bad.job_id)
+        ).one()
+    assert (state, cause) == ("new", "infra")
     assert "refused" in text
     assert "algorithm" in text
     assert states(engine) == {"evaluated": 9, "new": 1}

@@ -97,7 +97,9 @@ def test_the_seeds_command_lines_are_taken_as_printed(monkeypatch: pytest.Monkey
         if line.startswith("python3 -m lorien rpc-client ")
     ]
     taken: list[tuple[object, ...]] = []
-    monkeypatch.setattr(api, "rpc_client", lambda *words, say: taken.append(words) or 0)
+    monkeypatch.setattr(
+        api, "rpc_client", lambda *, say, **words: taken.append(tuple(words.values())) or 0
+    )
     assert [guarded(lorien, words, "lorien") for words in typed] == [0, 0]
     text = "llvm -device=arm_cpu -mtriple=aarch64-linux-gnu"
     assert taken == [

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
+from cuda_double.stand_in import install
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes, below
 
@@ -30,19 +31,6 @@ def _lasting_leases(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 #: nvidia-ml-py as far as Tuna uses it, on a machine with two cards.
-_PYNVML = """
-from types import SimpleNamespace
-class NVMLError(Exception): pass
-def nvmlInit(): pass
-def nvmlShutdown(): pass
-def nvmlDeviceGetCount(): return 2
-def nvmlDeviceGetHandleByIndex(index): return index
-def nvmlDeviceGetName(handle): return "NVIDIA H200"
-def nvmlDeviceGetUUID(handle): return f"GPU-0000000{handle}"
-def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(busId=f"00000000:{handle}B:00.0")
-"""
-
-
 def _workers(process: psutil.Popen) -> list[psutil.Process]:
     """The Celery workers that `tuna worker` started, without their pools."""
     found = []
@@ -176,17 +164,16 @@ def test_an_interrupted_run_gives_back_what_it_has(
 def test_each_device_has_a_worker_that_sees_no_other(
     processes: Processes, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "pynvml.py").write_text(_PYNVML)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(install(tmp_path / "driver")))
+    monkeypatch.setenv("FAKE_NVML_DEVICES", "2")
     worker = processes.start("tuna", "worker", "eval", "--devices", "all", forked=False)
     eventually(
         lambda: len(_workers(worker)) == 2 and all(w.children() for w in _workers(worker)), 60
     )
     variables = [process.environ() for process in _workers(worker)]
     assert {found["CUDA_VISIBLE_DEVICES"] for found in variables} == {
-        "GPU-00000000",
-        "GPU-00000001",
+        "GPU-fa4e0000-0000-0000-0000-000000000000",
+        "GPU-fa4e0000-0000-0000-0000-000000000001",
     }
     assert len({found["TUNA_EVAL_CPUS"] for found in variables}) == 2
     names = {process.cmdline()[process.cmdline().index("-n") + 1] for process in _workers(worker)}

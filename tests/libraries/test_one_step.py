@@ -12,8 +12,8 @@ from test_candidates import ToyLibrary
 from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
 from tuna.libraries.base import FINALS
-from tuna.libraries.candidates import OneStepLibrary
 from tuna.libraries.items import Rival, StepResult, WorkItem
+from tuna.libraries.one_step import OneStepLibrary
 from tuna.testing.rehearsal import run_context
 from tuna.vocabulary import Cause
 

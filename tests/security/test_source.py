@@ -51,11 +51,14 @@ _OWN_LIBRARY = {
 }
 _OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp", "self_limits")}
 #: Loads code that the artifact store has checked, in a child of the sandbox: what a library's
-#: `Loader` is for; its own code; or a library that was installed as a package, in a child too.
+#: `Loader` is for; its own code; or a library that was installed as a package, in a child too; or
+#: a library of the installed driver of a device, by its name alone.
 _LOADERS = {
     "examples/plugin/tuna_cgemm/kernel.py",
     "benchmarks/contest.py",
     "tuna/libraries/onednn/capi.py",
+    "tuna/libraries/triton/driver.py",
+    "tuna/sandbox/nvml.py",
 }
 _SQL = {
     "execute",

@@ -18,7 +18,7 @@ from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.cached_probe import cached_probe
-from tuna.libraries.candidates import OneStepLibrary
+from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.options import LAYOUTS, Condition, complete
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
