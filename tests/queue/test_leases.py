@@ -52,6 +52,19 @@ def test_a_lease_that_is_not_renewed_expires_and_its_holder_is_shut_out_once_it_
     assert leases.untaken() == ["waiting"]
 
 
+def test_a_full_redis_takes_no_renewal(redis_client: redis.Redis) -> None:
+    """So a lease that expired meanwhile says nothing of its worker."""
+    leases = Leases(redis_client, "n", 10)
+    leases.open(["c"])
+    assert leases.renewable()
+    redis_client.config_set("maxmemory", "1")
+    try:
+        assert not leases.renewable()
+    finally:
+        redis_client.config_set("maxmemory", "0")
+    assert leases.all() == ["c"]
+
+
 def test_a_forfeited_lease_expires_at_once(redis_client: redis.Redis) -> None:
     leases = Leases(redis_client, "n", 100)
     leases.open(["c"])

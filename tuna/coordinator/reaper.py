@@ -65,6 +65,9 @@ class Reaper:
     def reclaim(self, works: Iterable[SessionWork]) -> None:
         """Make the jobs of lost workers, coordinators and messages claimable again."""
         expired = self._leases.expired() if self.patience.is_due else []
+        if expired and not self._leases.renewable():
+            self.patience.wait(self._leases.lease_s / 2)
+            expired = []
         with reading(self._engine) as connection:
             old = self._old_chunks(connection, works)
             expired = of_known_libraries(connection, expired)

@@ -117,7 +117,7 @@ class Leases:
     """The leases of one database's work."""
 
     def __init__(self, client: redis.Redis, namespace: str, lease_s: float) -> None:
-        self.namespace = namespace
+        self.namespace, self.lease_s = namespace, lease_s
         self._client = client
         self._lease_ms = int(lease_s * 1000)
         prefix = f"tuna:{{{namespace}}}:"
@@ -183,6 +183,13 @@ class Leases:
         seconds, micros = self._client.time()
         now_ms = seconds * 1000 + micros // 1000
         return _texts(self._client.zrangebyscore(self.leases_key, "-inf", f"({now_ms}"))
+
+    def renewable(self) -> bool:
+        """Whether Redis takes the write of a renewal, which it refuses while it is full."""
+        with redis_client.skip_if_full():
+            self._client.zadd(self.leases_key, {"": 0}, xx=True)  # changes nothing
+            return True
+        return False
 
     def missing(self, chunks: Sequence[str]) -> list[str]:
         """Return the members of `chunks` that Redis does not know."""
