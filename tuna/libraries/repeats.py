@@ -96,11 +96,16 @@ class Sampler:
     """Collects repeats of one candidate until they are enough."""
 
     def __init__(
-        self, once: Callable[[], Repeat], budget_s: float, beyond_ms: float | None = None
+        self,
+        once: Callable[[], Repeat],
+        budget_s: float,
+        beyond_ms: float | None = None,
+        clock: str = "wall",
     ) -> None:
         """`beyond_ms`: a candidate that is certainly slower than this need not be known more
-        exactly."""
+        exactly; `clock`: what undisturbed repeats are timed by, as `Timing` has it."""
         self._once, self._budget_s, self._beyond_ms = once, budget_s, beyond_ms
+        self._clock = clock
         self._all: list[Repeat] = []
         self._spent_s = 0.0
 
@@ -126,7 +131,7 @@ class Sampler:
         time."""
         quiet, cpu = self._quiet, self._cpu
         if len(quiet) >= min(_ENOUGH, len(self._all)):
-            return timing(quiet, "wall")
+            return timing(quiet, self._clock)
         if cpu:
             return timing(cpu, "cpu", quiet=False)
         return timing([found.wall_ms for found in self._all], "wall", quiet=False)

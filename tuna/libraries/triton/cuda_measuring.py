@@ -24,7 +24,7 @@ import numpy as np
 
 from tuna.configs import Config, from_json
 from tuna.libraries.probe import Probe
-from tuna.libraries.repeats import FEWEST, HOPELESS, NARROW, Timing, half_width, timing
+from tuna.libraries.repeats import HOPELESS, Repeat, Sampler, Timing, sample_until_done, timing
 from tuna.libraries.triton.artifact import ELEMENT_BYTES, Artifact, Buffer, from_bytes
 from tuna.libraries.triton.device_problems import (
     DeviceProblem,
@@ -38,8 +38,6 @@ from tuna.sandbox import nvml, seccomp
 
 #: Milliseconds of a graph at least, and runs at most.
 _GRAPH_MS, _MOST_RUNS = 2.0, 2048
-#: Graphs that are enough where the budget is spent.
-_ENOUGH = 3
 #: The copies of the buffers that runs take turns with are so many times the L2 cache in all.
 _ROTATED = 2
 #: Values of an output that are read back for one check, and rows and columns of them whose right
@@ -318,9 +316,9 @@ class _Placed:
         return min(self._cuda.time_ms(functools.partial(self.run, place)) for place in (1, 2))
 
     @contextlib.contextmanager
-    def repeats(self, once_ms: float) -> Iterator[Callable[[], float]]:
-        """A function that measures the milliseconds of one run, as the mean of a graph of them;
-        `once_ms`: about how long one takes."""
+    def repeats(self, once_ms: float) -> Iterator[Callable[[], Repeat]]:
+        """A function that measures one run, as the mean of a graph of them; `once_ms`: about how
+        long one takes."""
         wanted = max(self._places, math.ceil(_GRAPH_MS / max(once_ms, 1e-6)))
         runs = min(wanted, _MOST_RUNS)
 
@@ -332,7 +330,9 @@ class _Placed:
         try:
             self._cuda.launch_graph(graph)  # the first launch uploads it
             self._cuda.synchronize()
-            yield lambda: self._cuda.time_ms(lambda: self._cuda.launch_graph(graph)) / runs
+            yield lambda: Repeat(
+                self._cuda.time_ms(lambda: self._cuda.launch_graph(graph)) / runs, None, False
+            )
         finally:
             self._cuda.destroy(graph)
 
@@ -350,28 +350,13 @@ def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
 
 def _timed(candidates: Sequence[tuple[_Placed, float]], budget_s: float) -> list[Timing]:
     """Time candidates in turn, each until the interval is narrow or the budget is spent."""
-    times_ms: list[list[float]] = [[] for _ in candidates]
-    spent_s = [0.0] * len(candidates)
     with contextlib.ExitStack() as stack:
-        measure = [stack.enter_context(one.repeats(once_ms)) for one, once_ms in candidates]
-        waiting = list(range(len(candidates)))
-        while waiting:
-            for number in waiting:
-                started = time.perf_counter()
-                times_ms[number].append(measure[number]())
-                spent_s[number] += time.perf_counter() - started
-            waiting = [
-                number
-                for number in waiting
-                if not _is_enough(times_ms[number], spent_s[number] >= budget_s)
-            ]
-    return [timing(found, "own") for found in times_ms]
-
-
-def _is_enough(times_ms: Sequence[float], is_spent: bool) -> bool:
-    if len(times_ms) >= FEWEST and half_width(times_ms, float(np.median(times_ms))) <= NARROW:
-        return True
-    return len(times_ms) >= _ENOUGH and is_spent
+        samplers = [
+            Sampler(stack.enter_context(one.repeats(once_ms)), budget_s, clock="own")
+            for one, once_ms in candidates
+        ]
+        sample_until_done(samplers)
+    return [sampler.timing() for sampler in samplers]
 
 
 def _wrong(error: float, tolerance: float) -> dict[str, Any]:
