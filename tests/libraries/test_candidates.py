@@ -7,17 +7,18 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from one_solver import OneSolverLibrary
 from pydantic import Field, ValidationError
 
 from tuna.artifacts.store import Artifacts
-from tuna.configs import Config, GemmConfig
-from tuna.libraries.base import FINALS, Environment, Solver
-from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.configs import GemmConfig
+from tuna.libraries.base import FINALS
+from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.measurement import Budgets
@@ -38,26 +39,15 @@ class ToyOptions(CandidateOptions):
     described: bool = Field(False, description="whether it describes its problem")
 
 
-class ToyLibrary(CandidateLibrary):
+class ToyLibrary(OneSolverLibrary):
     """A 2 x 2 product that behaves as its options say."""
 
     name = "toy"
-    kinds = ("gemm",)
+    device = "a toy"
     options = ToyOptions
     builder = "toy_kernel:Toy"
     loader = "toy_kernel:Toy"
     forkable = True
-
-    def environment(self) -> Environment:
-        return Environment(self.name, "1", "any", 1, "toy-1", device="a toy")
-
-    def solvers(self) -> Sequence[Solver]:
-        return [Solver("Toy", self.kinds, "GEMM")]
-
-    def applicable(
-        self, configs: Iterable[Config], environment: Environment
-    ) -> Iterator[tuple[Config, Sequence[str]]]:
-        return ((config, ["Toy"]) for config in configs)
 
 
 class Toys:

@@ -4,18 +4,19 @@ candidate is fine, and what was measured is kept."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import cuda_double
 import pytest
 from cuda_double.stand_in import install
+from one_solver import OneSolverLibrary
 from pydantic import Field
 
 from tuna.configs import Config, DataType, GemmConfig
-from tuna.libraries.base import FINALS, Environment, Solver
-from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.libraries.base import FINALS, Environment
+from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.triton.library import TritonLibrary
@@ -33,11 +34,10 @@ class CudaToyOptions(CandidateOptions):
     params: str = Field("", description="how its candidates behave, separated by |")
 
 
-class CudaToyLibrary(CandidateLibrary):
+class CudaToyLibrary(OneSolverLibrary):
     """Measures as the Triton library does."""
 
     name = "cuda_toy"
-    kinds = ("gemm",)
     options = CudaToyOptions
     builder = "cuda_double.toys:CudaToyBuilder"
     loader = TritonLibrary.loader
@@ -53,14 +53,6 @@ class CudaToyLibrary(CandidateLibrary):
 
     def environment(self) -> Environment:
         return Environment(self.name, "1", "sm_90", 132, "toy-1", device="a toy")
-
-    def solvers(self) -> Sequence[Solver]:
-        return [Solver("Toy", self.kinds, "GEMM")]
-
-    def applicable(
-        self, configs: Iterable[Config], environment: Environment
-    ) -> Iterator[tuple[Config, Sequence[str]]]:
-        return ((config, ["Toy"]) for config in configs)
 
 
 class CudaToys:

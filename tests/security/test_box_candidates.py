@@ -4,17 +4,17 @@ good ones that are measured."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 from box_place import HERE, Place
+from one_solver import OneSolverLibrary
 from shared_data import needed_program
 
-from tuna.configs import Config, GemmConfig
-from tuna.libraries.base import Environment, Solver
-from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.configs import GemmConfig
+from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.items import Trial, WorkItem
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
@@ -22,27 +22,15 @@ from tuna.vocabulary import Cause
 pytestmark = pytest.mark.usefixtures("needs_a_box")
 
 
-class HostileLibrary(CandidateLibrary):
+class HostileLibrary(OneSolverLibrary):
     """Its candidates are acts of `box_acts.c`."""
 
-    name = "hostile"
-    kinds = ("gemm",)
+    name, solver = "hostile", "Hostile"
     options = type(
         "Options", (CandidateOptions,), {"__annotations__": {"params": str}, "params": "good"}
     )
     builder = loader = "box_kernel:Hostile"
     forkable = True
-
-    def environment(self) -> Environment:
-        return Environment(self.name, "1", "any", 1, "hostile-1")
-
-    def solvers(self) -> Sequence[Solver]:
-        return [Solver("Hostile", self.kinds, "GEMM")]
-
-    def applicable(
-        self, configs: Iterable[Config], environment: Environment
-    ) -> Iterator[tuple[Config, Sequence[str]]]:
-        return ((config, ["Hostile"]) for config in configs)
 
 
 @pytest.fixture

@@ -6,18 +6,18 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from box_place import HERE
+from one_solver import OneSolverLibrary
 from pydantic import Field
 
-from tuna.configs import Config, GemmConfig
-from tuna.libraries.base import Environment, Solver
+from tuna.configs import GemmConfig
 from tuna.libraries.candidate_children import answer_to
-from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
@@ -29,25 +29,13 @@ class LyingOptions(CandidateOptions):
     programs: list[str] = Field(["good"], description="what its candidates do")
 
 
-class LyingLibrary(CandidateLibrary):
+class LyingLibrary(OneSolverLibrary):
     """Its candidates are programs of `lying_kernel.py`."""
 
-    name = "lying"
-    kinds = ("gemm",)
+    name, solver = "lying", "Lying"
     options = LyingOptions
     builder = loader = "lying_kernel:Lying"
     forkable = True
-
-    def environment(self) -> Environment:
-        return Environment(self.name, "1", "any", 1, "lying-1")
-
-    def solvers(self) -> Sequence[Solver]:
-        return [Solver("Lying", self.kinds, "GEMM")]
-
-    def applicable(
-        self, configs: Iterable[Config], environment: Environment
-    ) -> Iterator[tuple[Config, Sequence[str]]]:
-        return ((config, ["Lying"]) for config in configs)
 
 
 class StartedLibrary(LyingLibrary):
