@@ -22,6 +22,7 @@ from tuna.configs import Config, GemmConfig
 from tuna.configs.moe import MoeConfig
 from tuna.errors import BadInput
 from tuna.libraries.triton.artifact import ELEMENT_BYTES, Buffer
+from tuna.libraries.triton.kernel_arguments import block_sizes
 
 Floats = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -188,7 +189,9 @@ def _gemm(
     of_b = (columns[:, None], depth) if config.trans_b else (depth, columns[:, None])
     b = inputs["b"].at(*of_b)
     if config.scale_b:
-        block_k, block_n = (int(word) for word in config.scale_b.removeprefix("block").split("x"))
+        blocks = block_sizes(config)
+        assert blocks is not None
+        block_n, block_k = blocks
         a = a * inputs["a_scale"].at(rows[:, None], depth // block_k)
         b = b * inputs["b_scale"].at(columns[:, None] // block_n, depth // block_k)
     return a @ b.T

@@ -116,8 +116,9 @@ def _gemm_fits(config: Config, target: Target) -> bool:
     )
 
 
-def _block_sizes(config: GemmConfig) -> tuple[int, int] | None:
-    """Columns and depth of the blocks of B; None unless the scales are those of block-wise fp8."""
+def block_sizes(config: GemmConfig) -> tuple[int, int] | None:
+    """Return columns and depth of the blocks of B; None unless the scales are those of block-wise
+    fp8."""
     words = config.scale_b.removeprefix("block").split("x")
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return None
@@ -129,7 +130,7 @@ def _block_sizes(config: GemmConfig) -> tuple[int, int] | None:
 def _block_fp8_fits(config: Config, target: Target) -> bool:
     if not _is_packed(config) or not _gemm(config).trans_b:
         return False
-    return _is_fp8(_gemm(config), target) and _block_sizes(_gemm(config)) is not None
+    return _is_fp8(_gemm(config), target) and block_sizes(_gemm(config)) is not None
 
 
 def _gemm_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Plan:
@@ -147,7 +148,7 @@ def _gemm_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Pla
         **{"stride_am": k, "stride_ak": 1, "stride_bk": row, "stride_bn": column},
         **{"stride_cm": n, "stride_cn": 1, **tile},
     }
-    blocks = _block_sizes(product) if product.scale_b else None
+    blocks = block_sizes(product)
     if blocks is not None:
         block_n, block_k = blocks
         wide, deep = math.ceil(n / block_n), math.ceil(k / block_k)
@@ -170,12 +171,12 @@ def _gemm_default(config: Config, target: Target, consumer: str) -> Tile:
 
 
 def _block_fp8_default(config: Config, target: Target, consumer: str) -> Tile:
-    block_n, block_k = _block_sizes(_gemm(config)) or (128, 128)
+    block_n, block_k = block_sizes(_gemm(config)) or (128, 128)
     return _with_amd(dict(zip(AXES, (64, block_n, block_k, 32, 4, 2), strict=True)), target)
 
 
 def _block_fp8_points(config: Config, target: Target) -> Iterator[Tile]:
-    _, block_k = _block_sizes(_gemm(config)) or (128, 128)
+    _, block_k = block_sizes(_gemm(config)) or (128, 128)
     points = _points(target, _BLOCK_FP8_AXES)
     return (tile for tile in points if block_k % tile["BLOCK_SIZE_K"] == 0)
 

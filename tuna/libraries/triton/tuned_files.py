@@ -20,7 +20,7 @@ from tuna.configs.moe import FP8, INT8, SCHEMES, MoeConfig
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries.exporter import Findings
-from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE
+from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE, block_sizes
 from tuna.libraries.triton.tiles import AXES, TARGETS, Target, Tile, least_shared_bytes
 
 #: Batch sizes that consumers' tuners measure.
@@ -104,8 +104,9 @@ def file_name(layer: MoeConfig | GemmConfig, device: str, consumer: str) -> File
     if consumer == "vllm" and "H200" in place.split("_"):
         place = "NVIDIA_H200"
     if isinstance(layer, GemmConfig):
-        block_k, block_n = (int(one) for one in layer.scale_b.removeprefix("block").split("x"))
-        return FileName(consumer, place, FP8, (block_n, block_k), 0, (layer.n, layer.k))
+        blocks = block_sizes(layer)
+        assert blocks is not None
+        return FileName(consumer, place, FP8, blocks, 0, (layer.n, layer.k))
     block = (layer.block_n, layer.block_k) if layer.block_n else None
     sizes = layer.experts, layer.intermediate
     return FileName(consumer, place, layer.scheme, block, layer.experts, sizes)
