@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from tuna.libraries.triton.exporters import (
     WinnersExporter,
 )
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE
-from tuna.libraries.triton.tiles import AXES, TARGETS, tile_text
-from tuna.libraries.triton.tuned_files import GRID, PROVENANCE, nearest, parse_name, read_tiles
+from tuna.libraries.triton.tiles import AXES, TARGETS, Tile, tile_text
+from tuna.libraries.triton.tuned_files import GRID, PROVENANCE, parse_name, read_tiles
 from tuna.testing.exporter_contract import (
     ExporterContract,
     SampleResult,
@@ -165,6 +165,11 @@ def as_vllm_reads(path: Path) -> dict[int, dict[str, int]]:
     tuned = json.loads(path.read_text())
     tuned.pop("triton_version", None)
     return {int(key): value for key, value in tuned.items()}
+
+
+def nearest(tiles: Mapping[int, Tile], tokens: int) -> Tile:
+    """The tile that both consumers take for a batch size."""
+    return tiles[min(tiles, key=lambda key: abs(key - tokens))]
 
 
 def test_a_tile_is_written_where_it_gains_three_percent_and_the_default_elsewhere(

@@ -252,8 +252,3 @@ def _check_provenance(folder: Path, findings: Findings) -> None:
 def clash(layers: Sequence[MoeConfig]) -> bool:
     """True if layers that share a file's name differ in what it does not say."""
     return len({(one.hidden, one.topk, one.data_type) for one in layers}) > 1
-
-
-def nearest(tiles: Mapping[int, Tile], tokens: int) -> Tile:
-    """Return the tile that both consumers take for a batch size."""
-    return tiles[min(tiles, key=lambda key: abs(key - tokens))]
