@@ -38,7 +38,14 @@ from tuna.configs.moe import MoeConfig
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.items import Candidate, WorkItem
 from tuna.libraries.kernels import DeviceLost
-from tuna.libraries.triton.artifact import PROFILE_SCRATCH, Artifact, Buffer, Launch, Param
+from tuna.libraries.triton.artifact import (
+    PROFILE_SCRATCH,
+    Artifact,
+    Buffer,
+    Launch,
+    Param,
+    from_bytes,
+)
 from tuna.libraries.triton.driver import Cuda
 from tuna.libraries.triton.library import TritonLibrary
 from tuna.testing.rehearsal import run_context
@@ -281,8 +288,6 @@ def _arch() -> str:
 
 def _compiled(library: TritonLibrary, context: Any) -> Artifact:
     """Tuna's own product by its default, compiled by Triton."""
-    from tuna.libraries.triton.artifact import from_bytes
-
     item = _item(step="compile", target=_arch(), options={"candidates": 1})
     (result,) = library.run(library.step("compile"), [item], context)
     return from_bytes(context.artifacts.get(result.trials[0].artifact or ""))

@@ -22,8 +22,8 @@ from benchmarks.harness import Outcome
 from tuna.configs.moe import MoeConfig
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.tiles import TARGETS, least_shared_bytes, tile_of, tile_text
+from tuna.libraries.triton.tuned_files import GRID
 
-TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 #: Name of a build: the batch size, the tile and the number of its launch.
 Build = tuple[int, str, int]
 #: SHA-256 of its code, bytes of its shared memory, and those that were expected at least.
@@ -60,7 +60,7 @@ def distinct(solver: str, arch: str) -> tuple[list[Build], Counter[str]]:
     kernel = description.kernel()
     assert kernel is not None
     builds: dict[object, Build] = {}
-    for tokens in TOKENS:
+    for tokens in GRID:
         space = description.space(layer(tokens), target)
         counts["points"] += space.size
         counts["same"] += space.same
