@@ -205,6 +205,16 @@ def test_layers_that_one_name_cannot_tell_apart_are_left_out(tmp_path: Path) -> 
     assert names == [MOE_NAME.replace("N=128", "N=256"), PROVENANCE]
 
 
+def test_products_that_differ_in_the_type_of_the_answer_are_left_out(tmp_path: Path) -> None:
+    other = replace(PRODUCT, c_type=DataType.FP16)
+    samples = [result for one in (PRODUCT, other) for result in results("VllmBlockFp8", one, 1, 2)]
+    alone = results("VllmBlockFp8", replace(PRODUCT, n=512), 1, 2)
+    folder = export(tmp_path, BlockFp8Exporter(), [*samples, *alone])
+    name = TestBlockFp8.names[0].replace("N=1536", "N=512")
+    assert sorted(path.name for path in folder.iterdir()) == [name, PROVENANCE]
+    assert checked(folder).faults == []
+
+
 def test_a_result_without_its_default_is_left_out(tmp_path: Path) -> None:
     samples = [*results("VllmMoe", at(1), 1.0, 1.5), results("VllmMoe", at(64), 1.0, 1.5)[0]]
     folder = export(tmp_path, VllmMoeExporter(), samples)

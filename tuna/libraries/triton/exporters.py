@@ -31,7 +31,6 @@ from tuna.libraries.triton.tuned_files import (
     PROVENANCE,
     FileName,
     check_folder,
-    clash,
     file_name,
     parse_name,
     read_tiles,
@@ -85,8 +84,8 @@ class TunedExporter(Exporter[ExportOptions]):
             files[file_name(answer.layer, device, self.consumer)].append(answer)
         entries, provenance = 0, {}
         for name, answers in sorted(files.items(), key=lambda pair: pair[0].text):
-            layers = [one.layer for one in answers if isinstance(one.layer, MoeConfig)]
-            if clash(layers):
+            layers = sorted({_unnamed(one.layer) for one in answers})
+            if len(layers) > 1:
                 tally.skipped["layers of another K, top-k or type have the same file"] += len(
                     answers
                 )
@@ -98,7 +97,7 @@ class TunedExporter(Exporter[ExportOptions]):
                 (path / file).write_text(json.dumps(content, indent=4) + "\n")
                 entries += len(tiles)
                 provenance[file] = {
-                    "layers": sorted({_unnamed(one.layer) for one in answers}),
+                    "layers": layers,
                     "environment": answers[0].best.environment._asdict(),
                     "keys": origins,
                 }

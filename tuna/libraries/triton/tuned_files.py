@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -247,8 +247,3 @@ def _check_provenance(folder: Path, findings: Findings) -> None:
     for name, found in sorted(layers.items()):
         if len(found) > 1:
             findings.fault(folder / name, "collision", f"serves several layers: {sorted(found)}")
-
-
-def clash(layers: Sequence[MoeConfig]) -> bool:
-    """True if layers that share a file's name differ in what it does not say."""
-    return len({(one.hidden, one.topk, one.data_type) for one in layers}) > 1
