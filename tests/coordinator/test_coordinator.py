@@ -351,6 +351,30 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
     assert set(held).isdisjoint(redis_client.zrange(leases, 0, -1))
 
 
+def test_after_redis_was_full_workers_have_time_to_renew_their_leases(
+    engine: sa.Engine,
+    coordinator: Coordinator,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InProcess, "send_task", lambda *_, **__: None)
+    coordinator.publish()
+    (leases,) = redis_client.keys("*:leases")
+    held = redis_client.zrange(leases, 0, -1)
+    with full(redis_client):
+        coordinator.reaper.reclaim([])  # none has run out yet
+    redis_client.zadd(leases, dict.fromkeys(held, 1))
+    coordinator.reaper.reclaim([])
+    assert set(held) <= set(redis_client.zrange(leases, 0, -1))
+    coordinator.reaper.patience.wait(0.0)
+    with full(redis_client):
+        coordinator.reaper.reclaim([])
+    assert set(held) <= set(redis_client.zrange(leases, 0, -1))
+    coordinator.reaper.patience.wait(0.0)
+    coordinator.reaper.reclaim([])
+    assert set(held).isdisjoint(redis_client.zrange(leases, 0, -1))
+
+
 def test_while_the_artifact_store_is_away_an_coordinator_waits(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import redis
 
 from tuna.queue.leases import Leases
@@ -53,16 +54,21 @@ def test_a_lease_that_is_not_renewed_expires_and_its_holder_is_shut_out_once_it_
 
 
 def test_a_full_redis_takes_no_renewal(redis_client: redis.Redis) -> None:
-    """So a lease that expired meanwhile says nothing of its worker."""
+    """So a lease that expired meanwhile says nothing of its worker, and is not named."""
     leases = Leases(redis_client, "n", 10)
-    leases.open(["c"])
-    assert leases.renewable()
+    leases.open(["c", "d"])
+    leases.take("c", "t", "")
+    leases.forfeit("c")
+    assert leases.expired() == ["c"]
     redis_client.config_set("maxmemory", "1")
     try:
-        assert not leases.renewable()
+        for refused in (lambda: leases.renew("c", "t"), leases.expired):
+            with pytest.raises(redis.ResponseError, match="maxmemory"):
+                refused()
     finally:
         redis_client.config_set("maxmemory", "0")
-    assert leases.all() == ["c"]
+    assert leases.expired() == ["c"]
+    assert leases.all() == ["c", "d"]
 
 
 def test_a_forfeited_lease_expires_at_once(redis_client: redis.Redis) -> None:

@@ -20,6 +20,7 @@ from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork, libraries_of
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
+from tuna.services import redis_client
 from tuna.vocabulary import IN_FLIGHT, State
 
 log = structlog.get_logger(__name__)
@@ -64,10 +65,7 @@ class Reaper:
 
     def reclaim(self, works: Iterable[SessionWork]) -> None:
         """Make the jobs of lost workers, coordinators and messages claimable again."""
-        expired = self._leases.expired() if self.patience.is_due else []
-        if expired and not self._leases.renewable():
-            self.patience.wait(self._leases.lease_s / 2)
-            expired = []
+        expired = self._expired()
         with reading(self._engine) as connection:
             old = self._old_chunks(connection, works)
             expired = of_known_libraries(connection, expired)
@@ -86,6 +84,15 @@ class Reaper:
         self._leases.drop([*expired, *sorted(gone), *sorted(unsent)])
         if lost or again:
             log.warning("jobs reclaimed", from_lost_workers=lost, from_lost_messages=again)
+
+    def _expired(self) -> list[str]:
+        """Return the chunks whose lease has expired; none while Redis is too full to renew them, or
+        was a moment ago."""
+        with redis_client.skip_if_full():
+            expired = self._leases.expired()
+            return expired if self.patience.is_due else []
+        self.patience.wait(self._leases.lease_s / 2)
+        return []
 
     def _release(
         self,

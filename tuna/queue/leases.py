@@ -68,6 +68,14 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """
+# KEYS: leases.  Writes as a renewal does, to be refused with it; there is no chunk without a name.
+_EXPIRED = (
+    _NOW
+    + """
+redis.call('ZADD', KEYS[1], 'XX', 0, '')
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now)
+"""
+)
 # KEYS: leases, holders.  ARGV: chunk, token
 _EVICT = (
     _HOLDS
@@ -129,9 +137,10 @@ class Leases:
         self._take, self._renew, self._report, self._finish = (
             client.register_script(text) for text in scripts
         )
-        self._return_chunk, self._evict = (
+        self._return_chunk, self._evict, self._expired = (
             client.register_script(_RETURN_CHUNK),
             client.register_script(_EVICT),
+            client.register_script(_EXPIRED),
         )
 
     # -- the coordinator's side
@@ -179,17 +188,8 @@ class Leases:
                 self._evict(keys=keys, args=[chunk, token])
 
     def expired(self) -> list[str]:
-        """Chunks whose lease has expired."""
-        seconds, micros = self._client.time()
-        now_ms = seconds * 1000 + micros // 1000
-        return _texts(self._client.zrangebyscore(self.leases_key, "-inf", f"({now_ms}"))
-
-    def renewable(self) -> bool:
-        """Whether Redis takes the write of a renewal, which it refuses while it is full."""
-        with redis_client.skip_if_full():
-            self._client.zadd(self.leases_key, {"": 0}, xx=True)  # changes nothing
-            return True
-        return False
+        """Chunks whose lease has expired; raises redis.RedisError while none can be renewed."""
+        return _texts(self._expired(keys=[self.leases_key]))
 
     def missing(self, chunks: Sequence[str]) -> list[str]:
         """Return the members of `chunks` that Redis does not know."""
