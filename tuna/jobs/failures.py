@@ -17,7 +17,7 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Job, StepResultRow
 from tuna.db.server_errors import ErrorKind
 from tuna.db.types import utc_now
-from tuna.jobs.serving import works_of
+from tuna.jobs.serving import libraries_of
 from tuna.jobs.states import AttemptedJob, check, done, resource_in, waiting
 from tuna.libraries.base import Again, Library, Retry
 from tuna.libraries.items import StepResult
@@ -196,8 +196,9 @@ def release(
         )
         rows = list(map(AttemptedJob._make, unpacked(connection, query)))
         if cause:
-            works = works_of(connection, {row.session_id for row in rows})
-            rows = [row for row in rows if row.session_id in works]
+            known = libraries_of(connection, {row.session_id for row in rows}).items()
+            libraries = {key: library for key, library in known if isinstance(library, Library)}
+            rows = [row for row in rows if row.session_id in libraries]
         released += len(rows)
         seen: set[str | None] = set()
         now = utc_now()
@@ -208,7 +209,7 @@ def release(
             if worker_lost and first:
                 values |= {"isolate": True}
             if cause and (first or message_lost):
-                library = works[row.session_id].library
+                library = libraries[row.session_id]
                 lost = StepResult(
                     job_id=row.id,
                     attempt=row.attempt,
