@@ -45,19 +45,20 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SilentGateway]]:
     SilentGateway.answers.set()
 
 
+class CountingNode(RemoteNode):
+    """A node that counts the processes that it would start."""
+
+    started = 0
+
+    def _start(self) -> None:
+        self.started += 1
+
+
 @pytest.fixture()
-def worker(monkeypatch: pytest.MonkeyPatch) -> RemoteNode:
-    """A node that starts no process; `_start` is counted."""
+def worker(monkeypatch: pytest.MonkeyPatch) -> CountingNode:
     monkeypatch.setattr(node, "eval_cpus", lambda _: ())
     monkeypatch.setattr(node, "role_queues", lambda *_: [])
-    found = RemoteNode(Settings(), "compile", 2)
-    found.started = 0  # type: ignore[attr-defined]
-
-    def start() -> None:
-        found.started += 1  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(found, "_start", start)
-    return found
+    return CountingNode(Settings(), "compile", 2)
 
 
 def child(act: Callable[[], None], *leases: str) -> _Child:
@@ -69,7 +70,7 @@ def child(act: Callable[[], None], *leases: str) -> _Child:
 
 
 def test_a_process_that_died_stops_no_other_ones_time_limit(
-    worker: RemoteNode, gateway: type[SilentGateway], eventually: Callable[..., None]
+    worker: CountingNode, gateway: type[SilentGateway], eventually: Callable[..., None]
 ) -> None:
     dead, late = child(lambda: os._exit(1), "a lease"), child(lambda: time.sleep(600))
     late.deadline = 0.0
@@ -81,15 +82,15 @@ def test_a_process_that_died_stops_no_other_ones_time_limit(
     assert gateway.forfeited == []  # the gateway has not answered yet
     worker._starts_at = [0.0]
     worker._restart()
-    assert worker.started == 0, "forked while a thread runs"  # type: ignore[attr-defined]
+    assert worker.started == 0, "forked while a thread runs"
     gateway.answers.set()
     eventually(lambda: gateway.forfeited == ["a lease"], 60)
-    eventually(lambda: worker._restart() or worker.started == 1, 60)  # type: ignore[attr-defined]
+    eventually(lambda: worker._restart() or worker.started == 1, 60)
     assert worker._starts_at == []
 
 
 def test_a_process_that_died_is_started_again_after_a_pause(
-    worker: RemoteNode, gateway: type[SilentGateway], eventually: Callable[..., None]
+    worker: CountingNode, gateway: type[SilentGateway], eventually: Callable[..., None]
 ) -> None:
     gateway.answers.set()
     worker._children = [child(lambda: os._exit(1))]
@@ -98,7 +99,7 @@ def test_a_process_that_died_is_started_again_after_a_pause(
     assert due_at > time.monotonic() - 60 + node._RESTART_S
     worker._starts_at = [time.monotonic() + 600]
     worker._restart()
-    assert worker.started == 0  # type: ignore[attr-defined]
+    assert worker.started == 0
     worker._asked_at = time.monotonic()  # it ends: no process is started any more
     worker._restart()
     assert worker._starts_at == []
