@@ -107,10 +107,6 @@ def mermaid() -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    print(mermaid())
-
-
 class ClaimedJob(NamedTuple):
     """A job whose next attempt is described: by a claim, or for a person who repeats it."""
 
@@ -154,3 +150,7 @@ class AttemptedJob(NamedTuple):
         if self.leased_at is None:
             return None
         return datetime.fromisoformat(self.leased_at).replace(tzinfo=timezone.utc)
+
+
+if __name__ == "__main__":
+    print(mermaid())
