@@ -74,7 +74,6 @@ _REASON_CHARS = 2000
 _NOT_STORED = "The worker did not store an artifact that its result names."
 _LEASE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PROCESS = re.compile(r"[0-9]{1,10}", re.ASCII)
-_T = TypeVar("_T")
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
