@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +16,7 @@ from typing import Any
 
 from tuna.configs import Config, ConvConfig, GemmConfig, from_json
 from tuna.configs.values import Direction
-from tuna.libraries.kernels import Builder, Kernel, KernelJob, Loader
+from tuna.libraries.kernels import Builder, Kernel, KernelJob, Loader, shortest_call_s
 from tuna.libraries.onednn.capi import (
     DIFF_DST,
     DIFF_SRC,
@@ -25,7 +24,6 @@ from tuna.libraries.onednn.capi import (
     SRC,
     WEIGHTS,
     Dnnl,
-    DnnlPrimitive,
     Handle,
     Implementations,
 )
@@ -168,8 +166,6 @@ def _alike(dims: Sequence[int], one: Sequence[int] | None, other: Sequence[int] 
     return all(size == 1 or a == b for size, a, b in zip(dims, one, other, strict=True))
 
 
-_CALLS = 2000
-
 #: Arguments of source, weights and answer, by the operation's name.
 _ARGUMENTS: Mapping[str, tuple[int, int, int]] = {
     "convolution_forward": (SRC, WEIGHTS, DST),
@@ -311,7 +307,7 @@ class OneDnnKernel(Kernel):
         super().__init__(primitive.run, arrays)
         for place in range(len(arrays)):
             self._copy(place, back=False)
-        self.overhead_s = _call_s(primitive)
+        self.overhead_s = shortest_call_s(primitive.call_without_work, calls=2000, tries=3)
 
     def answer(self) -> Any:
         """The output of the last run, in the layer's layout."""
@@ -337,17 +333,6 @@ class OneDnnLoader(Loader):
         wants."""
         name = str(json.loads(path.read_text())["implementation"])
         return OneDnnKernel(_library(), _operation(job), layout_of(job.solver), name, arrays)
-
-
-def _call_s(primitive: DnnlPrimitive) -> float:
-    """Seconds that the calls of one run take beside its work."""
-    best = float("inf")
-    for _ in range(3):
-        started = time.perf_counter()
-        for _ in range(_CALLS):
-            primitive.call_without_work()
-        best = min(best, (time.perf_counter() - started) / _CALLS)
-    return best
 
 
 def _library() -> Dnnl:

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,7 +24,15 @@ import tvm.runtime
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.kernels import Builder, Kernel, KernelJob, Known, Loader, Past
+from tuna.libraries.kernels import (
+    Builder,
+    Kernel,
+    KernelJob,
+    Known,
+    Loader,
+    Past,
+    shortest_call_s,
+)
 from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
 from tuna.libraries.search.cost_model import KnownTrial, TrialSource
@@ -220,15 +227,8 @@ class TvmLoader(Loader):
 
 @functools.cache
 def _call_s() -> float:
-    """Seconds of a call of TVM's function that does nothing: the fastest of many, for a preempted
-    one says nothing."""
+    """Seconds of a call of TVM's function that does nothing."""
     nothing = functools.partial(
         tvm.get_global_func("testing.nop"), *(tvm.runtime.tensor(np.zeros(1)) for _ in range(3))
     )
-    best = float("inf")
-    for _ in range(20):
-        started = time.perf_counter()
-        for _ in range(100):
-            nothing()
-        best = min(best, (time.perf_counter() - started) / 100)
-    return best
+    return shortest_call_s(nothing, calls=100, tries=20)
