@@ -206,10 +206,8 @@ def check(directory: Path, known: CheckFacts) -> Findings:
     files = sorted(
         path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings))
     )
-    whole = [
-        one for one in registry.exporters() if one.is_directory and one.recognises(directory, b"")
-    ]
-    files += [directory] if whole else []
+    if any(one.is_directory and one.recognises(directory, b"") for one in registry.exporters()):
+        files.append(directory)
     if not files:
         raise BadInput(
             f"{directory} holds no database.",
