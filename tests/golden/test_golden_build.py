@@ -430,6 +430,7 @@ def test_two_results_for_one_layer_and_solver_are_refused(scene: Scene) -> None:
         sa.text("ALTER TABLE find_db DROP INDEX uq_find_db_session_id_config_id_solver_id")
     )
     scene.execute(sa.insert(models.FindDb).values(**(row | {"id": row["id"] + 1, "time_ms": 2.0})))
-    with pytest.raises(SessionChanged):
+    with pytest.raises(SessionChanged) as refused:
         scene.build(1, session)
+    assert "lacks its unique keys" in refused.value.hint
     assert scene.everything() == [[], [], []]

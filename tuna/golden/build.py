@@ -264,8 +264,11 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
     rows = _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.id)
     try:
         count = _insert_entries(connection, rows)
-    except IntegrityError as error:  # a result was added after `_clear`
-        raise SessionChanged from error
+    except IntegrityError as error:  # a result was added after `_clear`, or find_db has it twice
+        raise SessionChanged(
+            hint=f"{SessionChanged.hint}; if that does not help, the database lacks its unique"
+            " keys: compare it with a new one made by `tuna db upgrade`"
+        ) from error
     same = sa.and_(
         FindDb.session_id == GoldenEntry.session_id,
         FindDb.config_id == GoldenEntry.config_id,
