@@ -101,10 +101,12 @@ def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:
         return set(found) if len(found) <= _FEW else None
 
     of_configs = ids(sa.select(config.c.id), *meant.configs)
-    of_sessions, of_releases = (ids(one.select("config_id"), *meant.of(one)) for one in BOTH)
-    if of_sessions is None or of_releases is None:
-        return None if of_configs is None else sorted(of_configs)
-    of_results = of_sessions | of_releases
+    of_results = set[int]()
+    for results in BOTH:
+        found = ids(results.select("config_id"), *meant.of(results))
+        if found is None:
+            return None if of_configs is None else sorted(of_configs)
+        of_results |= found
     return sorted(of_results if of_configs is None else of_configs & of_results)
 
 
