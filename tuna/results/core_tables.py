@@ -1,6 +1,7 @@
 """The tables that results are read from, as Core alone knows them.
 
-The ORM models declare them (`db.models`, compared by a test).
+The ORM models declare them (`db.models`, compared by a test); importing those and configuring their
+mappers takes as long as all of a query for one row.
 """
 
 from __future__ import annotations
