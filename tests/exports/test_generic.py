@@ -319,3 +319,32 @@ def test_a_json_number_is_written_as_it_reads_back(build: DatabaseBuilder, tmp_p
     line = json.loads(path.read_text().splitlines()[1])
     assert line["time_ms"] == 0.5
     assert line["environment"]["key"]
+
+
+@pytest.mark.parametrize("moment", ["2024-01-01T00:00:00", "1700000000", "yesterday"])
+@pytest.mark.parametrize("exporter", BOTH)
+def test_only_iso_8601_with_a_zone_is_a_time(
+    build: DatabaseBuilder, tmp_path: Path, exporter: JsonExporter | CsvExporter, moment: str
+) -> None:
+    path = export_golden(
+        build.connection, golden(build, (104,)), exporter.form, tmp_path, arch="gfx90a"
+    ).path
+    (row,) = exporter.read(path)
+    assert row.measured_at is not None
+    text = path.read_text()
+    assert row.measured_at.isoformat() in text
+    path.write_text(text.replace(row.measured_at.isoformat(), moment))
+    with pytest.raises(BadInput, match=r":2: provenance.measured_at: "):
+        list(exporter.read(path))
+
+
+def test_an_environment_of_json_lines_names_its_fields(
+    build: DatabaseBuilder, tmp_path: Path
+) -> None:
+    path = export_golden(build.connection, golden(build), "json", tmp_path, arch="gfx90a").path
+    header, text, *_ = path.read_text().splitlines()
+    line = json.loads(text)
+    line["environment"] = list(line["environment"].values())
+    path.write_text(f"{header}\n{json.dumps(line)}\n")
+    with pytest.raises(BadInput, match=r":2: environment: "):
+        list(JSON.read(path))

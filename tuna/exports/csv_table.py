@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +77,6 @@ def _bool(cell: str) -> bool:
     return {"true": True, "false": False}[cell]
 
 
-def _moment(cell: str) -> datetime:
-    return datetime.fromisoformat(_plain(cell))
-
-
 _TEXT = (text_cell, _plain)
 _TRUTH = ((lambda value: str(value).lower()), _bool)
 _MAPPING = ((lambda value: text_cell(json.dumps(value))), _mapping)
@@ -124,7 +119,7 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[Callable[[Any], str], Callable[
     "trial_number": (("provenance", "trial_number"), _OPTIONAL_INT),
     "worker": (("provenance", "worker"), _TEXT),
     "device": (("provenance", "device"), _TEXT),
-    "measured_at": (("provenance", "measured_at"), (_optional, _or_none(_moment))),
+    "measured_at": (("provenance", "measured_at"), _OPTIONAL),
     "imported_from": (("provenance", "imported_from"), _OPTIONAL),
 }
 _HEADER = ["version", *_COLUMNS]

@@ -12,10 +12,18 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from tuna.errors import BadInput
 from tuna.libraries import compressed
@@ -137,13 +145,31 @@ class _Spread(_Part):
     repeats: Annotated[int, Field(ge=1)]
 
 
+def _moment(value: object) -> object:
+    """A time from ISO 8601 text; pydantic alone takes a text of seconds too, and in a mapping no
+    text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"{value[:40]!r} is no ISO 8601 time with its zone") from None
+
+
+def _named(value: object) -> object:
+    """The fields of an environment by their names; pydantic alone takes them in their order too."""
+    if not isinstance(value, Mapping):
+        raise ValueError("it is no object")
+    return value
+
+
 class _Provenance(_Part):
     session_id: _Count
     job_id: _Count | None
     trial_number: _Count | None
     worker: str
     device: str
-    measured_at: AwareDatetime | None
+    measured_at: Annotated[AwareDatetime | None, BeforeValidator(_moment)]
     imported_from: str | None
 
 
@@ -160,7 +186,7 @@ class _Line(_Part):
     simulated: bool
     noisy: bool
     clock: Annotated[str, Field(max_length=8)]
-    environment: ResultEnvironment
+    environment: Annotated[ResultEnvironment, BeforeValidator(_named)]
     provenance: _Provenance
 
 
