@@ -345,6 +345,8 @@ def _owner(job_id: Any) -> Sequence[Any]:
 
 def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None:
     """Solver, steps, round and part of a job."""
+    if job_id is None:
+        return None
     solver, *of_job = connection.execute(sa.select(*_owner(job_id))).one()
     return None if solver is None else [solver, *of_job]
 
