@@ -79,11 +79,11 @@ class WorkerBoards:
 def list_workers() -> list[Worker]:
     """Live worker processes, then remote workers without a live process."""
     settings = get_settings()
-    engine = open_database()
-    with reading(engine) as connection:
+    with reading(open_database()) as connection:
+        own = sessions.namespace(connection)
         known = {one.name: one for one in joined.remote_workers(connection)}
     ensure_services(settings)
-    client, own, now = connect(settings), namespace(engine), time.time()
+    client, now = connect(settings), time.time()
     found = []
     for status in HeartbeatBoard(client, own, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
