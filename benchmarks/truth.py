@@ -29,9 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sqlalchemy as sa
 
 from benchmarks.harness import Outcome, command_line
+from tuna.artifacts.store import Artifacts, store_url
+from tuna.configs import parse_line
+from tuna.db.engine import make_engine
+from tuna.db.models import ConfigRow, EnvironmentRow, FindDb, Job, Session, SolverRow, TrialRow
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
+from tuna.results.core_tables import find_db
+from tuna.results.selectable import SESSIONS
+from tuna.settings import get_settings
 
 LAYERS = {
     "3x3 64@28": (
@@ -70,7 +78,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Session:
+class TunedSession:
     """Results of a session by layer, the winner first, then by time, and their noise marks."""
 
     trials: Mapping[str, Sequence[Tuned]]
@@ -102,7 +110,9 @@ def main() -> int:
         return _verdict(layers, quiet, loaded, folder).print()
 
 
-def _verdict(layers: Mapping[str, str], quiet: Session, loaded: Session, folder: Path) -> Outcome:
+def _verdict(
+    layers: Mapping[str, str], quiet: TunedSession, loaded: TunedSession, folder: Path
+) -> Outcome:
     outcome = Outcome("truth", {"quiet_s": quiet.wall_s, "loaded_s": loaded.wall_s})
     ratios, picks = [], []
     for layer in layers:
@@ -142,7 +152,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace) -> Session:
+def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace) -> TunedSession:
     """Tune the layers in a TUNA_HOME of its own, through the commands a user types."""
     home.mkdir()
     (home / "layers.txt").write_text("".join(f"{driver}\n" for driver in layers.values()))
@@ -188,57 +198,65 @@ def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace)
     for layer, rows in trials.items():
         if not rows:
             raise SystemExit(f"{layer} has no result; see TUNA_HOME={home} tuna status")
-    return Session(trials, status["noisy"], found["results"], wall_s)
+    return TunedSession(trials, status["noisy"], found["results"], wall_s)
 
 
 def _canonical(driver: str) -> str | None:
-    from tuna.configs import parse_line
-
     return parse_line(driver)[0].driver()
 
 
-#: Writes good trials by layer, the winner first, with their code; run with the session's settings.
+def trials(folder: Path) -> None:
+    """Write the code of good trials into `folder`, and print them by layer, the winner first; for a
+    process with the session's settings."""
+    folder.mkdir()
+    store = Artifacts(store_url(get_settings()), folder / "cache")
+    place = sa.func.row_number().over(partition_by=find_db.c.config_id, order_by=find_db.c.time_ms)
+    ranked = (
+        sa.select(find_db.c.job_id, find_db.c.trial_number, place.label("place"))
+        .where(SESSIONS.no_baseline)
+        .subquery()
+    )
+    won = sa.exists().where(
+        ranked.c.job_id == TrialRow.job_id,
+        ranked.c.trial_number == TrialRow.number,
+        ranked.c.place == 1,
+    )
+    query = (
+        sa.select(
+            ConfigRow.driver,
+            SolverRow.name,
+            TrialRow.time_ms,
+            TrialRow.artifact,
+            EnvironmentRow.target,
+            TrialRow.params,
+        )
+        .select_from(TrialRow)
+        .join(Job, Job.id == TrialRow.job_id)
+        .join(Session, Session.id == Job.session_id)
+        .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
+        .where(TrialRow.cause.is_(None), TrialRow.time_ms.is_not(None))
+        .order_by(won.desc(), TrialRow.time_ms)
+    )
+    found: dict[str, list[list[Any]]] = {}
+    with make_engine(get_settings().sql_url).connect() as connection:
+        for driver, solver, time_ms, artifact, target, params in connection.execute(query):
+            rows = found.setdefault(driver, [])
+            if len(rows) < _TOP:
+                assert artifact is not None, "a good trial of tvm has its code"
+                file = folder / f"{artifact}.so"
+                file.write_bytes(store.get(artifact))
+                rows.append([solver, time_ms, str(file), target, params])
+        results = connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar_one()
+    print(json.dumps({"trials": found, "results": results}))
+
+
 _TRIALS = """
-import json, sys
+import sys
 from pathlib import Path
-import sqlalchemy as sa
-from tuna.artifacts import Artifacts, store_url
-from tuna.db.engine import make_engine
-from tuna.db.baselines import is_no_baseline
-from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, Trial
-from tuna.settings import get_settings
-folder = Path(sys.argv[1])
-folder.mkdir()
-store = Artifacts(store_url(get_settings()), folder / "cache")
-fastest = sa.func.row_number().over(partition_by=FindDb.config_id, order_by=FindDb.time_ms)
-ranked = (
-    sa.select(FindDb.job_id, FindDb.trial_number, fastest.label("place"))
-    .where(is_no_baseline()).subquery()
-)
-won = sa.exists().where(
-    ranked.c.job_id == Trial.job_id, ranked.c.trial_number == Trial.number, ranked.c.place == 1
-)
-columns = (
-    Config.driver, Solver.name, Trial.time_ms, Trial.artifact, Environment.target, Trial.params
-)
-query = (
-    sa.select(*columns)
-    .select_from(Trial).join(Job, Job.id == Trial.job_id)
-    .join(Session, Session.id == Job.session_id)
-    .join(Environment, Environment.id == Session.environment_id)
-    .join(Config, Config.id == Job.config_id).join(Solver, Solver.id == Job.solver_id)
-    .where(Trial.cause.is_(None), Trial.time_ms.is_not(None)).order_by(won.desc(), Trial.time_ms)
-)
-trials = {}
-with make_engine(get_settings().sql_url).connect() as connection:
-    for driver, solver, time_ms, artifact, target, params in connection.execute(query):
-        rows = trials.setdefault(driver, [])
-        if len(rows) < 10:
-            file = folder / f"{artifact}.so"
-            file.write_bytes(store.get(artifact))
-            rows.append([solver, time_ms, str(file), target, params])
-    results = connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar_one()
-print(json.dumps({"trials": trials, "results": results}))
+from benchmarks.truth import trials
+trials(Path(sys.argv[1]))
 """
 
 
