@@ -262,7 +262,8 @@ class CandidateLibrary(CandidateChildren):
         if self._compiler is None or not self._compiler.alive:
             building.begin()
         facts = {"params": params, "path": str(path), "built": built}
-        found = building.call("build", building.limit_s, cpu_limit=True, **facts)
+        # to take the CPU time costs more than to make a candidate of another's file
+        found = building.call("build", building.limit_s, cpu_limit=built is None, **facts)
         return float(found["seconds"])
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
