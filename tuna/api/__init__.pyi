@@ -47,6 +47,7 @@ from tuna.api.joining import listening as listening
 from tuna.api.joining import require_packages_of_server as require_packages_of_server
 from tuna.api.joining import revoke_token as revoke_token
 from tuna.api.joining import rpc_client as rpc_client
+from tuna.api.lookups import best as best
 from tuna.api.lookups import known_sessions as known_sessions
 from tuna.api.lookups import known_solvers as known_solvers
 from tuna.api.lookups import known_tags as known_tags
