@@ -57,7 +57,7 @@ def test_the_parameters_of_a_build_are_those_of_its_code(
 
     job = KernelJob(config, solver, target=arch, count=2)
     description, target = DESCRIPTIONS[solver], TARGETS[arch]
-    assert description.family.fits(config, target)
+    assert description.family.fits(config, target, description.package)
     for params in builder.TritonBuilder().propose(job):
         made = builder.artifact(description, job, tile_of(params))
         assert from_bytes(made.to_bytes()) == made
