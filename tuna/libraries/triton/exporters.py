@@ -72,7 +72,7 @@ class _Answer:
         if not is_close(default.time_ms, best.time_ms):
             return ""
         if best.final_job_id is None or best.final_job_id != default.final_job_id:
-            return "not measured in turn with the best tile (finals)"
+            return "not in the finals of the best tile"
         low_ms, high_ms = default.low_ms or default.time_ms, best.high_ms or best.time_ms
         return "" if low_ms > high_ms else "its interval overlaps that of the best tile"
 
