@@ -260,7 +260,7 @@ def test_prometheus_asks_where_the_metrics_are() -> None:
 def test_our_images_have_the_version_of_the_project() -> None:
     version = PROJECT["project"]["version"]
     for path in [*FILES, PAGE]:
-        tags = set(re.findall(r"\btuna(?:-rocm-nogpu|-rocm|-cuda)?:(\d[\w.]*)", path.read_text()))
+        tags = set(re.findall(r"\btuna(?:-(?:rocm|cuda)(?:-nogpu)?)?:(\d[\w.]*)", path.read_text()))
         assert tags <= {version}, path
 
 
