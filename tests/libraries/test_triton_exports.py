@@ -249,8 +249,9 @@ def test_only_times_that_were_measured_in_turn_are_compared(
     report = VllmMoeExporter().export(source, tmp_path, VllmMoeExporter.options())
     origin = json.loads((report.path / PROVENANCE).read_text())["files"][MOE_NAME]["keys"]["64"]
     assert origin["tile"] == tile
-    notes = {"keys with the default: not measured": len(GRID) - 1}
-    assert report.notes == notes | ({} if tile == "tuned" else {f"keys with {tile}": 1})
+    notes = {"the default is written: not measured": len(GRID) - 1}
+    written = tile.replace("default:", "default is written:")
+    assert report.notes == notes | ({} if tile == "tuned" else {written: 1})
 
 
 def test_the_default_that_wins_is_no_tuned_tile(tmp_path: Path) -> None:

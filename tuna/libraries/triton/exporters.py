@@ -172,7 +172,7 @@ class TunedExporter(Exporter[ExportOptions]):
                 group = {"GROUP_SIZE_M": default["GROUP_SIZE_M"]}
                 tile = {**self.family.canonical(layer, default, consumer), **group}
                 doubt = answer.doubt if answer is not None else "not measured"
-                notes[f"keys with the default: {doubt}"] += 1
+                notes[f"the default is written: {doubt}"] += 1
             none = {"tile": "the default: not measured"}
             origins[str(tokens)] = none if answer is None else answer.origin
             tiles[str(tokens)] = dict(json.loads(tile_text(tile)))
