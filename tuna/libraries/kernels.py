@@ -65,6 +65,7 @@ class Known:
     #: to be expected here
     same: bool
     trials: Sequence[Past]
+    config: Config | None = None  #: of the search; None: stored by an older version
 
 
 class Builder(ABC):

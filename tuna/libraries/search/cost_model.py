@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.messages import install_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,6 +65,8 @@ class TrialSource:
     label: str  #: names the problem in the model's header
     trials: Sequence[KnownTrial]
     sibling: bool = False  #: of another size or another device than what is searched
+    #: as `Space.features_of`, of the sibling's own size; None: that of the space that is searched
+    features_of: Callable[[str], Features | None] | None = None
 
 
 def in_order(history: Iterable[KnownTrial]) -> Sequence[KnownTrial]:
@@ -107,7 +108,8 @@ def learn(
     others = sum(len(source.trials) for source in sources if source.sibling)
     sibling_weight = min(_SIBLING_WEIGHS, _SIBLINGS_WEIGH / others) if others else 0.0
     for source in sorted(sources, key=lambda source: (source.sibling, source.label)):
-        known = [(trial, features_of(trial.params)) for trial in in_order(source.trials)]
+        featured = source.features_of or features_of
+        known = [(trial, featured(trial.params)) for trial in in_order(source.trials)]
         best = min(
             (trial.seconds for trial, found in known if found and trial.seconds), default=None
         )
@@ -211,6 +213,7 @@ def _xgboost() -> Any:
         import xgboost
     except ImportError:
         raise LibraryMissing(
-            "xgboost is not installed, with which a search learns.", hint=install_extra("tvm")
+            "xgboost is not installed, with which a search learns.",
+            hint="pip install 'xgboost-cpu>=3,<4', which Tuna's extras tvm and triton bring",
         ) from None
     return xgboost

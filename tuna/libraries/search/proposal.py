@@ -11,8 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from random import Random
 from typing import Literal
 
+from tuna.configs import Config
+from tuna.libraries.kernels import KernelJob, Known, Past
 from tuna.libraries.search.cost_model import (
     CostModel,
+    Features,
     KnownTrial,
     TrialSource,
     in_order,
@@ -42,6 +45,12 @@ _FEWEST = 8
 _AGAIN = 4
 #: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
 _RANDOM_SHARE = 0.1
+#: Decisions in which a point is near to another one at most.
+_NEAR = 2
+#: Of a batch from a space that is ranked whole: what a candidate costs more for each one before it
+#: that differs in one decision, and in two, as the logarithm of a slowdown. Without it a batch has
+#: the variants of one candidate.
+_ALIKE = {1: 0.05, 2: 0.017}
 #: Points that are drawn for each candidate wanted before a space counts as exhausted.
 _DRAWS = 50
 #: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of
@@ -59,6 +68,9 @@ class Space(ABC):
     #: A cost model that was trained on other problems: it chooses until there are trials, and those
     #: say how they differ from it.
     prior: bytes | None = None
+    #: Proposed before all others, such as a known default. What chance chooses in a small space is
+    #: near to them in one half.
+    begins_with: Sequence[Point] = ()
 
     @abstractmethod
     def points(self) -> Iterator[Point]:
@@ -92,6 +104,10 @@ class Space(ABC):
         """Return the features of a candidate of this problem or a similar one; None if the params
         do not have them."""
 
+    def features_at(self, config: Config) -> Callable[[str], Features | None]:
+        """Return `features_of` for candidates of this other config of the same solver."""
+        return self.features_of
+
     @abstractmethod
     def random(self, chance: Random) -> Point:
         """Return a random point."""
@@ -104,6 +120,37 @@ class Space(ABC):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         """A point with some decisions of each; `one` itself where the two have too little in
         common."""
+
+
+def next_round(
+    space: Space, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known]
+) -> list[str]:
+    """Return what `Builder.search` does, by the job option `strategy`."""
+    others = [
+        TrialSource(
+            one.label,
+            _measured(one.trials),
+            sibling=not one.same,
+            features_of=None if one.config is None else space.features_at(one.config),
+        )
+        for one in known
+    ]
+    return propose(
+        space,
+        _measured(history),
+        count=count,
+        seed=job.seed,
+        # in any order, for all are tried
+        strategy="random" if job.options.get("strategy") == "exhaustive" else "search",
+        others=others,
+        avoid={one.params for one in history},
+    )
+
+
+def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
+    """Return the trials that have been measured, or have failed."""
+    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
+    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
 def propose(
@@ -127,7 +174,8 @@ def propose(
     trials = in_order(history)
     taken = {trial.params for trial in trials} | set(avoid)
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
-    found: list[str] = []
+    found = _new(space, space.begins_with, count, taken)
+    taken |= set(found)
     if strategy == "search":
         known = in_order(
             trial for source in others if not source.sibling for trial in source.trials
@@ -135,7 +183,7 @@ def propose(
         timed = sorted(
             (trial.seconds, trial.params) for trial in known if trial.seconds is not None
         )
-        found = _new(space, _points(space, timed[:_AGAIN]), count, taken)
+        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
         sources = [TrialSource("", learned), *(source for source in others if source.sibling)]
@@ -143,7 +191,7 @@ def propose(
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
             model = CostModel(learn(space.features_of, sources, prior=space.prior), space.prior)
-            ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance)
+            ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance, taken)
         elif wanted and space.prior:
             ranked = _expected(
                 space, _costs(space, CostModel(space.prior), _BLIND_EFFORT), chance, wanted
@@ -167,12 +215,12 @@ def _suffice(space: Space, trials: Sequence[KnownTrial], others: Sequence[TrialS
     if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
         return True
     timed = (
-        trial.params for source in others for trial in source.trials if trial.seconds is not None
+        (source.features_of or space.features_of)(trial.params)
+        for source in others
+        for trial in source.trials
+        if trial.seconds is not None
     )
-    return (
-        len(list(itertools.islice((one for one in timed if space.features_of(one)), _FEWEST)))
-        == _FEWEST
-    )
+    return len(list(itertools.islice(filter(None, timed), _FEWEST))) == _FEWEST
 
 
 def _costs(space: Space, model: CostModel, effort: float) -> Costs:
@@ -189,14 +237,36 @@ def _costs(space: Space, model: CostModel, effort: float) -> Costs:
 
 
 def _ranked(
-    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
+    space: Space,
+    costs: Costs,
+    trials: Sequence[KnownTrial],
+    chance: Random,
+    taken: Collection[str],
 ) -> Iterable[Point]:
-    """Points by what they are expected to cost, the cheapest first."""
+    """Points by what they are expected to cost, the cheapest first; of a small space without those
+    taken."""
     if space.size() > SMALL:
         return evolved(space, costs, trials, chance)
-    points = list(space.points())
+    known = {space.point_of(params) for params in taken}
+    points = [point for point in space.points() if point not in known]
     chance.shuffle(points)  # trees give many points the same
-    return _cheapest_first(points, costs)
+    return _different(points, costs)
+
+
+def _different(points: Sequence[Point], costs: Costs) -> Iterator[Point]:
+    """Points, the cheapest first, each of which makes those that are like it dearer."""
+    cost = dict(zip(points, costs(points), strict=True))
+    while cost:
+        best = min(cost, key=cost.__getitem__)
+        del cost[best]
+        yield best
+        for point in cost:
+            cost[point] += _ALIKE.get(_differences(point, best), 0.0)
+
+
+def _differences(one: Point, other: Point) -> int:
+    """Return the number of decisions that differ."""
+    return sum(mine != theirs for mine, theirs in itertools.zip_longest(one, other))
 
 
 def _expected(space: Space, costs: Costs, chance: Random, count: int) -> Sequence[Point]:
@@ -204,20 +274,22 @@ def _expected(space: Space, costs: Costs, chance: Random, count: int) -> Sequenc
     points = list(
         dict.fromkeys(itertools.islice(_drawn(space, chance, count), _BLIND_DRAWS * count))
     )
-    return _cheapest_first(points, costs)
-
-
-def _cheapest_first(points: Sequence[Point], costs: Costs) -> list[Point]:
     cost = dict(zip(points, costs(points), strict=True))
     return sorted(points, key=cost.__getitem__)
 
 
 def _drawn(space: Space, chance: Random, count: int) -> Iterator[Point]:
-    if space.size() <= SMALL:
-        points = list(space.points())
-        chance.shuffle(points)
-        return iter(points)
-    return (space.random(chance) for _ in range(count * _DRAWS))
+    if space.size() > SMALL:
+        return (space.random(chance) for _ in range(count * _DRAWS))
+    points = list(space.points())
+    chance.shuffle(points)
+    near = [point for point in points if _is_near(point, space.begins_with)]
+    turns = itertools.zip_longest(near, points)
+    return (point for turn in turns for point in turn if point is not None)
+
+
+def _is_near(point: Point, others: Iterable[Point]) -> bool:
+    return any(_differences(point, other) <= _NEAR for other in others)
 
 
 def _new(space: Space, points: Iterable[Point], count: int, taken: Collection[str]) -> list[str]:

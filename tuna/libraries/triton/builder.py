@@ -22,7 +22,8 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from tuna.errors import BadInput
-from tuna.libraries.kernels import Builder, KernelJob
+from tuna.libraries.kernels import Builder, KernelJob, Known, Past
+from tuna.libraries.search import proposal
 from tuna.libraries.triton.artifact import (
     GLOBAL_SCRATCH,
     PARAM_BYTES,
@@ -33,6 +34,7 @@ from tuna.libraries.triton.artifact import (
 )
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
 from tuna.libraries.triton.kernel_file import KernelFile
+from tuna.libraries.triton.space import TileSpace
 from tuna.libraries.triton.tiles import (
     OPTIONS,
     TARGETS,
@@ -50,6 +52,8 @@ from tuna.libraries.triton.tiles import (
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
 #: share most of theirs.
 _KEPT = 2048
+#: Spaces that are kept: those of searches that go on beside each other take turns.
+_KEPT_SPACES = 32
 _TL = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16}
 _PTX_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]\d+)\b[^,)]*_param_\d+")
 _PTX_TYPES = {"u64": 8, "s64": 8, "b64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "f64": 8}
@@ -102,10 +106,21 @@ class TritonBuilder(Builder):
         random.Random(job.seed).shuffle(rest)  # noqa: S311
         return [*first, *rest][: job.count]
 
+    def search(
+        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+    ) -> Sequence[str]:
+        """Propose candidates by `search.proposal`."""
+        return proposal.next_round(_space(job), job, history, count, known)
+
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the artifact of one candidate."""
         made = artifact(_description(job), job, tile_of(params))
         path.write_bytes(made.to_bytes())
+
+
+@functools.lru_cache(maxsize=_KEPT_SPACES)
+def _space(job: KernelJob) -> TileSpace:
+    return TileSpace(_description(job), job.config, TARGETS[job.target])
 
 
 def _description(job: KernelJob) -> Description:
