@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from toy_space import INVALID, Grid
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.search import proposal
 from tuna.libraries.search.cost_model import CostModel, KnownTrial, TrialSource, in_order, learn
 from tuna.libraries.search.proposal import SMALL, Strategy, propose
 
@@ -175,6 +176,66 @@ def test_of_the_same_problem_the_fastest_are_measured_again_and_the_others_not()
     assert new[len(new) // 2] < fastest[len(fastest) // 4][0], "it goes on where they ended"
 
 
+def test_a_search_begins_with_known_points_and_near_to_them() -> None:
+    space = Grid(SMALL_SIDE)
+    default = (1, 2, 4)
+    space.begins_with = [default]
+    for strategy in ("search", "random"):
+        first = propose(space, [], count=16, seed=5, strategy=strategy)
+        points = [json.loads(params)["at"] for params in first]
+        assert points[0] == list(default)
+        near = sum(sum(map(int.__ne__, point, default)) <= 2 for point in points[1:])
+        assert 7 <= near <= 12, "one half, and a quarter of the others by chance"
+        more = propose(space, list(map(space.measured, first)), count=16, seed=5)
+        assert set(first).isdisjoint(more)
+
+
+def test_a_batch_from_a_small_space_has_few_variants_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the third number changes nothing, the best of the model differ in it alone."""
+
+    class Flat(Grid):
+        def seconds(self, params: str) -> float:
+            x, y, _ = json.loads(params)["at"]
+            return 0.001 * (1 + 0.01 * ((x - 5) ** 2 + (y - 2) ** 2))
+
+    space = Flat(SMALL_SIDE)
+    history = searched(space, 64)
+
+    def different() -> int:
+        batch = propose(space, history, count=20, seed=1)
+        return len({tuple(json.loads(params)["at"][:2]) for params in batch})
+
+    with_penalty = different()
+    monkeypatch.setattr(proposal, "_ALIKE", {})
+    assert with_penalty > 1.5 * different()
+
+
+def test_trials_of_another_size_are_seen_with_its_own_features() -> None:
+    """Here the same params mean another place."""
+    space, other = Grid(SMALL_SIDE), Grid(SMALL_SIDE, (2, 5, 4))
+    history = searched(other, 64)
+    shift = (3, -3, 3)
+
+    def features_of(params: str) -> dict[str, float]:
+        at = json.loads(params)["at"]
+        return {name: float(x + d) for name, x, d in zip("xyz", at, shift, strict=True)}
+
+    batches = {
+        known: propose(
+            space,
+            [],
+            count=8,
+            seed=3,
+            others=[TrialSource("s", history, sibling=True, features_of=known)],
+        )
+        for known in (features_of, None)
+    }
+    right, wrong = (min(map(space.seconds, one)) for one in batches.values())
+    assert right < wrong
+
+
 def test_others_without_features_or_times_leave_the_first_round_to_chance() -> None:
     space = Grid(LARGE_SIDE)
     space.features_of = lambda params: None  # type: ignore[method-assign]
@@ -244,5 +305,5 @@ def test_without_xgboost_a_search_says_what_to_install(monkeypatch: pytest.Monke
     history = [space.measured(params) for params in propose(space, [], count=20, seed=1)]
     with pytest.raises(LibraryMissing) as missing:
         propose(space, history, count=1, seed=1)
-    assert "[tvm]" in missing.value.hint
+    assert "extras tvm and triton" in missing.value.hint
     assert propose(space, history, count=1, seed=1, strategy="random")
