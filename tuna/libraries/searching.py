@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from tuna.files import empty, gunzip
 from tuna.libraries.base import Found, SearchLimits, Step
@@ -74,6 +74,13 @@ class SearchOptions(CandidateOptions):
         ),
     )
     batch: int = Field(16, ge=1, le=1000, description="candidates in a round of a search")
+
+    @field_validator("effort")
+    @classmethod
+    def _of_a_part(cls, effort: str | None, info: ValidationInfo) -> str | None:
+        if effort is not None and info.data.get("strategy") == "exhaustive":
+            raise ValueError("all candidates are tried with the strategy exhaustive")
+        return effort
 
 
 class SearchingLibrary(CandidateLibrary):
