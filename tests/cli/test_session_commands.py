@@ -84,7 +84,7 @@ def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None
         if line.startswith("warm start")
     ]
     said = (
-        "7 searches learned from earlier ones: 7 of the same layer in other sessions, 7 of other"
+        "7 searches learned from others: 7 of the same layer in other sessions, 7 of other"
         " layers, 7 in other"
     )
     assert said in lines[0]

@@ -19,7 +19,8 @@ from cuda_double.stand_in import install
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
 
-CANDIDATES = 4
+#: Of a search, and of each of its rounds.
+CANDIDATES, BATCH = 4, 2
 #: The arguments of Tuna's own product where no size is 1, and no stride but those within a row.
 SCRIPT = (
     "name=gemm params=8,8,8,4,4,4,4,4,4,8,8 run=product_fp16 time_us=8 block_us=0.5 spread=0.01"
@@ -54,7 +55,7 @@ def load(tuna: Callable[..., str], folder: Path, *rows: int) -> None:
         "import layers.txt -t mine",
         "update-solvers triton",
         "applicability --session-id 1",
-        f"load-jobs --session-id 1 -t mine --candidates {CANDIDATES}",
+        f"load-jobs --session-id 1 -t mine --candidates {CANDIDATES} --option batch={BATCH}",
     ):
         tuna(*words.split())
 
@@ -69,6 +70,8 @@ def test_a_product_is_compiled_measured_and_stored(
     assert (set(status["jobs"]), status["failures"]) == ({"evaluated"}, [])
     with sqlite3.connect(home / "tuna.sqlite") as connection:
         trials = connection.execute("SELECT time_ms, max_error, cause FROM trial").fetchall()
+        first = "SELECT search_id, round, params FROM job JOIN trial ON job_id = job.id"
+        tried = connection.execute(f"{first} ORDER BY search_id IS NULL, round, number").fetchall()
         best = connection.execute(
             "SELECT solver.name, find_db.params, find_db.time_ms FROM find_db"
             " JOIN solver ON solver.id = find_db.solver_id ORDER BY find_db.time_ms"
@@ -79,6 +82,9 @@ def test_a_product_is_compiled_measured_and_stored(
     assert len(trials) >= CANDIDATES + 1  # and the consumer's default
     # which has the build key of the first candidate
     assert len([*(home / "artifacts").rglob("*.build")]) == CANDIDATES
+    *searched, (no_search, _, default) = tried
+    assert [number for search, number, _ in searched if search] == [0, 0, 1, 1]
+    assert (no_search, searched[0][2]) == (None, default)
     assert {name for name, _, _ in best} == {"TritonGemm", "TritonGemmDefault"}
     assert 0.008 < best[0][2] < 0.1
     assert set(json.loads(best[0][1])) >= {"BLOCK_SIZE_M", "num_warps"}
