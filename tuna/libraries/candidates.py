@@ -51,7 +51,7 @@ from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 #: A child failed, or wrote no usable file.
-BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
+BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.
