@@ -18,8 +18,8 @@
  *   static_shared=16     bytes of static shared memory
  *   code=1234-89abcdef   of the file: bytes and CRC-32 of the image that has the kernel, where one
  *                        script does not serve all of that name (see named_kernels.h)
- * Files beside this library: `lost`: the device does not answer; `mhz`: its clock. FAKE_CUDA_LOG: a file to which
- * calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
+ * Files beside this library: `lost`: the device does not answer; `mhz`: its clock; `reasons`: why it is
+ * slow, as NVML numbers it. FAKE_CUDA_LOG: a file to which calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
  * many devices NVML knows; their UUIDs differ in the last digit.
  */
 #define _GNU_SOURCE
@@ -534,16 +534,19 @@ int nvmlDeviceGetMemoryInfo(void *device, nvml_memory *found) {
   *found = (nvml_memory){.total = memory(), .free = memory()};
   return 0;
 }
-/* What the file `mhz` beside this library says, or the highest. */
-int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
+/* The number in a file beside this library. */
+static unsigned told(const char *name, unsigned missing) {
   char path[4200];
-  snprintf(path, sizeof path, "%s/mhz", folder());
+  snprintf(path, sizeof path, "%s/%s", folder(), name);
   FILE *file = fopen(path, "r");
-  *mhz = 1980;
-  if (file) {
-    if (fscanf(file, "%u", mhz) != 1) *mhz = 0;
-    fclose(file);
-  }
+  if (!file) return missing;
+  if (fscanf(file, "%u", &missing) != 1) missing = 0;
+  fclose(file);
+  return missing;
+}
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) { *mhz = told("mhz", 1980); return 0; }
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
+  *reasons = told("reasons", 0);
   return 0;
 }
 int nvmlDeviceGetMaxClockInfo(void *device, int type, unsigned *mhz) { *mhz = 1980; return 0; }

@@ -17,22 +17,18 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuna.configs import Config, from_json
 from tuna.libraries.probe import Probe
 from tuna.libraries.repeats import HOPELESS, Repeat, Sampler, Timing, sample_until_done, timing
 from tuna.libraries.triton.artifact import ELEMENT_BYTES, Artifact, Buffer, from_bytes
-from tuna.libraries.triton.device_problems import (
-    DeviceProblem,
-    Floats,
-    IntArray,
-    decode,
-    poison_byte,
-)
+from tuna.libraries.triton.device_problems import DeviceProblem, OutputSample, poison_byte
 from tuna.libraries.triton.driver import Cuda, DeviceMemory, scratch
 from tuna.sandbox import nvml, seccomp
 
@@ -40,9 +36,6 @@ from tuna.sandbox import nvml, seccomp
 _GRAPH_MS, _MOST_RUNS = 2.0, 2048
 #: The copies of the buffers that runs take turns with are so many times the L2 cache in all.
 _ROTATED = 2
-#: Values of an output that are read back for one check, and rows and columns of them whose right
-#: answer is computed.
-_READ, _ROWS, _COLUMNS = 1 << 20, 32, 64
 #: Bytes of a copy in the probe, tries, and seconds until the clock has risen.
 _COPY_BYTES, _TRIES, _SPIN_S = 64 << 20, 4, 0.1
 _RISEN = 0.98
@@ -122,7 +115,7 @@ def probe(loader: str) -> dict[str, Any]:
         def copy_s() -> float:
             return cuda.time_ms(lambda: cuda.copy(target, source, _COPY_BYTES)) / 1e3
 
-        device = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+        device = _visible()
         try:
             risen, until = _RISEN * _nvml().sm_mhz(device, highest=True), time.monotonic() + _SPIN_S
             while _nvml().sm_mhz(device) < risen and time.monotonic() < until:
@@ -140,44 +133,12 @@ def _nvml() -> nvml.Nvml:
     return nvml.Nvml()
 
 
-class _Sample:
-    """Places of an output that are read, and the right answer in some of them."""
-
-    def __init__(self, output: Buffer, problem: DeviceProblem) -> None:
-        *heights, width = output.shape
-        height = math.prod(heights)
-        generator = np.random.default_rng(height * width)
-        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
-        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
-        self.rows = np.arange((height - 1) % self.step, height, self.step)
-        checked, columns = (
-            _spread(generator, len(self.rows), _ROWS),
-            _spread(generator, width, _COLUMNS),
-        )
-        self._checked = np.ix_(checked, columns)
-        self._expected = problem.expected(output.name, self.rows[checked], columns)
-        self._scale = float(np.max(np.abs(self._expected))) or 1.0
-        self._first: Floats | None = None  #: what the first right candidate wrote in all rows
-        self.tolerance = problem.tolerance(output.name)
-
-    def error(self, found: Floats) -> float:
-        """The largest error relative to the largest magnitude; infinite where a row was not
-        written.
-
-        Beside the right answer in some places, `found` is compared with the first right candidate
-        in all: of that difference half counts, since each of the two may be off by the tolerance.
-        """
-        if not np.all(np.isfinite(found)):
-            return math.inf
-        error = float(np.max(np.abs(found[self._checked] - self._expected))) / self._scale
-        if self._first is not None:
-            return max(error, float(np.max(np.abs(found - self._first))) / self._scale / 2)
-        if error <= self.tolerance:
-            self._first = found
-        return error
+def _visible() -> str:
+    """The device as NVML takes it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
 
 
-class _Bench:
+class DeviceBench:
     """A config's inputs on the device, which its candidates share."""
 
     def __init__(self, cuda: Cuda, config: Config) -> None:
@@ -185,14 +146,14 @@ class _Bench:
         self._memory = DeviceMemory(cuda)
         self._inputs: dict[tuple[Buffer, int], tuple[DeviceProblem, list[int]]] = {}
         self._places = 0  #: sets of buffers that runs take turns with; 0: not known yet
-        self._samples: dict[Buffer, _Sample] = {}
+        self._samples: dict[Buffer, OutputSample] = {}
 
     def close(self) -> None:
         """Free the inputs."""
         self._memory.close()
 
     @contextlib.contextmanager
-    def placed(self, path: str) -> Iterator[_Placed]:
+    def placed(self, path: str) -> Iterator[PlacedCandidate]:
         """A candidate, ready to run until the context ends."""
         artifact = from_bytes(Path(path).read_bytes())
         arch = self.cuda.facts.arch
@@ -203,7 +164,7 @@ class _Bench:
             wanted = math.ceil(_ROTATED * self.cuda.facts.l2_bytes / problem.touched_bytes)
             self._places = min(wanted, _MOST_RUNS)
         with DeviceMemory(self.cuda) as memory, contextlib.ExitStack() as stack:
-            yield _Placed(self, artifact, problem, memory, stack)
+            yield PlacedCandidate(self, artifact, problem, memory, stack)
 
     def addresses(self, problem: DeviceProblem, buffer: Buffer, memory: DeviceMemory) -> list[int]:
         """Where each set has a buffer; inputs are shared by candidates, and the others in `memory`.
@@ -243,19 +204,19 @@ class _Bench:
                 done += size
         self.cuda.synchronize()
 
-    def sample(self, output: Buffer, problem: DeviceProblem) -> _Sample:
+    def sample(self, output: Buffer, problem: DeviceProblem) -> OutputSample:
         """Where an output is checked, the same for all candidates."""
         if output not in self._samples:
-            self._samples[output] = _Sample(output, problem)
+            self._samples[output] = OutputSample(output, problem)
         return self._samples[output]
 
 
-class _Placed:
+class PlacedCandidate:
     """A candidate with its code and buffers on the device."""
 
     def __init__(
         self,
-        bench: _Bench,
+        bench: DeviceBench,
         artifact: Artifact,
         problem: DeviceProblem,
         memory: DeviceMemory,
@@ -298,18 +259,18 @@ class _Placed:
         for buffer in self._buffers:
             if buffer.role == "output":
                 sample = self._bench.sample(buffer, self._problem)
-                found = self._read(buffer, sets[0][buffer.name], sample)
-                worst = max(worst, sample.error(found))
+                worst = max(worst, sample.error(self.read(buffer)))
                 allowed = min(allowed, sample.tolerance)
         return worst, allowed
 
-    def _read(self, output: Buffer, address: int, sample: _Sample) -> Floats:
-        """The values of the sampled rows."""
-        width = output.shape[-1]
-        size = ELEMENT_BYTES[output.element] * width
-        raw = np.empty((len(sample.rows), size), np.uint8)
-        self._cuda.download(address + int(sample.rows[0]) * size, sample.step * size, raw)
-        return decode(output.element, raw).reshape(len(raw), width)
+    def read(self, output: Buffer) -> NDArray[np.uint8]:
+        """The bytes of the sampled rows of an output, as the run with the first set left them."""
+        sample = self._bench.sample(output, self._problem)
+        size = ELEMENT_BYTES[output.element] * output.shape[-1]
+        rows = np.empty((len(sample.rows), size), np.uint8)
+        address = self._launches[0][2][0][output.name]
+        self._cuda.download(address + int(sample.rows[0]) * size, sample.step * size, rows)
+        return rows
 
     def once_ms(self) -> float:
         """The shorter one of two runs."""
@@ -337,26 +298,27 @@ class _Placed:
             self._cuda.destroy(graph)
 
 
-def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
-    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
-    and the last."""
-    if size <= count:
-        return np.arange(size)
-    starts = np.linspace(0, size, count + 1)
-    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
-    found[0], found[-1] = 0, size - 1
-    return np.unique(found)
-
-
-def _timed(candidates: Sequence[tuple[_Placed, float]], budget_s: float) -> list[Timing]:
+def _timed(candidates: Sequence[tuple[PlacedCandidate, float]], budget_s: float) -> list[Timing]:
     """Time candidates in turn, each until the interval is narrow or the budget is spent."""
     with contextlib.ExitStack() as stack:
         samplers = [
             Sampler(stack.enter_context(one.repeats(once_ms)), budget_s, clock="own")
             for one, once_ms in candidates
         ]
+        slowed = _is_slowed()
         sample_until_done(samplers)
-    return [sampler.timing() for sampler in samplers]
+        slowed = _is_slowed() or slowed
+    found = [sampler.timing() for sampler in samplers]
+    return [replace(one, noisy=True) for one in found] if slowed else found
+
+
+def _is_slowed() -> bool:
+    """Whether heat or a failing power supply slows the device down; False where NVML does not
+    tell."""
+    try:
+        return _nvml().is_slowed(_visible())
+    except nvml.NvmlError:
+        return False
 
 
 def _wrong(error: float, tolerance: float) -> dict[str, Any]:
@@ -364,10 +326,10 @@ def _wrong(error: float, tolerance: float) -> dict[str, Any]:
     return {"error": found, "tolerance": tolerance, "timing": None}
 
 
-_benches: dict[str, _Bench] = {}
+_benches: dict[str, DeviceBench] = {}
 
 
-def _bench(loader: str, job: Mapping[str, Any]) -> _Bench:
+def _bench(loader: str, job: Mapping[str, Any]) -> DeviceBench:
     """The bench of a job's config; that of another config is closed."""
     _seal()
     key = json.dumps(job["config"], sort_keys=True)
@@ -375,7 +337,7 @@ def _bench(loader: str, job: Mapping[str, Any]) -> _Bench:
         for other in _benches.values():
             other.close()
         _benches.clear()
-        _benches[key] = _Bench(_device(loader), from_json(job["config"]))
+        _benches[key] = DeviceBench(_device(loader), from_json(job["config"]))
     return _benches[key]
 
 
