@@ -262,6 +262,8 @@ static size_t memory(void) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { CHECK; *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { CHECK; return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetLimit(int limit, size_t value) { CHECK; return 0; }
+int cuCtxGetLimit(size_t *value, int limit) { CHECK; *value = 0; return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { CHECK; *stream = (void *)2; return 0; }
 int cuStreamSynchronize(void *stream) { return capturing ? 900 : fault(); }
 int cuEventCreate(double **event, unsigned flags) { CHECK; *event = calloc(1, sizeof(double)); return 0; }
@@ -378,7 +380,7 @@ int cuModuleGetFunction(kernel **found, module *of, const char *name) {
 }
 int cuFuncGetAttribute(int *value, int attribute, kernel *of) {
   CHECK;
-  *value = attribute == 1 ? (int)number(of->script, "static_shared", 0) : 1;
+  *value = attribute == 1 ? (int)number(of->script, "static_shared", 0) : attribute ? 1 : 1024;
   return 0;
 }
 int cuFuncSetAttribute(kernel *of, int attribute, int value) {

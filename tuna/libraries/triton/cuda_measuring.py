@@ -10,6 +10,7 @@ for all candidates of a config.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import math
@@ -277,9 +278,9 @@ class PlacedCandidate:
         return min(self._cuda.time_ms(functools.partial(self.run, place)) for place in (1, 2))
 
     @contextlib.contextmanager
-    def repeats(self, once_ms: float) -> Iterator[Callable[[], Repeat]]:
-        """A function that measures one run, as the mean of a graph of them; `once_ms`: about how
-        long one takes."""
+    def graph(self, once_ms: float) -> Iterator[tuple[ctypes.c_void_p, int]]:
+        """A graph of runs that lasts long enough to be timed, and their number; `once_ms`: about
+        how long one takes."""
         wanted = max(self._places, math.ceil(_GRAPH_MS / max(once_ms, 1e-6)))
         runs = min(wanted, _MOST_RUNS)
 
@@ -291,11 +292,17 @@ class PlacedCandidate:
         try:
             self._cuda.launch_graph(graph)  # the first launch uploads it
             self._cuda.synchronize()
+            yield graph, runs
+        finally:
+            self._cuda.destroy(graph)
+
+    @contextlib.contextmanager
+    def repeats(self, once_ms: float) -> Iterator[Callable[[], Repeat]]:
+        """A function that measures one run, as the mean of a graph of them."""
+        with self.graph(once_ms) as (graph, runs):
             yield lambda: Repeat(
                 self._cuda.time_ms(lambda: self._cuda.launch_graph(graph)) / runs, None, False
             )
-        finally:
-            self._cuda.destroy(graph)
 
 
 def _timed(candidates: Sequence[tuple[PlacedCandidate, float]], budget_s: float) -> list[Timing]:

@@ -162,6 +162,11 @@ class Cuda:
             shared_bytes=self._attribute(_SHARED_BYTES),
         )
 
+    @property
+    def stream(self) -> int:
+        """The handle of the stream."""
+        return self._stream.value or 0
+
     def allocate(self, size: int) -> int:
         """The address of `size` bytes, aligned to 256."""
         address = _D()
