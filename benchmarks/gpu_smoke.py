@@ -57,8 +57,8 @@ CASES: Sequence[tuple[str, Config]] = (
 #: Candidates of each: the consumer's default, and points of the space.
 EACH = 2
 _SEARCH_S = 150.0
-#: Folders that a driver may want more of; the rights are all.
-_FOLDERS = [f"/{name}" for name in ("dev", "etc", "run", "var", "tmp", "root", "home", "proc", "")]
+#: Folders of which a driver may want more, with all rights.
+_FOLDERS = [f"/{name}" for name in ("dev", "etc", "run", "var", "tmp", "root", "home", "proc")]
 
 
 @dataclass
@@ -192,22 +192,28 @@ def _why_boxed_fails(request: dict[str, Any], folder: Path) -> list[str]:
     until = time.monotonic() + _SEARCH_S
     if "seccomp" in guilty:
         without = [one for one in PARTS if one != "seccomp"]
-        needed = fewest(lambda names: works(without=without, allow=names), _calls(), until)
+        needed = fewest(
+            lambda names: works(without=without, allow=names), sorted(seccomp.CALLS), until
+        )
         notes.append(f"seccomp: it works if these calls are allowed: {needed}")
     if "landlock" in guilty:
         without = [one for one in PARTS if one != "landlock"]
         rights = int(~landlock.Right(0))
-        needed = fewest(
-            lambda paths: works(without=without, rules=[(one, rights) for one in paths]),
-            [*_FOLDERS, *(str(one) for one in Path("/dev").glob("nvidia*"))],
-            until,
-        )
-        notes.append(f"Landlock: it works if these are open: {needed}")
+
+        def opened(paths: list[str]) -> bool:
+            return works(without=without, rules=[(one, rights) for one in paths])
+
+        paths = fewest(opened, _FOLDERS, until)
+        while paths and time.monotonic() < until:
+            inner = [
+                str(one) for path in paths if Path(path).is_dir() for one in Path(path).iterdir()
+            ]
+            deeper = fewest(opened, inner, until) if inner else None
+            if not deeper:
+                break
+            paths = deeper
+        notes.append(f"Landlock: it works if these are open: {paths}")
     return notes
-
-
-def _calls() -> list[str]:
-    return sorted(seccomp.CALLS)
 
 
 def _word(works: bool) -> str:
