@@ -38,10 +38,10 @@ from benchmarks.gpu_faults import PRODUCT, faults
 from benchmarks.gpu_tuning import Run, add_trials, agreeing, behind
 from benchmarks.harness import Outcome, command_line
 from benchmarks.triton_builds import layer as wide_layer
-from tuna.configs import Config
 from tuna.configs.moe import MoeConfig
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.triton.driver import Cuda
+from tuna.libraries.triton.exporters import GAIN
 from tuna.libraries.triton.tiles import AXES, tile_of, tile_text
 from tuna.libraries.triton.tuned_files import GRID, read_tiles
 
@@ -51,9 +51,10 @@ PARTS = ("exhaustive", "search", "again", "versus")
 #: Seconds for a whole call, for each part of `shape` as the issue allows it, and for `cold`.
 CALL_S = 540.0
 LIMITS_S = {"exhaustive": 360.0, "search": 90.0, "again": 90.0, "versus": 240.0, "cold": 180.0}
-_SOLVER = "TritonMoe"  #: without a consumer's package
+#: Limits that say nothing where there is no device.
+OF_SPEED = ("seconds", "idle_share")
 MOST_IDLE, MOST_BEHIND = 0.15, 0.01
-_STAND_IN = "GPU_BENCH_STAND_IN"  #: its folder
+_STAND_IN = "GPU_BENCH_STAND_IN"  #: variable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file to which the figures are added")
     parser.add_argument("--trials", type=Path, help="file to which every trial is added")
     asked = parser.parse_args(argv)
-    stand_in = _stand_in(sys.argv[1:] if argv is None else argv)
+    stand_in = _stand_in(sys.argv[1:] if argv is None else argv, asked.home)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) if asked.home is None else asked.home.absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +97,10 @@ class Stage:
     def told(self, name: str, outcome: Outcome, **more: Any) -> Outcome:
         """The outcome, marked and added to the file."""
         outcome.figures["stand_in"] = float(self.stand_in)
+        if self.stand_in:
+            outcome.limits = {
+                name: most for name, most in outcome.limits.items() if name not in OF_SPEED
+            }
         if self.out:
             line = {"stage": name, **outcome.figures, **more, "budget": outcome.budget}
             with self.out.open("a") as file:
@@ -151,15 +156,15 @@ class Stage:
             if found and self._left_s() < 1.1 * LIMITS_S[part]:
                 print(f"no time is left for {part}: call it with --part", file=sys.stderr)
                 break
-            work: Callable[[Sequence[Config]], Outcome] = getattr(self, f"_{part}")
+            work: Callable[[Sequence[MoeConfig]], Outcome] = getattr(self, f"_{part}")
             found.append(work(layers))
         return found
 
-    def _exhaustive(self, layers: Sequence[Config]) -> Outcome:
+    def _exhaustive(self, layers: Sequence[MoeConfig]) -> Outcome:
         run = self._tuned("exhaustive", layers, self._options(exhaustive=True))
         return self._of_part(run, layers, {}, {"idle_share": MOST_IDLE})
 
-    def _search(self, layers: Sequence[Config]) -> Outcome:
+    def _search(self, layers: Sequence[MoeConfig]) -> Outcome:
         run = self._tuned("search", layers, self._options(exhaustive=False))
         every, limits = self._run("exhaustive"), {"idle_share": MOST_IDLE}
         if every.is_done:
@@ -167,7 +172,7 @@ class Stage:
             limits |= {"behind": MOST_BEHIND}
         return self._of_part(run, layers, {}, limits)
 
-    def _again(self, layers: Sequence[Config]) -> Outcome:
+    def _again(self, layers: Sequence[MoeConfig]) -> Outcome:
         before, every = self._run("search"), self._run("exhaustive")
         if not before.is_done:
             raise SystemExit("--part again needs --part search before it, in the same --home.")
@@ -175,7 +180,7 @@ class Stage:
         run.figures |= agreeing(run, before, every.times() if every.is_done else before.times())
         return self._of_part(run, layers, {"same_or_close": len(layers) - 1.0}, {})
 
-    def _versus(self, layers: Sequence[Config]) -> Outcome:
+    def _versus(self, layers: Sequence[MoeConfig]) -> Outcome:
         """The export of the best session beside the consumer's default."""
         run = next((one for name in PARTS if (one := self._run(name)).is_done), None)
         if run is None:
@@ -204,20 +209,29 @@ class Stage:
         )
         return self.told("versus", outcome, pairs=answers)
 
-    def _pairs(self, run: Run, layers: Sequence[Config]) -> list[dict[str, Any]]:
-        """For each layer the default, and what the exported file says."""
+    def _pairs(self, run: Run, layers: Sequence[MoeConfig]) -> list[dict[str, Any]]:
+        """For each layer the default, and what is exported for it."""
         shutil.rmtree(run.home / "out", ignore_errors=True)
-        run.tuna("export", "--session-id", "1", "--form", "vllm-moe", "-d", "out")
-        (path,) = (run.home / "out").rglob("E=*.json")
-        tiles, results, pairs = read_tiles(path)[1], run.results(), []
+        results = run.results()
+        of_vllm = any(best and best.solver == "VllmMoe" for best, _ in results.values())
+        form = "vllm-moe" if of_vllm else "triton-json"
+        run.tuna("export", "--session-id", "1", "--form", form, "-d", "out")
+        (path,) = (run.home / "out").rglob("E=*.json" if of_vllm else "*.triton.json")
+        by_label = {} if of_vllm else json.loads(path.read_text())["tiles"]
+        pairs = []
         for layer in layers:
-            assert isinstance(layer, MoeConfig)
-            tile = tiles[layer.tokens]
-            _, default = results.get(layer.text(), (None, None))
-            if default is not None:
-                tuned = tile_text({name: tile[name] for name in AXES})
-                config = layer.to_json()
-                pairs.append({"config": config, "default": default[0], "tuned": tuned})
+            best, default = results.get(layer.text(), (None, None))
+            if best is None or default is None:
+                continue
+            if of_vllm:
+                tile = read_tiles(path)[1][layer.tokens]
+            else:
+                tile = by_label[run.environment()["arch"]][best.solver][layer.label]
+            tuned = tile_text({name: tile[name] for name in AXES})
+            if not of_vllm and default.time_ms < GAIN * best.time_ms:
+                tuned = default.params  # as vLLM's folder would have it
+            common = {"config": layer.to_json(), "solver": best.solver}
+            pairs.append({**common, "default": default.params, "tuned": tuned})
         return pairs
 
     def _compared(self, run: Run, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -225,7 +239,7 @@ class Stage:
         differ = [one for one in pairs if tile_of(one["default"]) != tile_of(one["tuned"])]
         same = [one for one in pairs if one not in differ]
         path, paths = run.home / "pairs.json", [os.environ.get("PYTHONPATH"), str(ROOT)]
-        path.write_text(json.dumps([{**one, "solver": _SOLVER} for one in differ]))
+        path.write_text(json.dumps(differ))
         seconds = max(30.0, min(LIMITS_S["versus"], self._left_s()) - 90)  # Triton compiles too
         with tempfile.TemporaryDirectory() as cache:
             env = {**os.environ, "TRITON_CACHE_DIR": cache}
@@ -240,7 +254,7 @@ class Stage:
             answers.append({"failed": f"gpu_versus ended with code {done.returncode}"})
         return answers
 
-    def _tuned(self, name: str, layers: Sequence[Config], options: Sequence[str]) -> Run:
+    def _tuned(self, name: str, layers: Sequence[MoeConfig], options: Sequence[str]) -> Run:
         run = self._run(name)
         shutil.rmtree(run.home, ignore_errors=True)
         run.tune(layers, options, self._left_s())
@@ -253,7 +267,7 @@ class Stage:
     def _of_part(
         self,
         run: Run,
-        layers: Sequence[Config],
+        layers: Sequence[MoeConfig],
         budget: Mapping[str, float],
         limits: Mapping[str, float],
     ) -> Outcome:
@@ -267,7 +281,7 @@ class Stage:
     def _options(self, *, exhaustive: bool) -> list[str]:
         """Job options; of the stand-in few candidates, for nothing is learnt from more."""
         if self.candidates or self.stand_in:
-            return ["--candidates", str(self.candidates or 12)]
+            return ["--candidates", str(self.candidates or 6)]
         return ["--candidates", "10000"] if exhaustive else []
 
     def _keep(self, run: Run) -> None:
@@ -279,7 +293,7 @@ class Stage:
         return CALL_S - (time.monotonic() - self.started)
 
 
-def _stand_in(argv: Sequence[str]) -> bool:
+def _stand_in(argv: Sequence[str], home: Path | None) -> bool:
     """Whether there is no device: then this program starts again beside a stand-in of its driver,
     which the loader finds by a variable that it reads at the start."""
     made = os.environ.get(_STAND_IN)
@@ -290,12 +304,12 @@ def _stand_in(argv: Sequence[str]) -> bool:
             raise
         sys.path.insert(0, str(ROOT / "tests"))
         stand_in = importlib.import_module("cuda_double.stand_in")
-
-        with tempfile.TemporaryDirectory() as folder:
-            variables = stand_in.variables(stand_in.install(Path(folder)))
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = home.absolute() / "stand_in" if home else Path(scratch)
+            variables = {**stand_in.variables(stand_in.install(folder)), _STAND_IN: "1"}
             command = [sys.executable, "-m", "benchmarks.gpu", *argv]
-            env = {**os.environ, **variables, _STAND_IN: folder}
-            raise SystemExit(subprocess.run(command, env=env, check=False).returncode) from None
+            done = subprocess.run(command, env={**os.environ, **variables}, check=False)
+        raise SystemExit(done.returncode) from None
     return bool(made)
 
 

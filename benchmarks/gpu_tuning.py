@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import math
 import os
 import sqlite3
 import statistics
@@ -16,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuna.configs import Config
 from tuna.sandbox import nvml
@@ -30,11 +29,20 @@ _TRIALS = (
     " JOIN solver ON solver.id = job.solver_id ORDER BY trial.id"
 )
 _FOUND = (
-    "SELECT config.json, solver.name, solver.algorithm = ?, find_db.params, find_db.time_ms,"
-    " find_db.noisy FROM find_db JOIN config ON config.id = find_db.config_id"
-    " JOIN solver ON solver.id = find_db.solver_id ORDER BY find_db.time_ms"
+    "SELECT config.json, solver.name, solver.algorithm = ?, find_db.params, find_db.time_ms"
+    " FROM find_db JOIN config ON config.id = find_db.config_id"
+    " JOIN solver ON solver.id = find_db.solver_id WHERE find_db.time_ms IS NOT NULL"
+    " ORDER BY find_db.time_ms"
 )
 _SAMPLE_S = 0.2
+
+
+class Result(NamedTuple):
+    """A result of a layer."""
+
+    params: str
+    time_ms: float
+    solver: str
 
 
 class Trial(dict[str, Any]):
@@ -119,18 +127,18 @@ class Run:
             query = f"SELECT {', '.join(names)} FROM environment"  # noqa: S608
             return dict(zip(names, database.execute(query).fetchone(), strict=True))
 
-    def winners(self) -> dict[str, tuple[str, float]]:
-        """The best tile of each layer that is not the consumer's default, with its time."""
+    def winners(self) -> dict[str, Result]:
+        """The best tile of each layer that is not from the solver of the consumer's default."""
         return {config: best for config, (best, _) in self.results().items() if best is not None}
 
-    def results(self) -> dict[str, tuple[Any, Any]]:
-        """By layer: params and time of the best tuned result and of the default, or None."""
-        found: dict[str, list[Any]] = {}
+    def results(self) -> dict[str, tuple[Result | None, Result | None]]:
+        """By layer: the best tuned result, and that of the default."""
+        found: dict[str, list[Result | None]] = {}
         with self._database() as database:
             rows = database.execute(_FOUND, [BASELINE]).fetchall()
-        for config, _, is_default, params, time_ms, _ in rows:
+        for config, solver, is_default, params, time_ms in rows:
             pair = found.setdefault(config, [None, None])
-            pair[bool(is_default)] = pair[bool(is_default)] or (params, time_ms)
+            pair[bool(is_default)] = pair[bool(is_default)] or Result(params, time_ms, solver)
         return {config: (best, default) for config, (best, default) in found.items()}
 
     def times(self) -> dict[tuple[str, str], float]:
@@ -151,7 +159,9 @@ class Run:
             (noisy,) = database.execute("SELECT count(*) FROM find_db WHERE noisy").fetchone()
             (building,) = database.execute("SELECT total(build_s) FROM trial").fetchone()
         results = self.results()
-        gains = [default[1] / best[1] for best, default in results.values() if best and default]
+        gains = [
+            default.time_ms / best.time_ms for best, default in results.values() if best and default
+        ]
         compared = {"default_over_best": statistics.geometric_mean(gains)} if gains else {}
         return {
             **compared,
@@ -178,9 +188,9 @@ def behind(searched: Run, exhaustive: Run) -> dict[str, float]:
     in one session."""
     times, best = exhaustive.times(), exhaustive.winners()
     found, missing = [], 0
-    for config, (params, _) in searched.winners().items():
-        if config in best and (config, params) in times:
-            found.append(times[config, params] / best[config][1])
+    for config, one in searched.winners().items():
+        if config in best and (config, one.params) in times:
+            found.append(times[config, one.params] / best[config].time_ms)
         else:
             missing += 1
     if not found:
@@ -197,10 +207,10 @@ def agreeing(one: Run, other: Run, times: Mapping[tuple[str, str], float]) -> di
     first, second = one.winners(), other.winners()
     same = close = 0
     for config in first.keys() & second.keys():
-        (tile, time_ms), (again, again_ms) = first[config], second[config]
-        same += tile == again
-        ours = times.get((config, tile), time_ms), times.get((config, again), again_ms)
-        close += tile == again or abs(math.log(ours[0] / ours[1])) <= math.log(1.01)
+        tiles = first[config], second[config]
+        same += tiles[0].params == tiles[1].params
+        known = [times.get((config, one.params), one.time_ms) for one in tiles]
+        close += tiles[0].params == tiles[1].params or max(known) <= 1.01 * min(known)
     return {"same_winner": float(same), "same_or_close": float(close)}
 
 
