@@ -34,6 +34,13 @@ _FOUND = (
     " JOIN solver ON solver.id = find_db.solver_id WHERE find_db.time_ms IS NOT NULL"
     " ORDER BY find_db.time_ms"
 )
+_RESULTS = (
+    "SELECT config.json, solver.name, find_db.params, find_db.time_ms, trial.low_ms,"
+    " trial.high_ms, find_db.noisy, find_db.final_job_id FROM find_db"
+    " JOIN config ON config.id = find_db.config_id JOIN solver ON solver.id = find_db.solver_id"
+    " LEFT JOIN trial ON trial.job_id = find_db.job_id AND trial.number = find_db.trial_number"
+    " ORDER BY find_db.id"
+)
 _SAMPLE_S = 0.2
 
 
@@ -120,6 +127,13 @@ class Run:
         found = [Trial(zip(Trial.NAMES, row, strict=True)) for row in rows]
         return [Trial(one, config=json.loads(one["config"])) for one in found]
 
+    def found(self) -> list[dict[str, Any]]:
+        """The results as exporters see them."""
+        names = ("config", "solver", "params", "time_ms", "low_ms", "high_ms", "noisy")
+        with self._database() as database:
+            rows = database.execute(_RESULTS).fetchall()
+        return [dict(zip((*names, "final_job_id"), row, strict=True)) for row in rows]
+
     def environment(self) -> dict[str, Any]:
         """The device and the compiler."""
         names = ("library_version", "arch", "num_cu", "toolchain", "device", "target")
@@ -176,8 +190,8 @@ class Run:
 
 def add_trials(path: Path, run: Run, *, stand_in: bool) -> None:
     """Add a line that names the run, and one for each of its trials."""
-    head = {"run": run.name, "stand_in": stand_in, "figures": run.figures}
-    head["environment"] = run.environment()
+    head: dict[str, Any] = {"run": run.name, "stand_in": stand_in, "figures": run.figures}
+    head |= {"environment": run.environment(), "results": run.found()}
     lines = [head, *run.trials()]
     with path.open("a") as file:
         file.writelines(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
