@@ -112,8 +112,10 @@ class JitCuda(Cuda):
         """Of a candidate without code, its tile."""
         return self.params or launch.symbol
 
-    def launch(self, kernel: Any, launch: Launch, addresses: Mapping[str, int]) -> None:
-        """Call the function as its consumer does."""
+    def prepared(
+        self, kernel: Any, launch: Launch, addresses: Mapping[str, int]
+    ) -> Callable[[], None]:
+        """A function that calls the kernel as its consumer does."""
         plan = self.plan(kernel)
         call, elements = plan.calls[launch.binary], {one.name: one.element for one in plan.buffers}
         values: dict[str, Any] = {}
@@ -125,8 +127,12 @@ class JitCuda(Cuda):
                 value = _Tensor(addresses[value], _DTYPES[elements[value]])
             values[name] = value
         options = {name: call.arguments[name] for name in ("num_warps", "num_stages")}
-        made = self._function[call.grid](**values, **options)
-        self._codes[kernel, launch.binary] = made.asm["cubin"]
+
+        def run() -> None:
+            made = self._function[call.grid](**values, **options)
+            self._codes[kernel, launch.binary] = made.asm["cubin"]
+
+        return run
 
 
 def timer(cuda: Cuda) -> Callable[[Callable[[], object]], float]:

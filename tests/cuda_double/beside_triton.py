@@ -73,7 +73,7 @@ def main(folder: Path, signatures: list[list[Any]]) -> None:
         given = nested(signature, iter(values))
         metadata = (WARPS, 1, SHARED)
         theirs(*GRID, 0, kernel.value, False, False, *scratch, metadata, None, None, None, *given)
-        cuda.launch(kernel, launch, {**at, **addresses})
+        cuda.prepared(kernel, launch, {**at, **addresses})()
         cuda.synchronize()
 
 

@@ -67,7 +67,7 @@ def run(device: Recorded, launch: Launch = LAUNCH, /, **words: object) -> dict[s
     with DeviceMemory(device.cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(launch, memory)}
         module = device.cuda.load(cuda_double.image(launch.params, **words))
-        device.cuda.launch(device.cuda.kernel(module, launch), launch, at)
+        device.cuda.prepared(device.cuda.kernel(module, launch), launch, at)()
         device.cuda.synchronize()
     return at
 
@@ -108,9 +108,9 @@ def test_a_graph_is_timed_by_events(recorded: Recorded) -> None:
     with DeviceMemory(cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(LAUNCH, memory)}
         kernel = cuda.kernel(cuda.load(cuda_double.image(PARAMS, time_us=7)), LAUNCH)
-        graph = cuda.graph(lambda: [cuda.launch(kernel, LAUNCH, at) for _ in range(5)])
+        graph = cuda.graph(lambda: [cuda.prepared(kernel, LAUNCH, at)() for _ in range(5)])
         assert cuda.time_ms(lambda: cuda.launch_graph(graph)) == pytest.approx(0.035, rel=1e-5)
-        assert cuda.time_ms(lambda: cuda.launch(kernel, LAUNCH, at)) == pytest.approx(0.007)
+        assert cuda.time_ms(lambda: cuda.prepared(kernel, LAUNCH, at)()) == pytest.approx(0.007)
         cuda.destroy(graph)
     assert [line.split()[-15] for line in recorded.lines("launch")] == ["captured"] * 5 + [
         "shared=100000"

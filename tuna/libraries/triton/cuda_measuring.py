@@ -37,6 +37,8 @@ from tuna.sandbox import nvml, seccomp
 _GRAPH_MS, _MOST_RUNS = 2.0, 2048
 #: The copies of the buffers that runs take turns with are so many times the L2 cache in all.
 _ROTATED = 2
+#: Configs whose right answers are kept: those of a search take turns.
+_KEPT = 64
 #: Bytes of a copy in the probe, tries, and seconds until the clock has risen.
 _COPY_BYTES, _TRIES, _SPIN_S = 64 << 20, 4, 0.1
 _RISEN = 0.98
@@ -118,11 +120,13 @@ def probe(loader: str) -> dict[str, Any]:
 
         device = _visible()
         try:
-            risen, until = _RISEN * _nvml().sm_mhz(device, highest=True), time.monotonic() + _SPIN_S
-            while _nvml().sm_mhz(device) < risen and time.monotonic() < until:
+            until = time.monotonic() + _SPIN_S
+            while _nvml().sm_mhz(device) < _risen_mhz(device) and time.monotonic() < until:
                 copy_s()
             fastest_s = min(copy_s() for _ in range(_TRIES))
             mhz = _nvml().sm_mhz(device)
+            if time.monotonic() >= until:  # it does not rise further, and is not waited for again
+                _most_mhz[device] = mhz
         except nvml.NvmlError:
             return {}
     cores = cuda.facts.units * nvml.unit_cores(cuda.facts.arch)
@@ -134,13 +138,24 @@ def _nvml() -> nvml.Nvml:
     return nvml.Nvml()
 
 
+_most_mhz: dict[str, int] = {}  #: the clock that a device was seen to rise to
+
+
+def _risen_mhz(device: str) -> float:
+    """The clock that counts as risen."""
+    if device not in _most_mhz:
+        _most_mhz[device] = _nvml().sm_mhz(device, highest=True)
+    return _RISEN * _most_mhz[device]
+
+
 def _visible() -> str:
     """The device as NVML takes it."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
 
 
 class DeviceBench:
-    """A config's inputs on the device, which its candidates share."""
+    """A config's inputs on the device, which its candidates share, and its right answers, which
+    stay known after it was closed."""
 
     def __init__(self, cuda: Cuda, config: Config) -> None:
         self.cuda, self._config = cuda, config
@@ -150,8 +165,9 @@ class DeviceBench:
         self._samples: dict[Buffer, OutputSample] = {}
 
     def close(self) -> None:
-        """Free the inputs."""
+        """Free the inputs; they are made anew for the next candidate."""
         self._memory.close()
+        self._inputs.clear()
 
     @contextlib.contextmanager
     def placed(self, path: str) -> Iterator[PlacedCandidate]:
@@ -231,29 +247,28 @@ class PlacedCandidate:
         for binary in artifact.binaries:
             modules.append(self._cuda.load(binary))
             stack.callback(self._cuda.unload, modules[-1])
-        self._launches = []
+        self._at = {name: addresses[0] for name, addresses in at.items()}
+        #: of each set of buffers, its launches in order
+        self._runs: list[list[Callable[[], None]]] = [[] for _ in range(self._places)]
         for launch in artifact.launches:
             own = scratch(launch, memory)
             kernel = self._cuda.kernel(modules[launch.binary], launch)
-            sets = [
-                {**own, **{name: addresses[place] for name, addresses in at.items()}}
-                for place in range(self._places)
-            ]
-            self._launches.append((kernel, launch, sets))
+            for place, run in enumerate(self._runs):
+                addresses = {name: some[place] for name, some in at.items()}
+                run.append(self._cuda.prepared(kernel, launch, {**own, **addresses}))
 
     def run(self, place: int = 0) -> None:
         """Launch all of it with one set of buffers."""
-        for kernel, launch, sets in self._launches:
-            self._cuda.launch(kernel, launch, sets[place % self._places])
+        for launch in self._runs[place % self._places]:
+            launch()
 
     def error(self) -> tuple[float, float]:
         """Run once on outputs full of NaN; the largest error of the answer, relative to its largest
         magnitude, and the largest that is rounding. It is infinite where the answer was not
         written."""
-        _, _, sets = self._launches[0]
         for buffer in self._buffers:
             if buffer.role != "input":
-                self._cuda.fill(sets[0][buffer.name], poison_byte(buffer.element), buffer.bytes)
+                self._cuda.fill(self._at[buffer.name], poison_byte(buffer.element), buffer.bytes)
         self.run()
         self._cuda.synchronize()
         worst, allowed = 0.0, math.inf
@@ -269,8 +284,8 @@ class PlacedCandidate:
         sample = self._bench.sample(output, self._problem)
         size = ELEMENT_BYTES[output.element] * output.shape[-1]
         rows = np.empty((len(sample.rows), size), np.uint8)
-        address = self._launches[0][2][0][output.name]
-        self._cuda.download(address + int(sample.rows[0]) * size, sample.step * size, rows)
+        first = self._at[output.name] + int(sample.rows[0]) * size
+        self._cuda.download(first, sample.step * size, rows)
         return rows
 
     def once_ms(self) -> float:
@@ -337,15 +352,16 @@ _benches: dict[str, DeviceBench] = {}
 
 
 def _bench(loader: str, job: Mapping[str, Any]) -> DeviceBench:
-    """The bench of a job's config; that of another config is closed."""
+    """The bench of a job's config; the memory of others is freed."""
     _seal()
     key = json.dumps(job["config"], sort_keys=True)
-    if key not in _benches:
-        for other in _benches.values():
-            other.close()
-        _benches.clear()
-        _benches[key] = DeviceBench(_device(loader), from_json(job["config"]))
-    return _benches[key]
+    found = _benches.pop(key, None) or DeviceBench(_device(loader), from_json(job["config"]))
+    for other in _benches.values():
+        other.close()
+    if len(_benches) >= _KEPT:
+        del _benches[next(iter(_benches))]  # the one that was not used for longest
+    _benches[key] = found
+    return found
 
 
 @functools.cache

@@ -236,23 +236,20 @@ class Cuda:
         self._call("cuFuncGetAttribute", byref(static), _STATIC_SHARED, kernel)
         self._call("cuFuncSetAttribute", kernel, _DYNAMIC_SHARED, most - static.value)
 
-    def launch(self, kernel: ctypes.c_void_p, launch: Launch, addresses: Mapping[str, int]) -> None:
-        """Launch a kernel in the stream; `addresses` of its buffers by name."""
+    def prepared(
+        self, kernel: ctypes.c_void_p, launch: Launch, addresses: Mapping[str, int]
+    ) -> Callable[[], None]:
+        """A function that launches a kernel in the stream; `addresses` of its buffers by name."""
         values = [_slot(param, addresses) for param in launch.params]
         slots = ctypes.create_string_buffer(b"".join(values), 8 * len(values) or 1)
         start = ctypes.addressof(slots)
         arguments = (_V * len(values))(*(start + 8 * place for place in range(len(values))))
-        block = launch.num_warps * launch.warp_size, 1, 1
-        self._call(
-            "cuLaunchKernel",
-            kernel,
-            *launch.grid,
-            *block,
-            launch.shared_bytes,
-            self._stream,
-            arguments,
-            None,
-        )
+        sizes = (*launch.grid, launch.num_warps * launch.warp_size, 1, 1, launch.shared_bytes)
+
+        def run(kept: object = slots) -> None:
+            self._call("cuLaunchKernel", kernel, *sizes, self._stream, arguments, None)
+
+        return run
 
     def graph(self, work: Callable[[], object]) -> ctypes.c_void_p:
         """A graph of what `work` puts into the stream; to be given to `destroy`."""
