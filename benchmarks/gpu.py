@@ -42,6 +42,7 @@ from tuna.configs.moe import MoeConfig
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.triton.driver import Cuda
 from tuna.libraries.triton.exporters import GAIN
+from tuna.libraries.triton.library import TritonLibrary
 from tuna.libraries.triton.tiles import AXES, tile_of, tile_text
 from tuna.libraries.triton.tuned_files import GRID, read_tiles
 
@@ -280,9 +281,11 @@ class Stage:
 
     def _options(self, *, exhaustive: bool) -> list[str]:
         """Job options; of the stand-in few candidates, for nothing is learnt from more."""
-        if self.candidates or self.stand_in:
-            return ["--candidates", str(self.candidates or 6)]
-        return ["--candidates", "10000"] if exhaustive else []
+        few = self.candidates or (6 if self.stand_in else 0)
+        limit = ["--candidates", str(few)] if few else []
+        if "strategy" not in TritonLibrary.options.model_fields:
+            return limit or (["--candidates", "10000"] if exhaustive else ["--candidates", "64"])
+        return [*limit, *(["--strategy", "exhaustive"] if exhaustive else [])]
 
     def _keep(self, run: Run) -> None:
         """Add every trial to the file that was asked for."""
