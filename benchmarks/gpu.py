@@ -283,8 +283,8 @@ class Stage:
         """Job options; of the stand-in few candidates, for nothing is learnt from more."""
         few = self.candidates or (6 if self.stand_in else 0)
         limit = ["--candidates", str(few)] if few else []
-        if not self.stand_in:  # tiles that spill most registers take 20 s, and are slow for it
-            limit += ["--build-timeout-s", "6"]
+        # tiles that spill most registers take 20 seconds of a core, and are slow for it
+        limit += ["--option", f"build_timeout_s={60 if self.stand_in else 6}"]
         if "strategy" not in TritonLibrary.options.model_fields:
             return limit if few else [*limit, "--candidates", "10000" if exhaustive else "64"]
         return [*limit, *(["--strategy", "exhaustive"] if exhaustive else [])]
