@@ -103,6 +103,8 @@ def test_layers_are_compiled_measured_and_stored(
     assert all(cause is None and error < 1e-2 for error, cause in right), right
     # and the consumer's default
     assert len(trials) >= len(layers) * (CANDIDATES + 1)
+    # the default has the build key of the first candidate
+    assert len([*(home / "artifacts").rglob("*.build")]) <= len(layers) * CANDIDATES
     tuned = [name for name, *_ in best if not name.endswith("Default")]
     assert (len(best), len(tuned)) == (2 * len(layers), len(layers))
     for _, params, time_ms, noisy in best:

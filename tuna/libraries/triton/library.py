@@ -137,7 +137,7 @@ class TritonLibrary(CandidateLibrary):
         consumed = {one.family.name for one in there if one.package}
         kernels = [one for one in there if one.package or one.family.name not in consumed]
         for config in configs:
-            fit = [one for one in kernels if one.family.fits(config, target)]
+            fit = [one for one in kernels if one.family.fits(config, target, one.package)]
             yield config, [name for one in fit for name in (one.name, one.name + DEFAULT)]
 
     def readable_params(self, params: str) -> str:
