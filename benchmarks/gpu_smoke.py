@@ -138,7 +138,7 @@ def _compare(
     equal["same_code"] += bool(theirs.get("same_code"))
     if "failed" in boxed and "failed" not in ours and "box_failed" not in found.figures:
         found.figures["box_failed"] = 1
-        found.notes += _why_boxed_fails({**request, "by": "driver", "limits": limits}, folder)
+        found.notes += why_boxed_fails({**request, "by": "driver", "limits": limits}, folder)
     elif equal["candidates"] == 1 and "failed" not in ours:
         found.notes.append(f"device: {ours['facts']}")
         most = max(one.get("data_bytes", 0) for one in (ours, boxed))
@@ -177,7 +177,7 @@ def launched(request: dict[str, Any], folder: Path, timeout_s: float = 120) -> d
         return {"failed": f"exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}"}
 
 
-def _why_boxed_fails(request: dict[str, Any], folder: Path) -> list[str]:
+def why_boxed_fails(request: dict[str, Any], folder: Path) -> list[str]:
     """Which part of the box a launch cannot do with, and what must be opened in it."""
 
     def works(**changes: Any) -> bool:
