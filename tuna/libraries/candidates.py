@@ -333,7 +333,7 @@ class CandidateLibrary(CandidateChildren):
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
-        calls = self._calls(context)
+        calls = self._calls(context, finals=contest.known_ms is not None)
         with contextlib.suppress(ChildFault):  # the start is not part of the job's own time
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
