@@ -26,7 +26,7 @@ from random import Random
 from benchmarks.harness import Outcome, command_line
 from benchmarks.triton_builds import layer
 from tuna.configs.moe import FP8, MoeConfig
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource
+from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.proposal import Strategy, propose
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.space import TileSpace
@@ -127,32 +127,34 @@ class Search:
     def __init__(self, make: Callable[[int], MoeConfig], tokens: int, seed: int) -> None:
         self.tokens, self.config, self._seed = tokens, make(tokens), seed
         self.device, self.space = _world(make, tokens)
-        self.rounds: list[list[KnownTrial]] = []
-        self.others: Sequence[TrialSource] = ()
+        self.rounds: list[list[Past]] = []
+        self.others: Sequence[Known] = ()
         self._chance = Random(f"{seed} {tokens}")  # noqa: S311
 
     def open_round(self, strategy: Strategy) -> None:
         """Propose and measure a round; of the one before it the results are not known yet."""
         proposed = propose(
             self.space,
-            [trial for one in self.rounds[:-1] for trial in one],
+            [
+                *(trial for one in self.rounds[:-1] for trial in one),
+                *(Past(trial.params) for one in self.rounds[-1:] for trial in one),
+            ],
             count=_ROUND,
             seed=self._seed * 100_000 + self.tokens,
             strategy=strategy,
             others=self.others,
-            avoid=[trial.params for one in self.rounds for trial in one],
         )
-        self.rounds.append([KnownTrial(one, self._measured(one, _NOISE)) for one in proposed])
+        self.rounds.append([Past(one, 1e3 * self._measured(one, _NOISE)) for one in proposed])
 
     def learn_from(self, searches: Sequence[Search], rounds: int) -> None:
         """Let further rounds learn from the first `rounds` of the nearest of these."""
         near = sorted(searches, key=lambda one: abs(math.log(one.tokens / self.tokens)))
         self.others = [
-            TrialSource(
+            Known(
                 str(one.tokens),
                 [trial for part in one.rounds[:rounds] for trial in part],
-                sibling=True,
-                features_of=self.space.features_at(one.config),
+                same=False,
+                config=one.config,
             )
             for one in near[:_SIBLINGS]
         ]
@@ -160,7 +162,7 @@ class Search:
     def over_best(self) -> float:
         """The true time of the tile that finals choose over that of the best."""
         trials = [trial for one in self.rounds for trial in one]
-        ranked = sorted(trials, key=lambda trial: trial.seconds or math.inf)[:_FINALISTS]
+        ranked = sorted(trials, key=lambda trial: trial.time_ms or math.inf)[:_FINALISTS]
         chosen = min((one.params for one in ranked), key=lambda one: self._measured(one, _FINAL))
         every = (self.space.params_of(point) for point in self.space.points())
         return self.device.seconds(chosen) / min(map(self.device.seconds, filter(None, every)))

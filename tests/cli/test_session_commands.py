@@ -77,7 +77,10 @@ def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None
                     40,
                     f"layer {number} in session 9",
                 )
-                connection.execute("INSERT INTO warm_start VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                named = "search_id, number, digest, origin, noisy, trials, label"
+                connection.execute(
+                    f"INSERT INTO warm_start ({named}) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+                )
     lines = [
         line
         for line in loaded("tuna", "session", "show", 1).out.splitlines()

@@ -13,8 +13,8 @@ from benchmarks.tile_search import LAYERS, searched
 from tuna.configs import GemmConfig
 from tuna.configs.moe import MoeConfig
 from tuna.configs.values import DataType
-from tuna.libraries.kernels import KernelJob, Known, Past
-from tuna.libraries.search.proposal import next_round
+from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search.proposal import propose
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.space import TileSpace
 from tuna.libraries.triton.tiles import TARGETS, tile_text
@@ -61,7 +61,7 @@ def test_features_of_a_tile_say_what_it_does_at_a_batch_size() -> None:
             **{"GROUP_SIZE_M": 1, "num_warps": 8, "num_stages": 3},
         }
     )
-    many = space.features_at(replace(MOE, tokens=4096))(tile)
+    many = space.features_of(tile, replace(MOE, tokens=4096))
     few = space.features_of(tile)
     assert few is not None
     assert many is not None
@@ -82,8 +82,8 @@ def test_features_of_a_tile_say_what_it_does_at_a_batch_size() -> None:
 
 @pytest.mark.usefixtures("xgboost_here")
 def test_a_round_begins_with_the_default_and_learns_from_other_batch_sizes() -> None:
-    space, job = space_of(MOE), KernelJob(MOE, "TritonMoe", "sm_90", seed=3)
-    first = next_round(space, job, [], 16, [])
+    space = space_of(MOE)
+    first = propose(space, [], count=16, seed=3)
     assert first[0] == space.params_of(space.begins_with[0])
     assert len({*first}) == 16
 
@@ -93,9 +93,9 @@ def test_a_round_begins_with_the_default_and_learns_from_other_batch_sizes() -> 
 
     nearby = replace(MOE, tokens=96)
     other = TileSpace(DESCRIPTIONS["TritonMoe"], nearby, SM90)
-    tried = next_round(other, KernelJob(nearby, "TritonMoe", "sm_90"), [], 64, [])
-    known = [Known("96", False, [Past(one, time_ms(one)) for one in tried], nearby)]
-    warm = next_round(space, job, [], 16, known)
+    trials = [Past(one, time_ms(one)) for one in propose(other, [], count=64, seed=0)]
+    known = [Known("96", trials, same=False, config=nearby)]
+    warm = propose(space, [], count=16, seed=3, others=known)
     assert sorted(map(time_ms, warm))[8] < min(map(time_ms, first[1:])) + 0.2
     assert sorted(map(time_ms, warm))[8] < sorted(map(time_ms, first))[8]
 
@@ -103,9 +103,8 @@ def test_a_round_begins_with_the_default_and_learns_from_other_batch_sizes() -> 
 def test_all_are_tried_once_where_that_is_asked_for() -> None:
     config = replace(MOE, tokens=2)
     space = space_of(config)
-    job = KernelJob(config, "TritonMoe", "sm_90", options={"strategy": "exhaustive"})
     history: list[Past] = []
-    while batch := next_round(space, job, history, 32, []):
+    while batch := propose(space, history, count=32, seed=1, strategy="exhaustive"):
         history += [Past(one) for one in batch]
     texts = [one.params for one in history]
     assert len(texts) == len({*texts}) == space.size()

@@ -36,7 +36,7 @@ def search(
     for one in known:
         trials, config = _past(one["path"])
         layer = None if config is None else from_json(config)
-        others.append(Known(one["label"], one["same"], trials, layer))
+        others.append(Known(one["label"], trials, one["same"], layer))
     past, _ = _past(history)
     return {"params": list(_builder(builder).search(KernelJob.from_json(job), past, count, others))}
 

@@ -121,7 +121,7 @@ def _read_steps(connection: sa.Connection, session_id: int, environment_id: int)
 
 
 def _device(
-    name: str, peak: tuple[float | None, str], parts: Sequence[sa.Row[Any]]
+    name: str, peak: tuple[float | None, str], parts: Sequence[Sequence[Any]]
 ) -> DeviceFigures:
     """Return what the workers of devices with this name did together."""
     spans = [(end - start).total_seconds() for *_, start, end in parts if start and end]

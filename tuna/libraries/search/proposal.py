@@ -12,15 +12,8 @@ from random import Random
 from typing import Literal
 
 from tuna.configs import Config
-from tuna.libraries.kernels import KernelJob, Known, Past
-from tuna.libraries.search.cost_model import (
-    CostModel,
-    Features,
-    KnownTrial,
-    TrialSource,
-    in_order,
-    learn,
-)
+from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search.cost_model import CostModel, Features, in_order, learn
 
 #: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
 Point = tuple[int, ...]
@@ -34,7 +27,8 @@ _PARENTS = 64
 #: Share of a generation that is crossed; the others are mutated.
 _CROSSED = 0.15
 
-Strategy = Literal["search", "random"]
+#: Both others choose by chance, and differ in when a search ends.
+Strategy = Literal["search", "random", "exhaustive"]
 
 #: Largest space that is ranked whole; larger ones are bred.
 SMALL = 4096
@@ -90,7 +84,7 @@ class Space(ABC):
         valid candidate."""
 
     @abstractmethod
-    def features(self, point: Point) -> Mapping[str, float]:
+    def features(self, point: Point) -> Features:
         """Return the features of a point for a cost model. A name means the same in the spaces of
         similar problems."""
 
@@ -100,13 +94,9 @@ class Space(ABC):
         return 0.0
 
     @abstractmethod
-    def features_of(self, params: str) -> Mapping[str, float] | None:
-        """Return the features of a candidate of this problem or a similar one; None if the params
-        do not have them."""
-
-    def features_at(self, config: Config) -> Callable[[str], Features | None]:
-        """Return `features_of` for candidates of this other config of the same solver."""
-        return self.features_of
+    def features_of(self, params: str, config: Config | None = None) -> Features | None:
+        """Return the features of a candidate of this problem or a similar one, whose config is
+        given where it is known; None if the params do not have them."""
 
     @abstractmethod
     def random(self, chance: Random) -> Point:
@@ -122,71 +112,36 @@ class Space(ABC):
         common."""
 
 
-def next_round(
-    space: Space, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known]
-) -> list[str]:
-    """Return what `Builder.search` does, by the job option `strategy`."""
-    others = [
-        TrialSource(
-            one.label,
-            _measured(one.trials),
-            sibling=not one.same,
-            features_of=None if one.config is None else space.features_at(one.config),
-        )
-        for one in known
-    ]
-    return propose(
-        space,
-        _measured(history),
-        count=count,
-        seed=job.seed,
-        # in any order, for all are tried
-        strategy="random" if job.options.get("strategy") == "exhaustive" else "search",
-        others=others,
-        avoid={one.params for one in history},
-    )
-
-
-def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
-    """Return the trials that have been measured, or have failed."""
-    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
-    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
-
-
 def propose(
     space: Space,
-    history: Iterable[KnownTrial],
+    history: Sequence[Past],
     *,
     count: int,
     seed: int,
     strategy: Strategy = "search",
-    others: Sequence[TrialSource] = (),
-    avoid: Collection[str] = (),
+    others: Sequence[Known] = (),
 ) -> list[str]:
-    """The params of up to `count` different candidates, none of which is in `history` or `avoid`;
-    fewer: the space is exhausted.
+    """The params of up to `count` different candidates, none of which is in `history`; fewer: the
+    space is exhausted.
 
-    `others`: trials of earlier searches to learn from too. Of those of the same problem (no
-    `sibling`) the fastest few are proposed again, so that they are measured here, and the others
-    with a time are not. `avoid`: candidates of rounds that are still being measured. Raises
-    LibraryMissing where a model is needed and xgboost is not installed.
+    `others`: trials of earlier searches to learn from too. Of those of the same problem the fastest
+    few are proposed again, so that they are measured here, and the others with a time are not.
+    Raises LibraryMissing where a model is needed and xgboost is not installed.
     """
     trials = in_order(history)
-    taken = {trial.params for trial in trials} | set(avoid)
+    taken = {trial.params for trial in history}
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
     found = _new(space, space.begins_with, count, taken)
     taken |= set(found)
     if strategy == "search":
-        known = in_order(
-            trial for source in others if not source.sibling for trial in source.trials
-        )
+        known = in_order(trial for source in others if source.same for trial in source.trials)
         timed = sorted(
-            (trial.seconds, trial.params) for trial in known if trial.seconds is not None
+            (trial.time_ms, trial.params) for trial in known if trial.time_ms is not None
         )
         found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
-        sources = [TrialSource("", learned), *(source for source in others if source.sibling)]
+        sources = [Known("", learned), *(source for source in others if not source.same)]
         wanted = count - len(found)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
@@ -209,16 +164,16 @@ def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]
     return (point for point in points if point is not None)
 
 
-def _suffice(space: Space, trials: Sequence[KnownTrial], others: Sequence[TrialSource]) -> bool:
+def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> bool:
     """Whether there is enough to learn from: own trials, or others' in which features can be
     seen."""
-    if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
+    if sum(trial.time_ms is not None for trial in trials) >= _FEWEST:
         return True
     timed = (
-        (source.features_of or space.features_of)(trial.params)
+        space.features_of(trial.params, source.config)
         for source in others
         for trial in source.trials
-        if trial.seconds is not None
+        if trial.time_ms is not None
     )
     return len(list(itertools.islice(filter(None, timed), _FEWEST))) == _FEWEST
 
@@ -237,11 +192,7 @@ def _costs(space: Space, model: CostModel, effort: float) -> Costs:
 
 
 def _ranked(
-    space: Space,
-    costs: Costs,
-    trials: Sequence[KnownTrial],
-    chance: Random,
-    taken: Collection[str],
+    space: Space, costs: Costs, trials: Sequence[Past], chance: Random, taken: Collection[str]
 ) -> Iterable[Point]:
     """Points by what they are expected to cost, the cheapest first; of a small space without those
     taken."""
@@ -312,11 +263,9 @@ def _digest(seed: int, taken: Iterable[str]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def evolved(
-    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
-) -> Sequence[Point]:
+def evolved(space: Space, costs: Costs, trials: Sequence[Past], chance: Random) -> Sequence[Point]:
     """All points that were met, the cheapest first. `trials` in the order of `in_order`."""
-    timed = sorted((trial.seconds, trial.params) for trial in trials if trial.seconds is not None)
+    timed = sorted((trial.time_ms, trial.params) for trial in trials if trial.time_ms is not None)
     known = [space.point_of(params) for _, params in timed[:_PARENTS]]
     population = [point for point in known if point is not None]
     population += [space.random(chance) for _ in range(_POPULATION - len(population))]

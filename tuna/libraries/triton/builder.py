@@ -119,7 +119,11 @@ class TritonBuilder(Builder):
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
         """Propose candidates by `search.proposal`."""
-        return proposal.next_round(_space(job), job, history, count, known)
+        strategy = job.options.get("strategy", "search")
+        space = _space(job)
+        return proposal.propose(
+            space, history, count=count, seed=job.seed, strategy=strategy, others=known
+        )
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the artifact of one candidate."""

@@ -4,7 +4,7 @@ same at every batch size. Needs no Triton."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 
 from tuna.configs import Config
@@ -62,20 +62,12 @@ class TileSpace(Space):
         """Return those of the point's tile."""
         return self._features(self._config, self._tiles[point])
 
-    def features_of(self, params: str) -> Features | None:
+    def features_of(self, params: str, config: Config | None = None) -> Features | None:
         """Return those of a tile, which need not be in the space; None for other params."""
-        return self.features_at(self._config)(params)
-
-    def features_at(self, config: Config) -> Callable[[str], Features | None]:
-        """Return `features_of` for another batch size or layer."""
-
-        def features_of(params: str) -> Features | None:
-            try:
-                return self._features(config, tile_of(params))
-            except BadInput:
-                return None
-
-        return features_of
+        try:
+            return self._features(config or self._config, tile_of(params))
+        except BadInput:
+            return None
 
     def random(self, chance: Random) -> Point:
         """Return any point."""

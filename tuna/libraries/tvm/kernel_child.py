@@ -64,7 +64,7 @@ class TvmBuilder(Builder):
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
         """Propose candidates by `search.proposal`."""
-        return proposal.next_round(space_of(job), job, history, count, known)
+        return proposal.propose(space_of(job), history, count=count, seed=job.seed, others=known)
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
