@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Builder, KernelJob
 from tuna.libraries.triton.artifact import (
@@ -42,10 +43,10 @@ from tuna.libraries.triton.tiles import (
     Target,
     Tile,
     Value,
-    least_shared_bytes,
     tile_of,
     tile_text,
 )
+from tuna.libraries.triton.user_kernel import UserKernel, user_kernel
 
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
 #: share most of theirs.
@@ -94,6 +95,7 @@ class TritonBuilder(Builder):
         """The consumer's default, then points of the space in an order that the job's seed
         decides."""
         description, target = _description(job), TARGETS[job.target]
+        description.answers(job.config)  # no candidate's time
         space = description.space(job.config, target)
         first = [] if space.default is None else [tile_text(space.default)]
         if job.solver.endswith(DEFAULT):
@@ -104,20 +106,29 @@ class TritonBuilder(Builder):
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the artifact of one candidate."""
-        made = artifact(_description(job), job, tile_of(params))
+        description = _description(job)
+        made = artifact(description, job, tile_of(params, description.tile_names))
         path.write_bytes(made.to_bytes())
 
+    def workload(self, job: KernelJob) -> bytes:
+        """Compute the right answer where artifacts have it, so that it is no candidate's time;
+        exporters need no description."""
+        _description(job).answers(job.config)
+        return b""
 
-def _description(job: KernelJob) -> Description:
+
+def _description(job: KernelJob) -> Description | UserKernel:
+    if isinstance(job.config, TritonKernelConfig):
+        return user_kernel(Path(job.body).read_text())
     return DESCRIPTIONS[job.solver.removesuffix(DEFAULT)]
 
 
-def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
+def artifact(description: Description | UserKernel, job: KernelJob, tile: Tile) -> Artifact:
     """Return the candidate compiled; raises TooLarge where it cannot run, before it is compiled if
     its tiles alone are too large."""
     target, kernel = TARGETS[job.target], _kernel(description)
-    plan = description.family.plan(job.config, tile, target, description.package)
-    least = least_shared_bytes(plan, tile, target)
+    plan = description.plan(job.config, tile, target)
+    least = description.least_shared_bytes(plan, tile, target)
     if least > target.shared_bytes:
         raise TooLarge(_too_large(f"at least {least}", target))
     launches: list[Launch] = []
@@ -136,6 +147,7 @@ def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
         plan.buffers,
         tuple(launches),
         tuple(binaries),
+        description.answers(job.config),
     )
 
 
@@ -284,10 +296,10 @@ def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> La
 
 
 @functools.cache
-def _kernel(description: Description) -> KernelFile:
+def _kernel(description: Description | UserKernel) -> KernelFile:
     found = description.kernel()
     if found is None:
-        raise BadInput(f"{description.package} is not installed here.")
+        raise BadInput(f"The package of {description.name} is not installed here.")
     return found
 
 

@@ -29,7 +29,6 @@ from tuna.libraries.triton.artifact import ELEMENT_BYTES, Artifact, Buffer, from
 from tuna.libraries.triton.device_problems import (
     DeviceProblem,
     Floats,
-    IntArray,
     decode,
     poison_byte,
 )
@@ -40,9 +39,6 @@ from tuna.sandbox import nvml, seccomp
 _GRAPH_MS, _MOST_RUNS = 2.0, 2048
 #: The copies of the buffers that runs take turns with are so many times the L2 cache in all.
 _ROTATED = 2
-#: Values of an output that are read back for one check, and rows and columns of them whose right
-#: answer is computed.
-_READ, _ROWS, _COLUMNS = 1 << 20, 32, 64
 #: Bytes of a copy in the probe, tries, and seconds until the clock has risen.
 _COPY_BYTES, _TRIES, _SPIN_S = 64 << 20, 4, 0.1
 _RISEN = 0.98
@@ -141,21 +137,11 @@ def _nvml() -> nvml.Nvml:
 
 
 class _Sample:
-    """Places of an output that are read, and the right answer in some of them."""
+    """The right answer in some places of an output."""
 
     def __init__(self, output: Buffer, problem: DeviceProblem) -> None:
-        *heights, width = output.shape
-        height = math.prod(heights)
-        generator = np.random.default_rng(height * width)
-        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
-        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
-        self.rows = np.arange((height - 1) % self.step, height, self.step)
-        checked, columns = (
-            _spread(generator, len(self.rows), _ROWS),
-            _spread(generator, width, _COLUMNS),
-        )
-        self._checked = np.ix_(checked, columns)
-        self._expected = problem.expected(output.name, self.rows[checked], columns)
+        self.places = places = problem.places(output.name)
+        self._expected = problem.expected(output.name, places.checked_rows, places.columns)
         self._scale = float(np.max(np.abs(self._expected))) or 1.0
         self._first: Floats | None = None  #: what the first right candidate wrote in all rows
         self.tolerance = problem.tolerance(output.name)
@@ -169,7 +155,7 @@ class _Sample:
         """
         if not np.all(np.isfinite(found)):
             return math.inf
-        error = float(np.max(np.abs(found[self._checked] - self._expected))) / self._scale
+        error = float(np.max(np.abs(found[self.places.checked] - self._expected))) / self._scale
         if self._first is not None:
             return max(error, float(np.max(np.abs(found - self._first))) / self._scale / 2)
         if error <= self.tolerance:
@@ -198,7 +184,8 @@ class _Bench:
         arch = self.cuda.facts.arch
         if artifact.arch != arch:
             raise ValueError(f"the candidate is built for {artifact.arch}, and this is an {arch}")
-        problem = DeviceProblem(self._config, {one.name: one for one in artifact.buffers})
+        buffers = {one.name: one for one in artifact.buffers}
+        problem = DeviceProblem(self._config, buffers, artifact.answers)
         if not self._places:
             wanted = math.ceil(_ROTATED * self.cuda.facts.l2_bytes / problem.touched_bytes)
             self._places = min(wanted, _MOST_RUNS)
@@ -307,8 +294,9 @@ class _Placed:
         """The values of the sampled rows."""
         width = output.shape[-1]
         size = ELEMENT_BYTES[output.element] * width
-        raw = np.empty((len(sample.rows), size), np.uint8)
-        self._cuda.download(address + int(sample.rows[0]) * size, sample.step * size, raw)
+        places = sample.places
+        raw = np.empty((len(places.rows), size), np.uint8)
+        self._cuda.download(address + int(places.rows[0]) * size, places.step * size, raw)
         return decode(output.element, raw).reshape(len(raw), width)
 
     def once_ms(self) -> float:
@@ -335,17 +323,6 @@ class _Placed:
             )
         finally:
             self._cuda.destroy(graph)
-
-
-def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
-    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
-    and the last."""
-    if size <= count:
-        return np.arange(size)
-    starts = np.linspace(0, size, count + 1)
-    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
-    found[0], found[-1] = 0, size - 1
-    return np.unique(found)
 
 
 def _timed(candidates: Sequence[tuple[_Placed, float]], budget_s: float) -> list[Timing]:

@@ -9,9 +9,12 @@ from pathlib import Path
 from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.triton import kernel_file
+from tuna.libraries.triton.artifact import Answer
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, GEMM, MOE, KernelFamily
 from tuna.libraries.triton.kernel_file import KernelFile
 from tuna.libraries.triton.tiles import (
+    AXES,
+    Plan,
     Target,
     Tile,
     least_shared_bytes,
@@ -21,6 +24,8 @@ from tuna.libraries.triton.tiles import (
 
 #: End of the names of solvers that have one candidate, the consumer's default.
 DEFAULT = "Default"
+#: The solver of kernels that come in files.
+USER_KERNEL = "TritonKernel"
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,23 @@ class Description:
                 return kernel_file.read(found, function or self.function)
         raise BadInput(f"This version of {self.package} has no kernel {self.function}.")
 
+    @property
+    def tile_names(self) -> Sequence[str]:
+        """The names that a tile has, but for those of AMD's compiler."""
+        return AXES
+
+    def plan(self, config: Config, tile: Tile, target: Target) -> Plan:
+        """Return the launches of a candidate."""
+        return self.family.plan(config, tile, target, self.package)
+
+    def least_shared_bytes(self, plan: Plan, tile: Tile, target: Target) -> int:
+        """Return a lower bound of a candidate's shared memory."""
+        return least_shared_bytes(plan, tile, target)
+
+    def answers(self, config: Config) -> tuple[Answer, ...]:
+        """Return nothing: whoever measures computes the right answer."""
+        return ()
+
     def space(self, config: Config, target: Target) -> KernelSpace:
         """Return the candidates that differ and can run."""
         family = self.family
@@ -73,7 +95,7 @@ class Description:
         runs = [
             tile
             for tile in map(tile_of, different)
-            if least_shared_bytes(family.plan(config, tile, target, self.package), tile, target)
+            if least_shared_bytes(self.plan(config, tile, target), tile, target)
             <= target.shared_bytes
         ]
         return KernelSpace(

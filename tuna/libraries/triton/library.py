@@ -12,12 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import ClassVar
 
 from tuna.configs import Config
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.measurement import Budgets
 from tuna.libraries.options import Condition
-from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description
 from tuna.libraries.triton.exporters import (
     BlockFp8Exporter,
     SglangMoeExporter,
@@ -36,7 +37,7 @@ class TritonLibrary(CandidateLibrary):
     """Compiles kernels for NVIDIA's and AMD's GPUs on machines that have none."""
 
     name = "triton"
-    kinds = ("gemm", "moe")
+    kinds = ("gemm", "moe", TritonKernelConfig.kind)
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
     exporters = (
@@ -118,12 +119,13 @@ class TritonLibrary(CandidateLibrary):
 
     def solvers(self) -> Sequence[Solver]:
         """Return each kernel twice: tuned, and with its consumer's default as a baseline."""
+        kernels = [(one.name, one.family.kind, "GEMM") for one in DESCRIPTIONS.values()]
         return [
             solver
-            for one in DESCRIPTIONS.values()
+            for name, kind, algorithm in (*kernels, (USER_KERNEL, TritonKernelConfig.kind, "Direct"))
             for solver in (
-                Solver(one.name, (one.family.kind,), "GEMM"),
-                Solver(one.name + DEFAULT, (one.family.kind,), BASELINE, tunable=False),
+                Solver(name, (kind,), algorithm),
+                Solver(name + DEFAULT, (kind,), BASELINE, tunable=False),
             )
         ]
 
@@ -136,8 +138,9 @@ class TritonLibrary(CandidateLibrary):
         consumed = {one.family.name for one in there if one.package}
         kernels = [one for one in there if one.package or one.family.name not in consumed]
         for config in configs:
-            fit = [one for one in kernels if one.family.fits(config, target)]
-            yield config, [name for one in fit for name in (one.name, one.name + DEFAULT)]
+            fit = [one.name for one in kernels if one.family.fits(config, target)]
+            fit += [USER_KERNEL] if isinstance(config, TritonKernelConfig) else []
+            yield config, [name for one in fit for name in (one, one + DEFAULT)]
 
     def readable_params(self, params: str) -> str:
         """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""
