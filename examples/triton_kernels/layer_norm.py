@@ -19,8 +19,7 @@ def load(x_ptr, row, column, rows, columns):
 def layer_norm(
     x_ptr, y_ptr, weight_ptr, bias_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program for each ROWS rows, which it reads in blocks: for the mean, for the variance, and
-    for the answer."""
+    """One program for ROWS rows, read in blocks: for the mean, the variance, and the answer."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, columns, BLOCK):

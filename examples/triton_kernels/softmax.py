@@ -10,7 +10,7 @@ DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 @triton.jit
 def softmax(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
-    """One program for each row, which it reads in blocks: first for the sum, then for the answer."""
+    """One program for each row, which it reads in blocks: for the sum, and for the answer."""
     row = tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)

@@ -99,9 +99,8 @@ class Content:
     def values(self) -> Floats | IntArray:
         """All values, as doubles or as whole numbers."""
         buffer = self.buffer
-        found = decode(buffer.element, self.block)
-        whole = found.astype(np.int64) if buffer.element[0] == "i" else found
-        return np.resize(whole, buffer.shape)
+        found = np.resize(decode(buffer.element, self.block), buffer.shape)
+        return found.astype(np.int64) if buffer.element[0] == "i" else found
 
 
 class Places:

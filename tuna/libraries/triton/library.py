@@ -73,8 +73,9 @@ class TritonLibrary(CandidateLibrary):
             known = ", ".join(arch for arch in TARGETS if arch.startswith("sm_"))
             raise LibraryMissing(
                 f"{here}: Tuna measures Triton kernels on {known}.",
-                hint="compile for one: --arch sm_90 --num-cu 132 --device-name"
-                " 'NVIDIA H100 80GB HBM3'",
+                hint="compile here for one that is elsewhere: `tuna init-session triton -l first --arch"
+                " sm_90 --num-cu 132 --device-name 'NVIDIA H100 80GB HBM3'`, then `tuna import` and so"
+                " on, as docs/gpu.md says",
             )
         return self._environment(device.arch, device.units, device.name)
 
@@ -120,9 +121,10 @@ class TritonLibrary(CandidateLibrary):
     def solvers(self) -> Sequence[Solver]:
         """Return each kernel twice: tuned, and with its consumer's default as a baseline."""
         kernels = [(one.name, one.family.kind, "GEMM") for one in DESCRIPTIONS.values()]
+        kernels.append((USER_KERNEL, TritonKernelConfig.kind, "Direct"))
         return [
             solver
-            for name, kind, algorithm in (*kernels, (USER_KERNEL, TritonKernelConfig.kind, "Direct"))
+            for name, kind, algorithm in kernels
             for solver in (
                 Solver(name, (kind,), algorithm),
                 Solver(name + DEFAULT, (kind,), BASELINE, tunable=False),

@@ -81,7 +81,9 @@ class Plan:
 def tile_text(tile: Tile) -> str:
     """Return a candidate's params: JSON with the axes in their usual order, after others."""
     order = {name: number for number, name in enumerate((*AXES, *AMD_AXES))}
-    return json.dumps({name: tile[name] for name in sorted(tile, key=lambda one: order.get(one, -1))})
+    return json.dumps(
+        {name: tile[name] for name in sorted(tile, key=lambda one: order.get(one, -1))}
+    )
 
 
 def tile_of(params: str, names: Collection[str] = AXES) -> Tile:

@@ -190,7 +190,9 @@ def _check(word: str, node: ast.stmt, user: str, kernels: set[str], name: str) -
     if word in kernels:
         raise BadInput(f"{user} in {name} calls {word}, which is a @triton.jit function.")
     if isinstance(node, ast.FunctionDef) and node.decorator_list:
-        raise BadInput(f"{word} in {name} has a decorator, and functions beside a kernel have none.")
+        raise BadInput(
+            f"{word} in {name} has a decorator, and functions beside a kernel have none."
+        )
     for one in ast.walk(node):
         if isinstance(one, ast.Import):
             foreign = [alias.name for alias in one.names if not _is_known(alias.name)]
@@ -222,11 +224,11 @@ class _Bare(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.arg:
         return ast.arg(node.arg)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is None:
             return ast.Pass()
         return self.generic_visit(ast.Assign([node.target], node.value, lineno=node.lineno))
