@@ -46,7 +46,8 @@ def grid(shape, tile):
 
 
 def valid(shape, tile):
-    return tile["BLOCK"] < 2 * shape["columns"]
+    """False where a block could be half as long and still hold a row."""
+    return tile["BLOCK"] < 2 * shape["columns"] or tile["BLOCK"] == min(AXES["BLOCK"])
 
 
 def reference(shape, inputs):

@@ -1,5 +1,5 @@
-"""`tuna tune`: layers, a kernel or a model, tuned with one command; `tuna quickstart`: the layers of
-ResNet-50."""
+"""`tuna tune`: layers, a kernel or a model, tuned with one command; `tuna quickstart`: the layers
+of ResNet-50."""
 
 from __future__ import annotations
 

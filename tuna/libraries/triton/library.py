@@ -73,9 +73,9 @@ class TritonLibrary(CandidateLibrary):
             known = ", ".join(arch for arch in TARGETS if arch.startswith("sm_"))
             raise LibraryMissing(
                 f"{here}: Tuna measures Triton kernels on {known}.",
-                hint="compile here for one that is elsewhere: `tuna init-session triton -l first --arch"
-                " sm_90 --num-cu 132 --device-name 'NVIDIA H100 80GB HBM3'`, then `tuna import` and so"
-                " on, as docs/gpu.md says",
+                hint="compile here for one that is elsewhere: `tuna init-session triton -l first"
+                " --arch sm_90 --num-cu 132 --device-name 'NVIDIA H100 80GB HBM3'`, then `tuna"
+                " import` and so on, as docs/gpu.md says",
             )
         return self._environment(device.arch, device.units, device.name)
 

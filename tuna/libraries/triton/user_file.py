@@ -82,7 +82,7 @@ def parse(text: str, name: str) -> UserFile:
 
 def _parse(text: str, name: str) -> UserFile:
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text, name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"{name} cannot be read as Python: {error}") from None
     top = dict(_defined(tree))

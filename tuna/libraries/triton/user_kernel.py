@@ -140,7 +140,7 @@ class UserKernel:
             return True
         found = self._call("valid", config, dict(tile))
         if not isinstance(found, bool | np.bool_):
-            raise self._fault("valid", config, f"{_type(found)} instead of True or False")
+            raise self._fault("valid", config, f"{found!r:.60} instead of True or False")
         return bool(found)
 
     def _grid(self, config: TritonKernelConfig, tile: Tile) -> tuple[int, int, int]:
@@ -162,7 +162,7 @@ class UserKernel:
         found = self._call("arguments", config)
         kernel = self.file.kernel
         if not isinstance(found, Mapping):
-            raise self._fault("arguments", config, f"{_type(found)} instead of a dictionary")
+            raise self._fault("arguments", config, f"{found!r:.60} instead of a dictionary")
         buffers, values = [], dict[str, Value]()
         for name, value in found.items():
             if name not in kernel.arguments:
@@ -290,15 +290,11 @@ def _whole(value: object) -> int | None:
         return None
 
 
-def _type(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 def _told(error: Exception) -> str:
-    """An exception in one line."""
+    """An exception as the end of a sentence."""
     words = str(error).splitlines()[:1] or [""]
     name = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
-    return f"{name}{words[0][:200]}"
+    return f"{name}{words[0][:200]}".rstrip(" .:") + "."
 
 
 @functools.lru_cache(8)
