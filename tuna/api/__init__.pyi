@@ -38,12 +38,14 @@ from tuna.api.jobs import reproduce_trial as reproduce_trial
 from tuna.api.jobs import retry as retry
 from tuna.api.jobs import session_library as session_library
 from tuna.api.joining import Role as Role
-from tuna.api.joining import Token as Token
+from tuna.api.joining import VisitorRole as VisitorRole
 from tuna.api.joining import create_client_token as create_client_token
 from tuna.api.joining import create_token as create_token
+from tuna.api.joining import create_visitor_token as create_visitor_token
 from tuna.api.joining import gateway as gateway
 from tuna.api.joining import list_tokens as list_tokens
 from tuna.api.joining import listening as listening
+from tuna.api.joining import require_packages_of_server as require_packages_of_server
 from tuna.api.joining import revoke_token as revoke_token
 from tuna.api.joining import rpc_client as rpc_client
 from tuna.api.lookups import known_sessions as known_sessions
