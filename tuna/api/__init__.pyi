@@ -48,6 +48,7 @@ from tuna.api.joining import listening as listening
 from tuna.api.joining import require_packages_of_server as require_packages_of_server
 from tuna.api.joining import revoke_token as revoke_token
 from tuna.api.joining import rpc_client as rpc_client
+from tuna.api.lookups import best as best
 from tuna.api.lookups import known_sessions as known_sessions
 from tuna.api.lookups import known_solvers as known_solvers
 from tuna.api.lookups import known_tags as known_tags
@@ -146,7 +147,6 @@ from tuna.libraries.noise_records import Quiet as Quiet
 from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
-from tuna.models.coverage import Cover as Cover
 from tuna.models.coverage import Coverage as Coverage
 from tuna.models.process import TOLERANCE as TOLERANCE
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
@@ -160,6 +160,7 @@ from tuna.reports.report_data import TotalFigures as TotalFigures
 from tuna.reports.status import LiveSession as LiveSession
 from tuna.reports.status import LiveSnapshot as LiveSnapshot
 from tuna.reports.status import Outlook as Outlook
+from tuna.results.best import Cover as Cover
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
 from tuna.sandbox.cores import compile_cpus as compile_cpus

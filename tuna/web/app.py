@@ -27,6 +27,7 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
+from tuna.results.best import LayerIndex
 from tuna.settings import Settings
 from tuna.version import __version__
 from tuna.web import lookups, machine
@@ -68,11 +69,12 @@ def create_app(site: Site) -> ASGIApp:
     app.state.site = site
     app.state.visitors = Visitors(site.engine)
     app.state.collector = Collector(site.engine, site.settings)
+    app.state.layers = LayerIndex()
     for router in (machine.router, lookups.router):
         app.include_router(router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return Guard(app, site.hosts)
+    return Guard(app, site.hosts, site.engine)
 
 
 def _sentence(status: int, error: str, hint: str = "") -> Response:
