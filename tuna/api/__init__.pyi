@@ -48,7 +48,6 @@ from tuna.api.joining import listening as listening
 from tuna.api.joining import require_packages_of_server as require_packages_of_server
 from tuna.api.joining import revoke_token as revoke_token
 from tuna.api.joining import rpc_client as rpc_client
-from tuna.api.lookups import best as best
 from tuna.api.lookups import known_sessions as known_sessions
 from tuna.api.lookups import known_solvers as known_solvers
 from tuna.api.lookups import known_tags as known_tags
@@ -82,6 +81,7 @@ from tuna.api.preparation import list_solvers as list_solvers
 from tuna.api.preparation import prepare_tuning as prepare_tuning
 from tuna.api.preparation import update_applicability as update_applicability
 from tuna.api.preparation import update_solvers as update_solvers
+from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
 from tuna.api.reports import recorded_scenario as recorded_scenario

@@ -19,8 +19,6 @@ from tuna.db.engine import reading
 from tuna.db.overview import Overview
 from tuna.errors import TunaError
 from tuna.results import result_query, untried
-from tuna.results.best import BestResult, LayerIndex, Scope
-from tuna.results.best import best as read_best
 from tuna.results.core_tables import config_tag, environment, session, solver
 from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultRows
 from tuna.results.untried import LayerWithoutSolver, TargetMet
@@ -65,24 +63,6 @@ def query(wanted: ResultFilter, *, with_commands: bool = True, cursor: str = "")
     """
     with reading(open_database()) as connection:
         return result_query.query(connection, wanted, with_commands=with_commands, cursor=cursor)
-
-
-def best(
-    layers: Sequence[str],
-    *,
-    arch: str | None = None,
-    device: str | None = None,
-    library: str | None = None,
-    index: LayerIndex | None = None,
-) -> list[BestResult]:
-    """The fastest known result of each layer, else that of the most similar layer; see
-    `results.best.best`.
-
-    `index`: that of an earlier call, which need not be read again. Raises BadInput, NotFound.
-    """
-    with reading(open_database()) as connection:
-        scope = Scope(arch, device, library)
-        return read_best(connection, layers, scope, index or LayerIndex())
 
 
 def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:

@@ -16,6 +16,8 @@ from tuna.reports.comparison import Comparison, compare
 from tuna.reports.html import write
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
+from tuna.results.best import BestResult, LayerIndex, Scope
+from tuna.results.best import best as read_best
 from tuna.simulation.engine import simulate as run
 from tuna.simulation.recorded import recorded
 from tuna.simulation.scenario import Scenario, Simulated
@@ -55,6 +57,24 @@ def coverage(
     Raises NotFound."""
     with reading(open_database()) as connection:
         return read_coverage(connection, name, arch, device=device, library=library)
+
+
+def best(
+    layers: Sequence[str],
+    *,
+    arch: str | None = None,
+    device: str | None = None,
+    library: str | None = None,
+    index: LayerIndex | None = None,
+) -> list[BestResult]:
+    """The fastest known result of each layer, else that of the most similar layer; see
+    `results.best.best`.
+
+    `index`: that of an earlier call, which need not be read again. Raises BadInput, NotFound.
+    """
+    with reading(open_database()) as connection:
+        scope = Scope(arch, device, library)
+        return read_best(connection, layers, scope, index or LayerIndex())
 
 
 def recorded_scenario(
