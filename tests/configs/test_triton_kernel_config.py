@@ -37,6 +37,11 @@ def test_a_shape_is_the_same_in_any_order() -> None:
     assert SOFTMAX.label == "softmax columns=1024 rows=4096"
 
 
+def test_one_and_true_are_two_shapes() -> None:
+    one, true = (TritonKernelConfig("f", (("causal", value),), BODY) for value in (1, True))
+    assert len({one, true}) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -52,6 +52,13 @@ class TritonKernelConfig(Config):
                 f" more than {_LABEL_CHARS}"
             )
 
+    def __eq__(self, other: object) -> bool:
+        """True for the same JSON: 1 and true are equal in Python alone."""
+        return isinstance(other, TritonKernelConfig) and self.canonical() == other.canonical()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
     def to_json(self) -> dict[str, Any]:
         """`kind` and the fields, the shape as an object."""
         return {**super().to_json(), "shape": dict(self.shape)}
