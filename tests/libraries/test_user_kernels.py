@@ -60,6 +60,13 @@ def test_what_the_file_also_imports_is_left_out() -> None:
     assert found == parse(SOFTMAX, "softmax.py")
 
 
+def test_a_name_of_python_is_that_of_the_file_where_it_has_one() -> None:
+    text = SOFTMAX.replace("import numpy as np", "import numpy as np\nsum = np.prod")
+    found = parse(text.replace("raised.sum(axis=1", "sum(raised, axis=1"), "softmax.py")
+    assert "sum = np.prod" in found.functions
+    assert "sum = " not in parse(text, "softmax.py").functions
+
+
 def check_of(text: str, shape: dict[str, Any] = SHAPE) -> str:
     """Why the kernel in a text cannot be tuned, without a child."""
     file = parse(text, "softmax.py")
@@ -105,6 +112,7 @@ OTHER_KERNEL = "\n\n@triton.jit\ndef other(x_ptr):\n    pass\n"
         ("return raised", "return softmax(raised)", "calls softmax, which is a @triton.jit"),
         ("return raised", "return helper(raised)", "uses helper, which is no function, constant"),
         ("def grid", "@staticmethod\ndef grid", "grid in softmax.py has a decorator"),
+        ("return raised /", f"return {'-' * 3000}raised /", "softmax.py "),
     ],
 )
 def test_a_bad_file_is_refused_by_name(old: str, new: str, words: str) -> None:

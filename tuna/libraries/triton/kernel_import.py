@@ -60,7 +60,7 @@ def _text(path: Path, most: int) -> str:
             data = stream.read(most + 1)
         if len(data) > most:
             raise BadInput(f"{path} is larger than {most} bytes.")
-        return data.decode()
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:

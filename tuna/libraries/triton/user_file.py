@@ -71,13 +71,16 @@ def parse(text: str, name: str) -> UserFile:
 
     The text of the result is parsed into an equal result, which workers do.
     """
-    found = _parse(_parse(text, name).text, name)
-    if _parse(found.text, name) != found:
-        raise BadInput(
-            f"{name} cannot be taken apart: write each constant, function and import in lines of"
-            " its own."
-        )
-    return found
+    try:
+        found = _parse(_parse(text, name).text, name)
+        if _parse(found.text, name) == found:
+            return found
+    except RecursionError:
+        raise BadInput(f"{name} is nested too deeply.") from None
+    raise BadInput(
+        f"{name} cannot be taken apart: write each constant, function and import in lines of its"
+        " own."
+    )
 
 
 def _parse(text: str, name: str) -> UserFile:
@@ -95,8 +98,8 @@ def _parse(text: str, name: str) -> UserFile:
         )
     axes = _axes(_literal(top, "AXES", name), kernel, name)
     default = _default(_literal(top, "DEFAULT", name), axes, name) if "DEFAULT" in top else None
-    tolerance = _tolerance(_literal(top, "TOLERANCE", name)) if "TOLERANCE" in top else None
-    if tolerance is not None and not 0 <= tolerance < 1:
+    tolerance = _literal(top, "TOLERANCE", name) if "TOLERANCE" in top else None
+    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
         raise BadInput(f"TOLERANCE in {name} is no number from 0 to 1.")
     roots = [one for one in (*_REQUIRED, *_OPTIONAL) if one in top]
     nodes = _reached(top, roots, set(kernel_file.jit_functions(tree)), name)
@@ -110,7 +113,7 @@ def _parse(text: str, name: str) -> UserFile:
         kernel=kernel,
         axes=tuple(axes.items()),
         default=default,
-        tolerance=tolerance,
+        tolerance=None if tolerance is None else float(tolerance),
         functions="\n\n".join(["from __future__ import annotations", *sources.values()]) + "\n",
         text="\n\n".join([kernel.text.rstrip("\n"), *rest]) + "\n",
     )
@@ -169,7 +172,7 @@ def _reached(
     todo, done = [(root, root) for root in roots], set[str]()
     while todo:
         word, user = todo.pop()
-        if word in done or word in PROVIDED or hasattr(builtins, word):
+        if word in done or _is_given(word, top.get(word)):
             continue
         done.add(word)
         if word not in top:
@@ -183,6 +186,13 @@ def _reached(
         if not isinstance(node, ast.Import | ast.ImportFrom):
             todo += [(one, word) for one in sorted(_global_names(node))]
     return found
+
+
+def _is_given(word: str, node: ast.stmt | None) -> bool:
+    """True for names of Python and Triton that the file does not define otherwise."""
+    if word in PROVIDED:
+        return node is None or isinstance(node, ast.Import | ast.ImportFrom)
+    return node is None and hasattr(builtins, word)
 
 
 def _check(word: str, node: ast.stmt, user: str, kernels: set[str], name: str) -> None:
@@ -318,10 +328,6 @@ def _default(
         if value not in axes[axis] or not _is_whole(value):
             raise BadInput(f"DEFAULT in {name} has the {axis} {value!r}, which AXES has not.")
     return tuple((axis, found[axis]) for axis in axes)
-
-
-def _tolerance(found: object) -> float:
-    return float(found) if type(found) in (int, float) else math.nan  # type: ignore[arg-type]
 
 
 def default_tile(file: UserFile) -> Tile:
