@@ -329,6 +329,34 @@ def test_a_worker_without_a_gpu_compiles_a_job(triton: TritonLibrary, tmp_path: 
     assert "of shared memory" in result.trials[0].output_tail
 
 
+def test_a_worker_without_a_gpu_compiles_a_kernel_of_ones_own_from_its_body(
+    triton: TritonLibrary,
+    tmp_path: Path,
+    own: Callable[[str], tuple[TritonKernelConfig, Path]],
+) -> None:
+    context, (config, path) = run_context(tmp_path), own("softmax")
+    body = context.artifacts.put(path.read_bytes())
+    assert body == config.body
+    facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "triton", "step": "compile"}
+    item = WorkItem(
+        **facts,
+        solver="TritonKernel",
+        config=config.to_json(),
+        body=body,
+        target="sm_90",
+        options={"candidates": 2},
+    )
+    (result,) = triton.run(triton.steps[0], [item], context)
+    assert [trial.cause for trial in result.trials] == [None, None], result.output_tail
+    sized = path.read_text().replace('shape["rows"], shape["columns"]', 'shape["rows"], shape["m"]')
+    wrong = {**config.to_json(), "body": context.artifacts.put(sized.encode())}
+    bad = item.model_copy(update={"config": wrong, "body": wrong["body"], "attempt": 2})
+    (result,) = triton.run(triton.steps[0], [bad], context)
+    assert (result.ok, result.cause) == (False, Cause.BUILD_ERROR)
+    assert "arguments in the kernel's file fails for softmax" in result.output_tail
+    assert "the shape has no m." in result.output_tail
+
+
 def candidate(params: str) -> Any:
     from tuna.libraries.items import Candidate
 
