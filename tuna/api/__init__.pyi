@@ -84,8 +84,10 @@ from tuna.api.preparation import update_solvers as update_solvers
 from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
+from tuna.api.reports import list_jobs as list_jobs
 from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
+from tuna.api.reports import show_job as show_job
 from tuna.api.reports import simulate as simulate
 from tuna.api.reports import write_report as write_report
 from tuna.api.rpc_master import LayerCounts as LayerCounts

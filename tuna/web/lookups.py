@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tuna import api, golden
 from tuna.api.documents import csv_lines, json_text
+from tuna.reports.job_list import JobFilter
 from tuna.results.best import MOST_LAYERS
 from tuna.results.result_rows import DEFAULT_LIMIT, ResultFilter, moment
 from tuna.web.visitors import Anyone, Reader
@@ -122,6 +123,38 @@ def session(_: Reader, session_id: int) -> Response:
     """Return one session, as `tuna status --json` does."""
     (found,) = api.status(session_id)
     return answered(found)
+
+
+class WantedJobs(BaseModel):
+    """Conditions on jobs of a session, and a page."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: str | None = None
+    cause: str | None = Field(None, description="of jobs that failed for good")
+    step: str | None = None
+    solver: str | None = None
+    layer: str | None = Field(None, description="text in the label, or the whole key")
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=_MOST_ROWS)
+    cursor: int = Field(0, ge=0, le=2**63 - 1, description="`next` of the page before")
+
+    def of(self, session_id: int) -> JobFilter:
+        """Return the conditions on jobs of a session."""
+        given = self.model_dump(exclude={"cursor"})
+        return JobFilter(session_id, **given, after=self.cursor)
+
+
+@router.get("/sessions/{session_id}/jobs")
+def jobs(_: Reader, session_id: int, wanted: Annotated[WantedJobs, Query()]) -> Response:
+    """Return a page of a session's jobs by id."""
+    page = api.list_jobs(wanted.of(session_id))
+    return answered({"jobs": page.jobs, "next": page.jobs[-1].id if page.more else None})
+
+
+@router.get("/jobs/{job_id}")
+def job(_: Reader, job_id: int) -> Response:
+    """Return one job with every attempt and its trials."""
+    return answered(api.show_job(job_id))
 
 
 @router.get("/workers")
