@@ -81,6 +81,8 @@ def test_a_product_is_compiled_measured_and_stored(
         (environment,) = connection.execute("SELECT arch, num_cu, device FROM environment")
     assert all(cause is None and error < 2e-3 for _, error, cause in trials), trials
     assert len(trials) >= CANDIDATES + 1  # and the consumer's default
+    # which has the build key of the first candidate
+    assert len([*(home / "artifacts").rglob("*.build")]) == CANDIDATES
     assert {name for name, _, _ in best} == {"TritonGemm", "TritonGemmDefault"}
     assert 0.008 < best[0][2] < 0.1
     assert set(json.loads(best[0][1])) >= {"BLOCK_SIZE_M", "num_warps"}

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.configs.values import DataType
 from tuna.libraries.items import WorkItem
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.triton.artifact import PARAM_BYTES, from_bytes
+from tuna.libraries.triton.artifact import PARAM_BYTES, BadArtifact, from_bytes
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.library import TritonLibrary
 from tuna.libraries.triton.tiles import AXES, TARGETS, tile_of, tile_text
@@ -329,6 +329,27 @@ def test_a_worker_without_a_gpu_compiles_a_job(triton: TritonLibrary, tmp_path: 
     assert "of shared memory" in result.trials[0].output_tail
 
 
+def test_shapes_share_the_code_of_a_kernel_of_ones_own_and_have_their_own_answers(
+    own: Callable[[str], tuple[TritonKernelConfig, Path]], tmp_path: Path
+) -> None:
+    from tuna.libraries.triton import builder
+
+    config, body = own("softmax")
+    other = TritonKernelConfig("softmax", (("rows", 5), ("columns", 300)), config.body)
+    jobs = [
+        KernelJob(one, "TritonKernel", target="sm_90", body=str(body)) for one in (config, other)
+    ]
+    made, (params,) = builder.TritonBuilder(), ['{"BLOCK": 256, "num_warps": 4}']
+    (key,) = {made.build_key(job, params) for job in jobs}
+    assert key not in {made.build_key(jobs[0], '{"BLOCK": 512, "num_warps": 4}'), ""}
+    for job, name in zip(jobs, "ab", strict=True):
+        made.build(job, params, tmp_path / name)
+    made.rebuild(jobs[1], params, tmp_path / "a", tmp_path / "c")
+    first, second, again = ((tmp_path / name).read_bytes() for name in "abc")
+    assert second == again != first
+    assert from_bytes(again).answers != from_bytes(first).answers
+
+
 def test_a_worker_without_a_gpu_compiles_a_kernel_of_ones_own_from_its_body(
     triton: TritonLibrary,
     tmp_path: Path,
@@ -361,6 +382,61 @@ def candidate(params: str) -> Any:
     from tuna.libraries.items import Candidate
 
     return Candidate(index=0, params=params)
+
+
+BLOCKS = {"scheme": "fp8_w8a8", "block_n": 128, "block_k": 128}
+#: Solver, architecture and config: with other numbers of rows, and those of them that have a build
+#: key of their own.
+SHARED = [
+    ("TritonMoe", "sm_90", MoeConfig(16, 64, 128, 256, 4, **BLOCKS), (64, 4096, 2), {2}),
+    ("TritonMoe", "gfx942", MoeConfig(16, 64, 128, 256, 4, **BLOCKS), (512, 2), {2}),
+    ("TritonMoe", "sm_90", MoeConfig(16, 8, 256, 512, 2), (128, 1), {1}),
+    ("TritonMoe", "gfx942", MoeConfig(16, 8, 256, 512, 2), (128,), set()),
+    ("TritonGemm", "sm_90", GemmConfig(64, 256, 512, data_type=BF16), (48, 1, 8), {1, 8}),
+    ("TritonGemm", "gfx942", GemmConfig(64, 256, 512, data_type=BF16), (1024, 9), {9}),
+]
+
+
+@pytest.mark.parametrize(
+    ("solver", "arch", "config", "others", "own"), SHARED, ids=[f"{s}-{a}" for s, a, *_ in SHARED]
+)
+def test_a_candidate_made_of_anothers_code_is_as_if_it_was_compiled(
+    solver: str, arch: str, config: Config, others: Sequence[int], own: set[int], tmp_path: Path
+) -> None:
+    from tuna.libraries.triton import builder
+
+    rows = "tokens" if isinstance(config, MoeConfig) else "m"
+    made, path = builder.TritonBuilder(), tmp_path / "built"
+    tile = DESCRIPTIONS[solver].family.default(config, TARGETS[arch], "")
+    params, job = tile_text(tile), KernelJob(config, solver, target=arch)
+    made.build(job, params, path)
+    keys = {}
+    for number in others:
+        other = replace(job, config=type(config)(**{**vars_of(config), rows: number}))
+        keys[number] = made.build_key(other, params)
+        if number in own:
+            continue
+        builder.compiled.cache_clear()
+        made.build(other, params, tmp_path / "compiled")
+        builder.compiled.cache_clear()
+        made.rebuild(other, params, path, tmp_path / "rebuilt")
+        assert builder.compiled.cache_info().misses == 0
+        assert (tmp_path / "rebuilt").read_bytes() == (tmp_path / "compiled").read_bytes()
+        assert (tmp_path / "rebuilt").read_bytes() != path.read_bytes()
+    mine = made.build_key(job, params)
+    assert {number for number, key in keys.items() if key != mine} == own
+    wider = replace(job, config=replace(config, **{"n" if rows == "m" else "hidden": 768}))
+    assert made.build_key(wider, params) == mine
+    elsewhere = replace(job, target={"sm_90": "gfx942"}.get(arch, "sm_90"))
+    assert made.build_key(elsewhere, params) != mine
+    found = from_bytes(path.read_bytes())
+    short = replace(found.launches[0], params=found.launches[0].params[1:])
+    for fact in ({"triton": "3.5.0"}, {"kernel_file": "0" * 64}, {"launches": (short,)}):
+        path.write_bytes(replace(found, **fact).to_bytes())
+        with pytest.raises(BadArtifact, match=r"another kernel|fewer launches"):
+            made.rebuild(job, params, path, tmp_path / "no")
+    faster = tile_text({**tile, "num_warps": 2 * tile["num_warps"]})
+    assert made.build_key(job, faster) != mine
 
 
 def test_equal_sources_are_compiled_once() -> None:

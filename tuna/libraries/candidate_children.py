@@ -317,6 +317,11 @@ class _Proposed(_Answer):
     params: Annotated[list[_Params], Field(max_length=100_000)]
 
 
+class _BuildKeys(_Answer):
+    keys: list[Annotated[str, Field(max_length=1024)]]
+    fault: str
+
+
 class _Described(_Answer):
     bytes: Annotated[int, Field(ge=0)]
 
@@ -334,6 +339,7 @@ _ANSWERS: Mapping[str, TypeAdapter[Any]] = {
     "propose": TypeAdapter(_Proposed),
     "search": TypeAdapter(_Proposed),
     "workload": TypeAdapter(_Described),
+    "build_keys": TypeAdapter(_BuildKeys),
     "build": TypeAdapter(_Built),
 }
 
@@ -346,6 +352,8 @@ def answer_to(request: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
         found: _Answer = kind.validate_python(answer)
         if isinstance(found, _Timings) and len(found.timings) != len(request["jobs"]):
             raise ValueError("not one timing for each candidate")
+        if isinstance(found, _BuildKeys) and len(found.keys) != len(request["params"]):
+            raise ValueError("not one build key for each candidate")
         return found.model_dump()
 
     return check

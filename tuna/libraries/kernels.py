@@ -89,6 +89,24 @@ class Builder(ABC):
         all programs that were started, after the job option `build_timeout_s`.
         """
 
+    def build_key(self, job: KernelJob, params: str) -> str:
+        """Return text that is equal for candidates of which one can be made of another's file by
+        `rebuild`; empty, the default: this one cannot.
+
+        It says all that `rebuild` takes over from that file, such as the compiler's input and its
+        options, but for the library, its toolchain and the config's body, which are compared
+        beside it. A candidate for which it raises has no key, and a worker logs why.
+        """
+        return ""
+
+    def rebuild(self, job: KernelJob, params: str, built: Path, path: Path) -> None:
+        """Write to `path` the bytes that `build` would, from the file `built` of a candidate with
+        the same build key, perhaps of another job and machine; by default a copy.
+
+        Where it raises, a worker logs why and builds the candidate.
+        """
+        path.write_bytes(built.read_bytes())
+
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
