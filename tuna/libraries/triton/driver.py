@@ -3,7 +3,7 @@ events. Neither a toolkit nor another package is needed, and no program is start
 
 Numbers of attributes and errors are those of cuda.h; the functions are documented in NVIDIA's "CUDA
 Driver API". Kernels are launched as Triton's own launcher does (triton/backends/nvidia/driver.py
-and driver.c of 3.5 and 3.6).
+and driver.c of 3.5, 3.6 and 3.8).
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class TritonLibrary(CandidateLibrary):
         consumed = {one.family.name for one in there if one.package}
         kernels = [one for one in there if one.package or one.family.name not in consumed]
         for config in configs:
-            fit = [one.name for one in kernels if one.family.fits(config, target)]
+            fit = [one.name for one in kernels if one.family.fits(config, target, one.package)]
             fit += [USER_KERNEL] if isinstance(config, TritonKernelConfig) else []
             yield config, [name for one in fit for name in (one, one + DEFAULT)]
 
