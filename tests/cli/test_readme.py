@@ -31,6 +31,7 @@ TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
 ELSEWHERE = {
     "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py",
     "tuna serve": "web/test_serving.py",
+    "tuna tune layers.jsonl --library triton -t mymodel -o out": "integration/test_vllm_page.py",
     "tuna tune kernel.py --shapes shapes.json -o out": "integration/test_triton_pipeline.py",
 }
 #: What tunes: a drill types it with a layer and a model.
