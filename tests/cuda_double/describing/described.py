@@ -23,8 +23,8 @@ _BYTES = {"fp32": 4, "fp64": 8, "i32": 4, "i64": 8, "u64": 8}
 
 
 def watch(builder: ModuleType) -> None:
-    """Let the builder's module add a script for each launch of a known kernel that it builds, beside
-    the stand-in."""
+    """Let the builder's module add a script for each launch of a kernel in `_RUN` that it builds,
+    beside the stand-in."""
     path = Path(os.environ["LD_LIBRARY_PATH"], "script")
     make_launch = builder._launch
 
