@@ -129,7 +129,8 @@ class CandidateChildren(Library):
     def _measuring_child(self, context: RunContext) -> Child:
         return self._child(self.measuring, MEASURE, context, len(context.cpus) or 1, self.loader)
 
-    def _calls(self, context: RunContext) -> Calls:
+    def _calls(self, context: RunContext, *, finals: bool) -> Calls:
+        """Calls of the processes; `finals`: of a config, which are always in fresh ones."""
         clean = self._caller(self._clean_child(context), context, loader=self.loader)
 
         def forked(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -141,7 +142,11 @@ class CandidateChildren(Library):
             call = self._caller(self._loader_child(context), context, loader=self.loader)
             return call(op, timeout_s, **arguments)
 
-        return Calls(clean, forked if self.forkable else started, self._fresh(context))
+        here = forked if self.forkable else started
+        # code of the device leaves nothing behind in the process, whose start takes longer than
+        # all of its finalists
+        fresh = here if self.device_code_only and not finals else self._fresh(context)
+        return Calls(clean, here, fresh)
 
     def _end_tainted(self, context: RunContext) -> None:
         """End the process in which the item's candidates ran: it could report wrong times for those

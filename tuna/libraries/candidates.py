@@ -59,7 +59,7 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 log = structlog.get_logger(__name__)
 
 #: A child failed, or wrote no usable file.
-BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
+BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.
@@ -333,7 +333,7 @@ class CandidateLibrary(CandidateChildren):
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
-        calls = self._calls(context)
+        calls = self._calls(context, finals=contest.known_ms is not None)
         with contextlib.suppress(ChildFault):  # the start is not part of the job's own time
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
