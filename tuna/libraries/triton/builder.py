@@ -35,7 +35,7 @@ from tuna.libraries.triton.artifact import (
     Param,
     from_bytes,
 )
-from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, TunedKernel
 from tuna.libraries.triton.kernel_file import KernelFile
 from tuna.libraries.triton.tiles import (
     OPTIONS,
@@ -49,7 +49,7 @@ from tuna.libraries.triton.tiles import (
     tile_of,
     tile_text,
 )
-from tuna.libraries.triton.user_kernel import UserKernel, user_kernel
+from tuna.libraries.triton.user_kernel import user_kernel
 
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
 #: share most of theirs.
@@ -136,19 +136,19 @@ class TritonBuilder(Builder):
         path.write_bytes(artifact(*_candidate(job, params), code).to_bytes())
 
 
-def _description(job: KernelJob) -> Description | UserKernel:
+def _description(job: KernelJob) -> TunedKernel:
     if isinstance(job.config, TritonKernelConfig):
         return user_kernel(Path(job.body).read_text())
     return DESCRIPTIONS[job.solver.removesuffix(DEFAULT)]
 
 
-def _candidate(job: KernelJob, params: str) -> tuple[Description | UserKernel, KernelJob, Tile]:
+def _candidate(job: KernelJob, params: str) -> tuple[TunedKernel, KernelJob, Tile]:
     description = _description(job)
     return description, job, tile_of(params, description.tile_names)
 
 
 def artifact(
-    description: Description | UserKernel, job: KernelJob, tile: Tile, code: Artifact | None = None
+    description: TunedKernel, job: KernelJob, tile: Tile, code: Artifact | None = None
 ) -> Artifact:
     """Return the candidate compiled, or with the code of an artifact that has its build key; raises
     TooLarge where it cannot run, before it is compiled if its tiles alone are too large."""
@@ -179,9 +179,7 @@ def artifact(
     return made
 
 
-def _sources(
-    description: Description | UserKernel, job: KernelJob, tile: Tile
-) -> tuple[Plan, list[Source]]:
+def _sources(description: TunedKernel, job: KernelJob, tile: Tile) -> tuple[Plan, list[Source]]:
     """Return the launches of a candidate, and the build of each."""
     target, kernel = TARGETS[job.target], _kernel(description)
     plan = description.plan(job.config, tile, target)
@@ -351,7 +349,7 @@ def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> La
 
 
 @functools.cache
-def _kernel(description: Description | UserKernel) -> KernelFile:
+def _kernel(description: TunedKernel) -> KernelFile:
     found = description.kernel()
     if found is None:
         raise BadInput(f"The package of {description.name} is not installed here.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,40 @@ class KernelSpace:
     too_large: int  #: different kernels left out, which need more shared memory than there is
 
 
+class TunedKernel(ABC):
+    """A kernel with its candidates: a consumer's, Tuna's own, or one that came in a file."""
+
+    name: str  #: of its solver, or of its file
+
+    @abstractmethod
+    def kernel(self) -> KernelFile | None:
+        """Return the kernel file; None where it is not installed."""
+
+    @property
+    def tile_names(self) -> Sequence[str]:
+        """The names that a tile has, but for those of AMD's compiler."""
+        return AXES
+
+    @abstractmethod
+    def space(self, config: Config, target: Target) -> KernelSpace:
+        """Return the candidates that differ and can run."""
+
+    @abstractmethod
+    def plan(self, config: Config, tile: Tile, target: Target) -> Plan:
+        """Return the launches of a candidate."""
+
+    def least_shared_bytes(self, plan: Plan, tile: Tile, target: Target) -> int:
+        """Return a lower bound of a candidate's shared memory, as far as it is known before it is
+        compiled."""
+        return 0
+
+    def answers(self, config: Config) -> tuple[Answer, ...]:
+        """Return the right answers for the artifact; none where whoever measures computes them."""
+        return ()
+
+
 @dataclass(frozen=True)
-class Description:
+class Description(TunedKernel):
     """A kernel that is a solver."""
 
     name: str
@@ -64,22 +97,13 @@ class Description:
                 return kernel_file.read(found, function or self.function)
         raise BadInput(f"This version of {self.package} has no kernel {self.function}.")
 
-    @property
-    def tile_names(self) -> Sequence[str]:
-        """The names that a tile has, but for those of AMD's compiler."""
-        return AXES
-
     def plan(self, config: Config, tile: Tile, target: Target) -> Plan:
         """Return the launches of a candidate."""
         return self.family.plan(config, tile, target, self.package)
 
     def least_shared_bytes(self, plan: Plan, tile: Tile, target: Target) -> int:
-        """Return a lower bound of a candidate's shared memory."""
+        """Return what the tiles of the pipelined loop take."""
         return least_shared_bytes(plan, tile, target)
-
-    def answers(self, config: Config) -> tuple[Answer, ...]:
-        """Return nothing: whoever measures computes the right answer."""
-        return ()
 
     def space(self, config: Config, target: Target) -> KernelSpace:
         """Return the candidates that differ and can run."""

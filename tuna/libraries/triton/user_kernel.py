@@ -25,7 +25,7 @@ from tuna.libraries.triton.artifact import (
     Answer,
     Buffer,
 )
-from tuna.libraries.triton.descriptions import KernelSpace
+from tuna.libraries.triton.descriptions import KernelSpace, TunedKernel
 from tuna.libraries.triton.device_problems import DeviceProblem
 from tuna.libraries.triton.kernel_file import KernelFile
 from tuna.libraries.triton.tiles import KernelCall, Plan, Target, Tile, Value
@@ -61,7 +61,7 @@ class _Given:
         return [one for one in self.buffers if one.role == "output"]
 
 
-class UserKernel:
+class UserKernel(TunedKernel):
     """A file's kernel with its functions ready to run; they raise BadInput that names what is
     wrong."""
 
@@ -78,7 +78,7 @@ class UserKernel:
                 raise BadInput(f"{name} in {file.name} is no function.")
             self._functions |= {name: namespace[name]} if name in namespace else {}
         self._given = functools.lru_cache(_KEPT)(self._arguments)
-        self.answers = functools.lru_cache(_KEPT)(self._reference)
+        self._answers = functools.lru_cache(_KEPT)(self._reference)
 
     def kernel(self) -> KernelFile:
         """Return the kernel."""
@@ -103,9 +103,9 @@ class UserKernel:
         arguments = {**given.values, **tile}
         return Plan(given.buffers, (KernelCall(arguments, self._grid(layer, tile)),))
 
-    def least_shared_bytes(self, plan: Plan, tile: Tile, target: Target) -> int:
-        """Return 0: it is known when the kernel is compiled."""
-        return 0
+    def answers(self, config: Config) -> tuple[Answer, ...]:
+        """Return the right answer in some places of each output, computed once."""
+        return self._answers(_layer(config))
 
     def check(self, config: TritonKernelConfig) -> None:
         """Raise BadInput unless all of a shape can be tuned."""
