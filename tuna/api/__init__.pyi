@@ -27,7 +27,6 @@ from tuna.api.databases import merge_databases as merge_databases
 from tuna.api.jobs import CanceledJobs as CanceledJobs
 from tuna.api.jobs import JobOrigin as JobOrigin
 from tuna.api.jobs import LoadedJobs as LoadedJobs
-from tuna.api.jobs import Only as Only
 from tuna.api.jobs import cancel as cancel
 from tuna.api.jobs import check_device as check_device
 from tuna.api.jobs import load_example_job as load_example_job
@@ -128,6 +127,7 @@ from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
+from tuna.db.jobs import Only as Only
 from tuna.db.overview import Overview as Overview
 from tuna.db.searches import Searches as Searches
 from tuna.db.session_options import SessionOptions as SessionOptions

@@ -18,6 +18,7 @@ from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs, sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.jobs import Only
 from tuna.errors import BadInput
 from tuna.libraries.registry import get_library
 from tuna.models import choice, files, store, tuning
@@ -230,7 +231,7 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
             reason=SESSION,
             solvers=[job.solver],
             options=options,
-            only=jobs.Only(config_ids=[job.config_id]),
+            only=Only(config_ids=[job.config_id]),
         )
 
 

@@ -31,7 +31,7 @@ def search(
     `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
     such a file.
     """
-    others = [Known(one["label"], one["same"], _past(one["path"])) for one in known]
+    others = [Known(one["label"], _past(one["path"]), one["same"]) for one in known]
     return {
         "params": list(
             _builder(builder).search(KernelJob.from_json(job), _past(history), count, others)

@@ -59,7 +59,7 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 log = structlog.get_logger(__name__)
 
 #: A child failed, or wrote no usable file.
-BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
+BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.

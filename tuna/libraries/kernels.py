@@ -55,16 +55,21 @@ class Past:
     time_ms: float | None = None
     cause: str | None = None  #: None, without a time: it is still being measured
 
+    @property
+    def is_done(self) -> bool:
+        """True if it was measured, or has failed."""
+        return self.time_ms is not None or self.cause is not None
+
 
 @dataclass(frozen=True)
 class Known:
     """Trials of an earlier search from which this one may learn."""
 
-    label: str  #: names the search in logs and reports
+    label: str  #: names the search in logs, reports and cost models
+    trials: Sequence[Past]
     #: of the same config in the same environment, measured while it was quiet: its times are those
     #: to be expected here
-    same: bool
-    trials: Sequence[Past]
+    same: bool = True
 
 
 class Builder(ABC):

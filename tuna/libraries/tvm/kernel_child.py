@@ -35,7 +35,6 @@ from tuna.libraries.kernels import (
 )
 from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource
 from tuna.libraries.tvm import functions, problems, schedules, toolchain, workloads
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.schedules import ScheduleSpace
@@ -65,18 +64,7 @@ class TvmBuilder(Builder):
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
         """Propose candidates by `search.proposal`."""
-        others = [
-            TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
-        ]
-        avoid = {one.params for one in history}
-        return proposal.propose(
-            space_of(job),
-            _measured(history),
-            count=count,
-            seed=job.seed,
-            others=others,
-            avoid=avoid,
-        )
+        return proposal.propose(space_of(job), history, count=count, seed=job.seed, others=known)
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
@@ -93,12 +81,6 @@ class TvmBuilder(Builder):
         linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
         built = tvm.tirx.build(module, target=tvm.target.Target(toolchain.for_code(target)))
         built.export_library(str(path), **({"cc": linker} if linker else {}))
-
-
-def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
-    """Return the trials that have been measured, or have failed."""
-    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
-    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
 @functools.lru_cache(maxsize=_KEPT_PROBLEMS)
