@@ -27,7 +27,7 @@ from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
-from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
+from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import LIBRARIES
 
 _COUNT_EVERY_S = 0.5
@@ -179,12 +179,14 @@ def run_sessions(
     *,
     steps: Sequence[str] = (),
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
+    lasting: LastingWorkers | None = None,
     events: RunEvents | None = None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
-    meanwhile. `workers` says which ones to start here for the libraries of the sessions.
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
+    with the run, or are `lasting` ones.
     """
     events = events or RunEvents()
     with reading(engine) as connection:
@@ -221,9 +223,10 @@ def run_sessions(
     with contextlib.ExitStack() as stack:
         if specs:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
-            watch.workers = stack.enter_context(
-                local_workers(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
+            wanted = local_workers(
+                settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             )
+            watch.workers = lasting.start(wanted) if lasting else stack.enter_context(wanted)
         with _outage_in_a_sentence():
             coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
     return watch.now()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tuna.errors import ServiceError
 from tuna.sandbox.processes import signal_name
@@ -172,6 +172,26 @@ def local_workers(
         raise
     finally:
         workers.stop(idle=idle, bound_s=bound_s)
+
+
+class LastingWorkers:
+    """Workers on this machine that several runs share: the first run starts them, and the end of a
+    `with` block of this ends them."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._started: LocalWorkers | None = None
+
+    def start(self, workers: contextlib.AbstractContextManager[LocalWorkers]) -> LocalWorkers:
+        """The workers of the first call."""
+        self._started = self._started or self._stack.enter_context(workers)
+        return self._started
+
+    def __enter__(self) -> LastingWorkers:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 #: Long enough to reset or reboot a device.

@@ -36,10 +36,18 @@ from tuna.libraries.kernels import (
 from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
 from tuna.libraries.search.cost_model import KnownTrial, TrialSource
-from tuna.libraries.tvm import functions, problems, schedules, toolchain, workloads
+from tuna.libraries.tvm import (
+    functions,
+    problems,
+    schedules,
+    toolchain,
+    whole_models,
+    workloads,
+)
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.schedules import ScheduleSpace
-from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED, error_bound
+from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, MODEL, UNTUNED, error_bound
+from tuna.libraries.tvm.whole_models import ModelBody
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
@@ -56,7 +64,10 @@ class TvmBuilder(Builder):
     """The builder of `TvmLibrary`."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:
-        """A TuningRecord of each candidate, as JSON text."""
+        """A TuningRecord of each candidate, as JSON text; of a model where its kernels come
+        from."""
+        if BY_NAME[job.solver] is MODEL:
+            return [ModelBody.read(Path(job.body)).choices]
         module, target = module_of(job), problems.target_of(job.target)
         found = (schedules.to_params(module, target, one) for one in _proposals(job, module))
         return list(dict.fromkeys(found))
@@ -79,11 +90,16 @@ class TvmBuilder(Builder):
         )
 
     def workload(self, job: KernelJob) -> bytes:
-        """The Workload as JSON text."""
+        """The Workload as JSON text; none of a model."""
+        if BY_NAME[job.solver] is MODEL:
+            return b""
         return schedules.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
-        """A shared library with the function `main`."""
+        """A shared library with the function `main`; of a model see `whole_models`."""
+        if BY_NAME[job.solver] is MODEL:
+            whole_models.build(job, path)
+            return
         module = schedules.schedule_of(module_of(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
@@ -190,6 +206,8 @@ class TvmLoader(Loader):
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
         """The function `main` of the shared library; weights are packed ahead of time, once for all
         candidates."""
+        if BY_NAME[job.solver] is MODEL:
+            return self._model(job, path, arrays)
         problem = problems.of(job)
         if problem is None:
             return self._kernel(job, path, arrays, lambda y: y)
@@ -200,9 +218,18 @@ class TvmLoader(Loader):
     def _kernel(self, job: KernelJob, path: Path, arrays: Sequence[Any], answer: Answer) -> Kernel:
         return TvmKernel(path, arrays, answer)
 
+    def _model(self, job: KernelJob, path: Path, arrays: Sequence[Any]) -> Kernel:
+        return whole_models.LocalModelKernel(job, path, arrays)
+
+    def takes_nan(self, job: KernelJob) -> bool:
+        """Return False for a model, which may index a table with what it computed."""
+        return BY_NAME[job.solver] is not MODEL
+
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, which is a function: its answer is that of
-        its code without a schedule."""
+        its code without a schedule; and of a model."""
+        if "answers" in job.files:
+            return whole_models.problem(job.files["answers"])
         if not job.body:
             return None
         return functions.problem(functions.read(job.body), problems.target_of(job.target))
