@@ -20,7 +20,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna.golden.versions import find
-from tuna.models import choice, store
+from tuna.models import choice
 from tuna.models.choice import Winner
 from tuna.models.manifest import Class
 from tuna.models.store import StoredModel

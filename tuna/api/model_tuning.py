@@ -106,12 +106,13 @@ class _Tuning:
         errored = self._seen[-1].errored if self._seen else 0
         return replace(tuned, added=wanted - len(self._waiting), errored=errored)
 
-    def _follow(self, whole: Progress) -> Progress:
-        """Load more jobs; returns the progress of the model's own. Raises RunStopped when they are
+    def _follow(self, whole: Progress) -> None:
+        """Show the progress of the model's jobs, and load more. Raises RunStopped when they are
         done, or the time is over."""
         with reading(open_database()) as connection:
             mine = progress(connection, get_library("tvm"), self._session_id, (), self._model.tag)
         self._seen.append(mine)
+        self._work.events.on_progress(mine)
         elapsed_s = time.monotonic() - self._started
         if self._budget is not None and mine.unfinished:
             if elapsed_s > self._budget.seconds:
@@ -120,7 +121,6 @@ class _Tuning:
             self._load(self._budget.more(elapsed_s, finished, mine.unfinished))
         elif whole.unfinished and not mine.unfinished:
             raise RunStopped("All jobs of the model are done")
-        return mine
 
     def _load(self, count: int) -> None:
         """Make jobs of the first `count` that wait."""

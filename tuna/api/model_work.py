@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +85,20 @@ class ModelWork:
         finally:
             self.events, self.on_log = before
 
-    def run(self, follow: Callable[[Progress], Progress] = lambda progress: progress) -> None:
-        """Work through the session, with workers here if it is of this machine's environment.
-
-        `follow` makes what is shown of the session's progress.
-        """
-
-        def shown(whole: Progress) -> None:
-            self.events.on_progress(follow(whole))
-
-        events = replace(self.events, on_progress=shown)
+    def run(self, on_progress: Callable[[Progress], None] | None = None) -> None:
+        """Work through the session, with workers here if it is of this machine's environment;
+        `on_progress` takes the place of that of `showing`."""
+        shown = on_progress or self.events.on_progress
         if self.own:
-            running.run(self.session_id(), lasting=self.lasting, events=events, on_log=self.on_log)
+            running.run(
+                self.session_id(),
+                lasting=self.lasting,
+                on_progress=shown,
+                events=self.events,
+                on_log=self.on_log,
+            )
         else:
-            running.enqueue(self.session_id(), events=events)
+            running.enqueue(self.session_id(), on_progress=shown, events=self.events)
 
 
 @contextlib.contextmanager

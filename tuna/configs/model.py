@@ -41,7 +41,7 @@ class WholeModelConfig(Config):
     @property
     def label(self) -> str:
         """Return a short text such as `model resnet18@b5e6e80f35c4 3fa2c1d0`."""
-        return f"model {self.name[:200]} {self.program[:8]}"
+        return f"model {self.name[:200]} {self.body[:8]}"
 
     @property
     def flops(self) -> int:
