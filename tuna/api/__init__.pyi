@@ -61,6 +61,9 @@ from tuna.api.model_building import BuiltModel as BuiltModel
 from tuna.api.model_building import build_model as build_model
 from tuna.api.model_building import check_model as check_model
 from tuna.api.model_making import Checks as Checks
+from tuna.api.model_tuning import Ending as Ending
+from tuna.api.model_tuning import Latency as Latency
+from tuna.api.model_tuning import Reached as Reached
 from tuna.api.model_tuning import TunedModel as TunedModel
 from tuna.api.model_tuning import tune_model as tune_model
 from tuna.api.model_work import ModelWork as ModelWork

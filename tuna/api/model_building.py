@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -60,6 +61,11 @@ class BuiltModel:
     cores: int = 1  #: that it is built for
     #: records that could not be applied, by task label
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def time_ms(self) -> float:
+        """The median of its times."""
+        return statistics.median(self.times_ms["tuna"])
 
 
 def build_model(

@@ -3,10 +3,12 @@ by another."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tuna.api import jobs, preparation
 from tuna.api.model_work import ModelWork
 from tuna.api.services import artifact_store
 from tuna.configs.model import WholeModelConfig
+from tuna.coordinator.session_run import Progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -24,9 +27,11 @@ from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm.solvers import MODEL
 from tuna.models.store import StoredModel
 from tuna.vocabulary import Cause, State
+from tuna.workers.launch import RunStopped
 
 #: Files that `models/program.py` makes. It imports TVM.
 BODY, PROGRAM = "body.json.gz", "program.vm"
+_ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 #: One kernel of each task, checked and timed once; a whole model may take long to build and to run.
 _OPTIONS: Mapping[str, object] = {
     "candidates": 1,
@@ -81,10 +86,20 @@ def measure(
         with writing(engine) as connection:
             stored = configs.store(connection, [config], model.tag, bodies={config.body: body})
         _load(session_id, model.tag, stored.ids[0], found)
-        work.run()
+        with contextlib.suppress(RunStopped):
+            work.run(partial(_follow, work, config))
         found = _outcome(session_id, config)
     assert found is not None
     return found.measured(model.name)
+
+
+def _follow(work: ModelWork, config: WholeModelConfig, progress: Progress) -> None:
+    """Show the progress; raises RunStopped once the model's job is over, whatever else the session
+    has to do."""
+    work.events.on_progress(progress)
+    found = _outcome(work.session_id(), config)
+    if progress.unfinished and found is not None and found.state in _ENDED:
+        raise RunStopped("The model is measured")
 
 
 def _load(session_id: int, tag: str, config_id: int | None, failed: _Outcome | None) -> None:

@@ -214,6 +214,9 @@ class _Tuning:
     minutes: float | None = options.option(
         "All tasks end by then, the heaviest first; default: until done.", type=options.POSITIVE
     )
+    target_ms: float | None = options.option(
+        "The model need not be faster: end then, or when it cannot be met.", type=options.POSITIVE
+    )
 
 
 @click.command()
@@ -242,12 +245,16 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
     with api.open_work(session_id, model=name) as work:
         if not work.own:
             say(f"by the workers of session {session_id}: {work.environment}")
-        with _progress(work, "checking"):
-            error = api.check_model(name, work=work, **arguments)
-        say(
-            "with predicted kernels its answer is right: largest error over largest value"
-            f" {error:.1e}"
-        )
+        latency = None
+        if wanted.target_ms is not None:
+            latency = api.Latency(wanted.target_ms, kernels.compare, arguments["checks"])
+        else:
+            with _progress(work, "checking"):
+                error = api.check_model(name, work=work, **arguments)
+            say(
+                "with predicted kernels its answer is right: largest error over largest value"
+                f" {error:.1e}"
+            )
 
         def started(tuned: api.TunedModel) -> None:
             say(
@@ -263,10 +270,13 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
                 candidates=wanted.candidates,
                 winograd=kernels.winograd,
                 minutes=wanted.minutes,
+                latency=latency,
                 on_start=started,
                 work=work,
             )
-        if tuned.added < tuned.wanted:
+        if tuned.reached is not None:
+            say(reached(tuned.reached, tuned.added))
+        elif tuned.added < tuned.wanted:
             say(
                 f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
                 " command goes on"
@@ -281,7 +291,22 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
                 f" {shlex.quote(stored.name)}.so`"
             )
     failed(tuned.errored, tuned.session_id)
-    return 1 if tuned.errored else 0
+    missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET
+    return 1 if tuned.errored or missed else 0
+
+
+def reached(found: api.Reached, jobs: int) -> str:
+    """Say how tuning for a wanted time ended, after so many jobs."""
+    best = f"the best so far takes {found.best_ms:.2f} ms"
+    after = f"after {counted(jobs, 'job')}" if jobs else "by what was known, without a trial"
+    if found.ending is api.Ending.MET:
+        return f"{found.target_ms:g} ms are met {after}: the model takes {found.best_ms:.2f} ms"
+    why = {
+        api.Ending.IMPOSSIBLE: f"by the estimates it takes {found.least_ms:.2f} ms at least",
+        api.Ending.BUDGET: "the time is over",
+        api.Ending.DONE: "all jobs are done",
+    }[found.ending]
+    return f"{found.target_ms:g} ms are not met, {after}: {why}; {best}"
 
 
 def show_import(imported: api.ImportedModel) -> None:

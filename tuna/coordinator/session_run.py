@@ -226,7 +226,11 @@ def run_sessions(
             wanted = local_workers(
                 settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             )
-            watch.workers = lasting.start(wanted) if lasting else stack.enter_context(wanted)
+            if lasting is None:
+                watch.workers = stack.enter_context(wanted)
+            else:
+                watch.workers = lasting.start(wanted)
+                stack.push(lasting.ended)
         with _outage_in_a_sentence():
             coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
     return watch.now()

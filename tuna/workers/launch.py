@@ -181,17 +181,24 @@ class LastingWorkers:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._started: LocalWorkers | None = None
+        self._stopped: RunStopped | None = None  #: which ended the last run
 
     def start(self, workers: contextlib.AbstractContextManager[LocalWorkers]) -> LocalWorkers:
         """The workers of the first call."""
         self._started = self._started or self._stack.enter_context(workers)
         return self._started
 
+    def ended(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        """Note how a run ended: after a `RunStopped` workers may still have something to do."""
+        self._stopped = error if isinstance(error, RunStopped) else None
+
     def __enter__(self) -> LastingWorkers:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None and self._stopped is not None:
+            kind, error = RunStopped, self._stopped
+        self._stack.__exit__(kind, error, trace)
 
 
 #: Long enough to reset or reboot a device.
