@@ -73,6 +73,7 @@ from tuna.api.models import ImportedModel as ImportedModel
 from tuna.api.models import ModelTask as ModelTask
 from tuna.api.models import import_model as import_model
 from tuna.api.models import list_models as list_models
+from tuna.api.models import model_workloads as model_workloads
 from tuna.api.models import show_model as show_model
 from tuna.api.preparation import PreparedTuning as PreparedTuning
 from tuna.api.preparation import StartedSession as StartedSession

@@ -174,6 +174,7 @@ def store_parsed(parsed: ParsedFile, tag: str, storing: Storing = _PLAIN) -> Imp
             tag,
             recurrent=storing.recurrent,
             tag_only=storing.tag_only,
+            bodies=parsed.bodies,
         )
         if network and ids:
             pairs = zip(stored.ids, parsed.weights, strict=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tuna.api.model_work import environment_of
 from tuna.artifacts.store import Artifacts
-from tuna.db import sessions
+from tuna.configs import Workload
+from tuna.db import configs, sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
@@ -127,6 +128,17 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
             )
         )
     return model, tasks
+
+
+def model_workloads(name: str) -> list[Workload]:
+    """The tasks of the latest import under a name, with the texts of those without a core; raises
+    NotFound."""
+    with reading(open_database()) as connection:
+        model = store.find(connection, name)
+        return [
+            Workload(task, configs.body(connection, task.body) if task.body else None)
+            for task in (entry.task for entry in model.manifest.tasks)
+        ]
 
 
 def _read(path: Path) -> bytes:

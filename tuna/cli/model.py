@@ -18,6 +18,7 @@ from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.show import failed
 from tuna.errors import BadInput
+from tuna.files import atomic_file
 from tuna.messages import counted, size
 
 
@@ -87,9 +88,21 @@ def list_models(as_json: bool) -> None:
 
 @model.command()
 @click.argument("name")
+@click.option(
+    "--workloads",
+    type=options.OUTPUT_FILE,
+    metavar="FILE",
+    help="Write its tasks as `tuna import` and the master of tune-rpc read them.",
+)
 @options.as_json
-def show(name: str, as_json: bool) -> None:
+def show(name: str, workloads: Path | None, as_json: bool) -> None:
     """Show the tasks of a model: how often it calls each, and its fastest kernel."""
+    if workloads is not None:
+        lines = [one.text() for one in api.model_workloads(name)]
+        with atomic_file(workloads) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in lines))
+        say(f"{workloads}: {counted(len(lines), 'task')}")
+        return
     found, tasks = api.show_model(name)
     if as_json:
         print_json(

@@ -95,12 +95,10 @@ def progress(
     steps: Sequence[str],
     tag: str | None = None,
 ) -> Progress:
-    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers
-    carry it, without searches."""
+    """Progress of the session in `steps` (all when empty); with `tag` that of jobs and searches
+    whose layers carry it."""
     states: Counter[str] = Counter()
-    found = (
-        Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
-    )
+    found = searches.read(connection, [session_id], tag).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
@@ -119,11 +117,12 @@ def progress(
         # Where the step `search` is served elsewhere, a search has to do here what is open of it
         # now.
         searching = (
-            rounds.unfinished(connection, session_id, library).searches
+            rounds.unfinished(connection, session_id, library, tag).searches
             if SEARCH in served
             else min(open_rounds, number)
         )
-        to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
+        bound = rounds.to_come(connection, session_id, library, tag) if SEARCH in served else {}
+        to_come = _sum(bound)
     errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(

@@ -75,19 +75,27 @@ class TvmBuilder(Builder):
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
-        """Propose candidates by `search.proposal`."""
+        """Propose candidates by `search.proposal`; of a function of a model its schedule by rule
+        before all others."""
+        by_rule = []
+        if BY_NAME[job.solver] is FUNCTION:
+            if not functions.can_be_tuned(module_of(job)):
+                return []
+            if not history:
+                target = problems.target_of(job.target)
+                by_rule = [schedules.to_params(module_of(job), target, _by_rule(job))]
         others = [
             TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
         ]
-        avoid = {one.params for one in history}
-        return proposal.propose(
+        proposed = proposal.propose(
             space_of(job),
             _measured(history),
-            count=count,
+            count=count - len(by_rule),
             seed=job.seed,
             others=others,
-            avoid=avoid,
+            avoid={one.params for one in history} | set(by_rule),
         )
+        return [*by_rule, *proposed][:count]
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text; none of a model."""
@@ -150,13 +158,16 @@ def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
 
 
 def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
-    """The schedule by rule, or none where there is no rule, then sampled ones."""
-    by_rule = functions.schedule(
-        module["main"], machine.from_target(problems.target_of(job.target))
-    )
-    yield by_rule or Schedule(module)
+    """The schedule by rule, then sampled ones."""
+    yield _by_rule(job)
     if job.count > 1:
         yield from _sampled(job, module, job.count - 1)
+
+
+def _by_rule(job: KernelJob) -> Schedule:
+    """The schedule of a function by rule, or as it is where there is no rule."""
+    module, target = module_of(job), machine.from_target(problems.target_of(job.target))
+    return functions.schedule(module["main"], target) or Schedule(module)
 
 
 def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:

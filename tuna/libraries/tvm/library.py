@@ -31,7 +31,7 @@ from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, toolchain
 from tuna.libraries.tvm.decisions import readable
-from tuna.libraries.tvm.solvers import MODEL, SEARCHED, TABLE, applicable, unsupported
+from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import DeviceKind
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed, ChildFault
@@ -74,7 +74,7 @@ class TvmLibrary(SearchingLibrary):
     kinds = ("convolution", "gemm", "task", "model")
     device_kind = DeviceKind.CPU
     options = TvmJobOptions
-    in_rounds = frozenset(row.name for row in SEARCHED)
+    in_rounds = frozenset(row.name for row in (*SEARCHED, FUNCTION))
     exporters = (TvmDatabaseExporter(),)
     conditions = (
         *SearchingLibrary.conditions,
