@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 #: Factor by which a kernel may be faster than its estimate, compared with another kernel.
@@ -135,13 +135,15 @@ def forecast_ms(model_ms: float, tasks: Sequence[TaskTime]) -> tuple[float, floa
     return expected, least
 
 
-def open_factor(task: Tunable, solvers: Iterable[str]) -> float:
+def open_factor(task: Tunable, solvers: Collection[str]) -> float:
     """By how much jobs of these solvers may make a task faster than its best kernel, as a
     factor."""
+    if not solvers:
+        return 1.0
     if task.by_rule or not task.least:
-        return _DOUBT if any(True for _ in solvers) else 1.0
+        return _DOUBT
     factors = (_DOUBT * task.cycles[name] / task.least for name in solvers if name in task.cycles)
-    return min(factors, default=1.0) if task.cycles else _DOUBT
+    return min(1.0, min(factors, default=_DOUBT))
 
 
 class Budget:
