@@ -61,6 +61,8 @@ class BuiltModel:
     cores: int = 1  #: that it is built for
     #: records that could not be applied, by task label
     refused: Mapping[str, str] = field(default_factory=dict)
+    #: of what TVM makes of the model without tuning, and of this model in turn with it
+    untuned_ms: tuple[float, float] | None = None
 
     @property
     def time_ms(self) -> float:
@@ -192,12 +194,12 @@ def _described(
     for key in {plan["functions"].get(function, "") for function in plan["calls"]}:
         numbers[Class(plan["classes"].get(key, Class.DEFAULT))] += 1
     times_ms = facts.get("times_ms") or {"tuna": measured["times_ms"]}
-    untuned = {_UNTUNED: [parts_ms[_UNTUNED]]} if _UNTUNED in parts_ms else {}
+    in_turn = (parts_ms[_UNTUNED], parts_ms[_TIMED]) if _UNTUNED in parts_ms else None
     return BuiltModel(
         path=output,
         model=model,
         errors=facts["errors"],
-        times_ms={**times_ms, **untuned},
+        times_ms=times_ms,
         wall_ms=facts.get("wall_ms", {}),
         device=measured["device"],
         absent=facts["absent"],
@@ -213,6 +215,7 @@ def _described(
         lookup_s=lookup_s,
         cores=cores,
         refused={labels.get(key, key): reason for key, reason in plan["refused_records"].items()},
+        untuned_ms=in_turn,
     )
 
 

@@ -366,6 +366,12 @@ def show_built(built: api.BuiltModel) -> None:
             say(f"{name}: {median:.2f} ms {spread}, wall time of {built.cores} threads{ratio}")
         else:
             say(f"{name}: {median:.2f} ms of CPU time {spread}, wall {wall:.2f}{ratio}")
+    if built.untuned_ms is not None:
+        untuned, in_turn = built.untuned_ms
+        say(
+            f"untuned: {untuned:.2f} ms, in turn with which this model takes {in_turn:.2f} ms,"
+            f" {in_turn / untuned:.2f} of it"
+        )
     for name, reason in built.absent.items():
         say(f"{name}: {reason}")
     if built.cached:
@@ -383,7 +389,7 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
     names = (
         *("path", "tasks", "shares", "cores", "device", "times_ms", "wall_ms", "absent"),
         *("runtime_share", "functions_ms", "tuned_ms", "lookup_s", "errors", "remark", "refused"),
-        *("compared", "made_at", "cached"),
+        *("compared", "made_at", "cached", "untuned_ms"),
     )
     facts = {name: getattr(built, name) for name in names}
     return {"model": built.model.name, "version": built.model.version, **facts}
