@@ -37,7 +37,8 @@ from random import Random
 import sqlalchemy as sa
 
 from benchmarks.harness import Outcome
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource, learn
+from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search.cost_model import learn
 from tuna.libraries.search.proposal import Point, Space, Strategy, propose
 from tuna.libraries.tvm.decisions import Design
 
@@ -65,7 +66,7 @@ class Table(Space):
     """A table as a space: its rows are all points that there are."""
 
     name: str
-    rows: Sequence[KnownTrial]
+    rows: Sequence[Past]
     described: Mapping[str, Mapping[str, float]]  #: features by params, of all tables
     prior: bytes | None = None
 
@@ -97,15 +98,15 @@ class Table(Space):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         return one
 
-    def measured(self, params: str) -> KnownTrial:
+    def measured(self, params: str) -> Past:
         """The trial as it was recorded."""
         point = self.point_of(params)
         assert point is not None
         return self.rows[point[0]]
 
     def best(self) -> float:
-        """Seconds of the fastest candidate."""
-        return min(row.seconds for row in self.rows if row.seconds is not None)
+        """Milliseconds of the fastest candidate."""
+        return min(row.time_ms for row in self.rows if row.time_ms is not None)
 
 
 def main() -> int:
@@ -263,7 +264,8 @@ def read(folder: Path) -> dict[str, Table]:
         rows = []
         for index, line in enumerate(lines):
             design, *values = line["point"]
-            rows.append(KnownTrial(f"{header['task']} {index}", line["seconds"], line["cause"]))
+            time_ms = None if line["seconds"] is None else 1000 * line["seconds"]
+            rows.append(Past(f"{header['task']} {index}", time_ms, line["cause"]))
             described[rows[-1].params] = designs[design].features(tuple(values))
         tables[header["task"]] = Table(header["task"], rows, described)
     return tables
@@ -283,9 +285,9 @@ def replay(
     table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table
 ) -> list[float]:
     """The curve of one search."""
-    history: list[KnownTrial] = []
+    history: list[Past] = []
     strategy: Strategy = "random" if way == "random" else "search"
-    others = [TrialSource(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
+    others = [Known(sibling.name, sibling.rows, same=False)] if way == "warm" else []
     while len(history) < trials:
         asked = min(batch, trials - len(history))
         proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, others=others)
@@ -294,7 +296,7 @@ def replay(
             break
     best, fastest, curve = table.best(), math.inf, []
     for trial in history:
-        fastest = min(fastest, trial.seconds or math.inf)
+        fastest = min(fastest, trial.time_ms or math.inf)
         curve.append(best / fastest)
     return curve
 
@@ -313,7 +315,7 @@ def prior_of(tables: Iterable[Table]) -> bytes:
     }
     return learn(
         described.get,
-        [TrialSource(table.name, table.rows) for table in known],
+        [Known(table.name, table.rows) for table in known],
         trees=_TREES,
         depth=_DEPTH,
     )

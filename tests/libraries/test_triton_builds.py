@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tuna.configs.moe import MoeConfig
 from tuna.configs.values import DataType
 from tuna.libraries.items import WorkItem
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.triton.artifact import PARAM_BYTES, from_bytes
+from tuna.libraries.triton.artifact import PARAM_BYTES, BadArtifact, from_bytes
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.library import TritonLibrary
 from tuna.libraries.triton.tiles import AXES, TARGETS, tile_of, tile_text
@@ -57,7 +57,7 @@ def test_the_parameters_of_a_build_are_those_of_its_code(
 
     job = KernelJob(config, solver, target=arch, count=2)
     description, target = DESCRIPTIONS[solver], TARGETS[arch]
-    assert description.family.fits(config, target)
+    assert description.family.fits(config, target, description.package)
     for params in builder.TritonBuilder().propose(job):
         made = builder.artifact(description, job, tile_of(params))
         assert from_bytes(made.to_bytes()) == made
@@ -75,9 +75,9 @@ def test_the_parameters_of_a_build_are_those_of_its_code(
 
 def cubin_param_bytes(code: bytes) -> int:
     """Bytes of all parameters, by the attribute EIATTR_PARAM_CBANK (0x0a) of `.nv.info.<kernel>`:
-    format 4, attribute, size 8, symbol, offset, bytes."""
-    found = re.findall(rb"\x04\x0a\x08\x00....(..)(..)", code, re.DOTALL)
-    sizes = {int.from_bytes(size, "little") for _, size in found}
+    format 4, attribute, size 8, symbol, offset (0x160 on sm_80, 0x210 on sm_90), bytes."""
+    found = re.findall(rb"\x04\x0a\x08\x00....(?:\x60\x01|\x10\x02)(..)", code, re.DOTALL)
+    sizes = {int.from_bytes(size, "little") for size in found}
     assert len(sizes) == 1, sizes
     return sizes.pop()
 
@@ -264,6 +264,61 @@ def candidate(params: str) -> Any:
     from tuna.libraries.items import Candidate
 
     return Candidate(index=0, params=params)
+
+
+BLOCKS = {"scheme": "fp8_w8a8", "block_n": 128, "block_k": 128}
+#: Solver, architecture and config: with other numbers of rows, and those of them that have a build
+#: key of their own.
+SHARED = [
+    ("TritonMoe", "sm_90", MoeConfig(16, 64, 128, 256, 4, **BLOCKS), (64, 4096, 2), {2}),
+    ("TritonMoe", "gfx942", MoeConfig(16, 64, 128, 256, 4, **BLOCKS), (512, 2), {2}),
+    ("TritonMoe", "sm_90", MoeConfig(16, 8, 256, 512, 2), (128, 1), {1}),
+    ("TritonMoe", "gfx942", MoeConfig(16, 8, 256, 512, 2), (128,), set()),
+    ("TritonGemm", "sm_90", GemmConfig(64, 256, 512, data_type=BF16), (48, 1, 8), {1, 8}),
+    ("TritonGemm", "gfx942", GemmConfig(64, 256, 512, data_type=BF16), (1024, 9), {9}),
+]
+
+
+@pytest.mark.parametrize(
+    ("solver", "arch", "config", "others", "own"), SHARED, ids=[f"{s}-{a}" for s, a, *_ in SHARED]
+)
+def test_a_candidate_made_of_anothers_code_is_as_if_it_was_compiled(
+    solver: str, arch: str, config: Config, others: Sequence[int], own: set[int], tmp_path: Path
+) -> None:
+    from tuna.libraries.triton import builder
+
+    rows = "tokens" if isinstance(config, MoeConfig) else "m"
+    made, path = builder.TritonBuilder(), tmp_path / "built"
+    tile = DESCRIPTIONS[solver].family.default(config, TARGETS[arch], "")
+    params, job = tile_text(tile), KernelJob(config, solver, target=arch)
+    made.build(job, params, path)
+    keys = {}
+    for number in others:
+        other = replace(job, config=type(config)(**{**vars_of(config), rows: number}))
+        keys[number] = made.build_key(other, params)
+        if number in own:
+            continue
+        builder.compiled.cache_clear()
+        made.build(other, params, tmp_path / "compiled")
+        builder.compiled.cache_clear()
+        made.rebuild(other, params, path, tmp_path / "rebuilt")
+        assert builder.compiled.cache_info().misses == 0
+        assert (tmp_path / "rebuilt").read_bytes() == (tmp_path / "compiled").read_bytes()
+        assert (tmp_path / "rebuilt").read_bytes() != path.read_bytes()
+    mine = made.build_key(job, params)
+    assert {number for number, key in keys.items() if key != mine} == own
+    wider = replace(job, config=replace(config, **{"n" if rows == "m" else "hidden": 768}))
+    assert made.build_key(wider, params) == mine
+    elsewhere = replace(job, target={"sm_90": "gfx942"}.get(arch, "sm_90"))
+    assert made.build_key(elsewhere, params) != mine
+    found = from_bytes(path.read_bytes())
+    short = replace(found.launches[0], params=found.launches[0].params[1:])
+    for fact in ({"triton": "3.5.0"}, {"kernel_file": "0" * 64}, {"launches": (short,)}):
+        path.write_bytes(replace(found, **fact).to_bytes())
+        with pytest.raises(BadArtifact, match=r"another kernel|fewer launches"):
+            made.rebuild(job, params, path, tmp_path / "no")
+    faster = tile_text({**tile, "num_warps": 2 * tile["num_warps"]})
+    assert made.build_key(job, faster) != mine
 
 
 def test_equal_sources_are_compiled_once() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from softmax_kind import Softmax
 
 from tuna.configs import parse_line
+from tuna.configs.moe import MoeConfig
 from tuna.db import models
 from tuna.errors import NotFound
 from tuna.reports.layers import MeasuredTrial, best_so_far
@@ -116,6 +117,18 @@ def test_the_peak_of_a_gpu_is_that_of_the_layers_data_type(build: DatabaseBuilde
     full = shares["gemm"]
     assert full
     assert shares == {"gemm": full, "gemmfp16": full * 2 / 16, "gemmint8": full * 3 / 32}
+
+
+def test_the_peak_of_quantised_experts_is_that_of_8_bits(build: DatabaseBuilder) -> None:
+    session, layer = build.session(), MoeConfig(64, 8, 64, 64, 2, scheme="fp8_w8a8")
+    config, solver = build.config(layer), build.solver("S")
+    job = build.job(session, config, solver)
+    build.step(job, "eval", 1.0, 1.0, device="card 0")
+    build.winner(session, config, solver, 1.0, job)
+    device(build, session, "card 0", 1000.0)
+    build.connection.execute(sa.update(models.DeviceRow).values(peak_source="device"))
+    (found,) = read_figures(build.connection, session).layers
+    assert found.peak_share == pytest.approx(layer.flops / 1e-3 / 1e9 / (32 * 1000))
 
 
 def test_a_layer_without_a_winner_says_why(build: DatabaseBuilder) -> None:

@@ -18,7 +18,7 @@ from tuna.archives.restore import restore
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
 from tuna.coordinator import publisher
-from tuna.db import models
+from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
 from tuna.gateway.handout import HandedChunk
@@ -288,6 +288,10 @@ def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it
     room.search(earlier)
     room.open()
     before = room.learned(room.claim())
+    with writing(room.engine) as connection:
+        (row,) = connection.execute(sa.select(models.EnvironmentRow.__table__)).mappings()
+        key = sessions.environment_of(dict(row)).key
+        connection.execute(sa.update(models.EnvironmentRow).values(key=key))
     archive(room.engine, room.session_id, room.folder / "file")
     with writing(room.engine) as connection:
         connection.execute(sa.update(Job).values(state="canceled"))

@@ -27,7 +27,6 @@ from tuna.api.databases import merge_databases as merge_databases
 from tuna.api.jobs import CanceledJobs as CanceledJobs
 from tuna.api.jobs import JobOrigin as JobOrigin
 from tuna.api.jobs import LoadedJobs as LoadedJobs
-from tuna.api.jobs import Only as Only
 from tuna.api.jobs import cancel as cancel
 from tuna.api.jobs import check_device as check_device
 from tuna.api.jobs import load_example_job as load_example_job
@@ -86,10 +85,13 @@ from tuna.api.preparation import list_solvers as list_solvers
 from tuna.api.preparation import prepare_tuning as prepare_tuning
 from tuna.api.preparation import update_applicability as update_applicability
 from tuna.api.preparation import update_solvers as update_solvers
+from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
+from tuna.api.reports import list_jobs as list_jobs
 from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
+from tuna.api.reports import show_job as show_job
 from tuna.api.reports import simulate as simulate
 from tuna.api.reports import write_report as write_report
 from tuna.api.rpc_master import LayerCounts as LayerCounts
@@ -132,6 +134,7 @@ from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
+from tuna.db.jobs import Only as Only
 from tuna.db.overview import Overview as Overview
 from tuna.db.searches import Searches as Searches
 from tuna.db.session_options import SessionOptions as SessionOptions
@@ -152,7 +155,6 @@ from tuna.libraries.noise_records import Quiet as Quiet
 from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
-from tuna.models.coverage import Cover as Cover
 from tuna.models.coverage import Coverage as Coverage
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands
@@ -165,6 +167,7 @@ from tuna.reports.report_data import TotalFigures as TotalFigures
 from tuna.reports.status import LiveSession as LiveSession
 from tuna.reports.status import LiveSnapshot as LiveSnapshot
 from tuna.reports.status import Outlook as Outlook
+from tuna.results.best import Cover as Cover
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
 from tuna.sandbox.cores import compile_cpus as compile_cpus

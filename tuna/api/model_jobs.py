@@ -22,6 +22,7 @@ from tuna.coordinator.session_run import Progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.jobs import Only
 from tuna.db.models import ConfigRow, FindDb, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm.solvers import MODEL
@@ -115,7 +116,7 @@ def _load(session_id: int, tag: str, config_id: int | None, failed: _Outcome | N
         reason="models",
         solvers=[MODEL.name],
         options=_OPTIONS,
-        only=jobs.Only(config_ids=[config_id or 0]),
+        only=Only(config_ids=[config_id or 0]),
     )
 
 

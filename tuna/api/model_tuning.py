@@ -21,6 +21,7 @@ from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading
+from tuna.db.jobs import Only
 from tuna.libraries.registry import get_library
 from tuna.models import choice, store, tuning
 from tuna.models.choice import Winner
@@ -286,7 +287,7 @@ class _Tuning:
                 reason=SESSION,
                 solvers=[job.solver],
                 options=options,
-                only=jobs.Only(config_ids=[job.config_id]),
+                only=Only(config_ids=[job.config_id]),
             )
 
     def _tunable(self) -> dict[str, Tunable]:

@@ -9,6 +9,8 @@ import click
 from tuna.api import require_packages_of_server
 from tuna.cli.console import say
 
+PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 @click.command()
 @click.option(
@@ -18,8 +20,8 @@ from tuna.cli.console import say
     metavar="HOST:PORT",
     help="Address to listen on.",
 )
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM).")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Its key (PEM).")
+@click.option("--tls-cert", type=PEM, help="Certificate (PEM).")
+@click.option("--tls-key", type=PEM, help="Its key (PEM).")
 @click.option(
     "--behind-proxy",
     "behind",

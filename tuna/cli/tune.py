@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -17,7 +17,7 @@ from tuna.cli import model, options, show
 from tuna.cli.console import say
 from tuna.cli.report import print_winners
 from tuna.cli.work import work_through
-from tuna.errors import LibraryMissing
+from tuna.errors import LibraryMissing, NotFound
 
 #: Of the quickstart: tag, databases, candidates per layer and solver, and the library that is
 #: measured beside ours where it is installed.
@@ -71,15 +71,22 @@ def layers(
     figures = api.report(number)
     print_winners(figures)
     if wanted.output is not None and figures.with_winner:
-        show.exported(
-            *(api.export(number, form, wanted.output) for form in api.forms_of(wanted.library)),
-            marks=False,
-        )
+        forms = api.forms_of(wanted.library)
+        show.exported(*_exports(number, forms, wanted.output), marks=False)
         say(str(api.write_report(figures, wanted.output / "report.html")))
     show.failed(errored, number)
     say(f"all results: `tuna results --session-id {number}`", err=True)
     done = figures.with_winner + len(prepared.loaded.met)
     return 0 if done and done >= len(figures.layers) else 1
+
+
+def _exports(number: int, forms: Iterable[str], folder: Path) -> Iterator[api.ExportReport]:
+    """Export each form that these layers are for, and say which are not written."""
+    for form in forms:
+        try:
+            yield api.export(number, form, folder)
+        except NotFound as error:
+            say(f"no {form}: {error}", err=True)
 
 
 def _cores_of(library: str) -> str:

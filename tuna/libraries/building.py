@@ -31,7 +31,7 @@ def search(
     `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
     such a file.
     """
-    others = [Known(one["label"], one["same"], _past(one["path"])) for one in known]
+    others = [Known(one["label"], _past(one["path"]), one["same"]) for one in known]
     return {
         "params": list(
             _builder(builder).search(KernelJob.from_json(job), _past(history), count, others)
@@ -48,11 +48,30 @@ def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:
     return {"bytes": Path(path).write_bytes(_builder(builder).workload(KernelJob.from_json(job)))}
 
 
-def build(builder: str, job: dict[str, Any], params: str, path: str) -> dict[str, Any]:
-    """Build one candidate into the file `path`; returns the seconds that took."""
+def build_keys(builder: str, job: dict[str, Any], params: Sequence[str]) -> dict[str, Any]:
+    """The build key of each of these candidates, empty where `Builder.build_key` raised, and the
+    last exception of it."""
+    made, given, keys, fault = _builder(builder), KernelJob.from_json(job), list[str](), ""
+    for one in params:
+        try:
+            keys.append(made.build_key(given, one))
+        except Exception as error:  # the candidate's fault alone; its build may raise it, too
+            keys.append("")
+            fault = f"{type(error).__name__}: {error}"
+    return {"keys": keys, "fault": fault}
+
+
+def build(
+    builder: str, job: dict[str, Any], params: str, path: str, built: str | None = None
+) -> dict[str, Any]:
+    """Build one candidate into the file `path`, or make it of the file `built` of one with the same
+    build key; returns the seconds that took."""
     made, given = _builder(builder), KernelJob.from_json(job)
     started = time.perf_counter()
-    made.build(given, params, Path(path))
+    if built is None:
+        made.build(given, params, Path(path))
+    else:
+        made.rebuild(given, params, Path(built), Path(path))
     return {"seconds": time.perf_counter() - started}
 
 
@@ -62,4 +81,10 @@ def _builder(name: str) -> Builder:
     return made
 
 
-HANDLERS = {"propose": propose, "search": search, "workload": workload, "build": build}
+HANDLERS = {
+    "propose": propose,
+    "search": search,
+    "workload": workload,
+    "build_keys": build_keys,
+    "build": build,
+}

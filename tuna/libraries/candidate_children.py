@@ -130,7 +130,8 @@ class CandidateChildren(Library):
     def _measuring_child(self, context: RunContext) -> Child:
         return self._child(self.measuring, MEASURE, context, len(context.cpus) or 1, self.loader)
 
-    def _calls(self, context: RunContext) -> Calls:
+    def _calls(self, context: RunContext, *, finals: bool) -> Calls:
+        """Calls of the processes; `finals`: of a config, which are always in fresh ones."""
         clean = self._caller(self._clean_child(context), context, loader=self.loader)
 
         def forked(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -142,7 +143,11 @@ class CandidateChildren(Library):
             call = self._caller(self._loader_child(context), context, loader=self.loader)
             return call(op, timeout_s, **arguments)
 
-        return Calls(clean, forked if self.forkable else started, self._fresh(context))
+        here = forked if self.forkable else started
+        # code of the device leaves nothing behind in the process, whose start takes longer than
+        # all of its finalists
+        fresh = here if self.device_code_only and not finals else self._fresh(context)
+        return Calls(clean, here, fresh)
 
     def _end_tainted(self, context: RunContext) -> None:
         """End the process in which the item's candidates ran: it could report wrong times for those
@@ -321,6 +326,11 @@ class _Proposed(_Answer):
     params: Annotated[list[_Params], Field(max_length=100_000)]
 
 
+class _BuildKeys(_Answer):
+    keys: list[Annotated[str, Field(max_length=1024)]]
+    fault: str
+
+
 class _Described(_Answer):
     bytes: Annotated[int, Field(ge=0)]
 
@@ -338,6 +348,7 @@ _ANSWERS: Mapping[str, TypeAdapter[Any]] = {
     "propose": TypeAdapter(_Proposed),
     "search": TypeAdapter(_Proposed),
     "workload": TypeAdapter(_Described),
+    "build_keys": TypeAdapter(_BuildKeys),
     "build": TypeAdapter(_Built),
 }
 
@@ -350,6 +361,8 @@ def answer_to(request: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
         found: _Answer = kind.validate_python(answer)
         if isinstance(found, _Timings) and len(found.timings) != len(request["jobs"]):
             raise ValueError("not one timing for each candidate")
+        if isinstance(found, _BuildKeys) and len(found.keys) != len(request["params"]):
+            raise ValueError("not one build key for each candidate")
         return found.model_dump()
 
     return check

@@ -57,16 +57,21 @@ class Past:
     time_ms: float | None = None
     cause: str | None = None  #: None, without a time: it is still being measured
 
+    @property
+    def is_done(self) -> bool:
+        """True if it was measured, or has failed."""
+        return self.time_ms is not None or self.cause is not None
+
 
 @dataclass(frozen=True)
 class Known:
     """Trials of an earlier search from which this one may learn."""
 
-    label: str  #: names the search in logs and reports
+    label: str  #: names the search in logs, reports and cost models
+    trials: Sequence[Past]
     #: of the same config in the same environment, measured while it was quiet: its times are those
     #: to be expected here
-    same: bool
-    trials: Sequence[Past]
+    same: bool = True
 
 
 class Builder(ABC):
@@ -90,6 +95,24 @@ class Builder(ABC):
         same process, or with params that `search` returned in any process. A hang is ended, with
         all programs that were started, after the job option `build_timeout_s`.
         """
+
+    def build_key(self, job: KernelJob, params: str) -> str:
+        """Return text that is equal for candidates of which one can be made of another's file by
+        `rebuild`; empty, the default: this one cannot.
+
+        It says all that `rebuild` takes over from that file, such as the compiler's input and its
+        options, but for the library, its toolchain and the config's body, which are compared
+        beside it. A candidate for which it raises has no key, and a worker logs why.
+        """
+        return ""
+
+    def rebuild(self, job: KernelJob, params: str, built: Path, path: Path) -> None:
+        """Write to `path` the bytes that `build` would, from the file `built` of a candidate with
+        the same build key, perhaps of another job and machine; by default a copy.
+
+        Where it raises, a worker logs why and builds the candidate.
+        """
+        path.write_bytes(built.read_bytes())
 
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()

@@ -16,7 +16,7 @@ from tuna.artifacts.files import folder_url
 from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Step
 from tuna.libraries.candidate_children import artifact
-from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.candidates import BuildChild, CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
 from tuna.libraries.measurement import build_fault
@@ -65,7 +65,8 @@ class OneStepLibrary(CandidateLibrary):
             propose()
         except ChildFault as error:
             return Trial(index=rival.index, params=rival.params, **build_fault(error))
-        return self._build(call, propose, rival.index, rival.params, context, asked)
+        building = BuildChild(call, propose, asked.build_timeout_s, context)
+        return self._build(building, rival.index, rival.params)
 
     def _built_and_measured(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         clock = time.monotonic()

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
 _SM_CLOCK = 1
+#: nvmlClocksEventReason*: slowdown by hardware, by software for heat, by hardware for heat, and by
+#: the power supply. A power cap is none of them: what runs always meets it at the same clock.
+_SLOWED = 0x08 | 0x20 | 0x40 | 0x80
+#: Its name since driver 535, and before.
+_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 #: Architectures whose streaming multiprocessor has 64 cores for fp32; later ones have 128.
 _OF_64_CORES = ("sm_70", "sm_72", "sm_75", "sm_80")
 
@@ -68,14 +73,27 @@ class Nvml:
 
         `device` is its UUID or number; empty: the first.
         """
-        handle, found = ctypes.c_void_p(), ctypes.c_uint()
+        found = ctypes.c_uint()
+        clock = "nvmlDeviceGetMaxClockInfo" if highest else "nvmlDeviceGetClockInfo"
+        self._call(clock, self._handle(device), _SM_CLOCK, byref(found))
+        return found.value
+
+    def is_slowed(self, device: str) -> bool:
+        """Whether the device protects itself from heat or a failing power supply."""
+        found, handle = ctypes.c_ulonglong(), self._handle(device)
+        try:
+            self._call(_REASONS[0], handle, byref(found))
+        except NvmlError:
+            self._call(_REASONS[1], handle, byref(found))
+        return bool(found.value & _SLOWED)
+
+    def _handle(self, device: str) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
         if device and not device.isdigit():
             self._call("nvmlDeviceGetHandleByUUID", device.encode(), byref(handle))
         else:
             self._call("nvmlDeviceGetHandleByIndex_v2", int(device or 0), byref(handle))
-        clock = "nvmlDeviceGetMaxClockInfo" if highest else "nvmlDeviceGetClockInfo"
-        self._call(clock, handle, _SM_CLOCK, byref(found))
-        return found.value
+        return handle
 
     def _device(self, index: int) -> NvmlDevice:
         device, pci, memory = ctypes.c_void_p(), _Pci(), _Memory()

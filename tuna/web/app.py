@@ -27,9 +27,10 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
+from tuna.results.best import LayerIndex
 from tuna.settings import Settings
 from tuna.version import __version__
-from tuna.web import lookups, machine
+from tuna.web import changes, events, lookups, machine, pages
 from tuna.web.guard import BodyTooLarge, Guard
 from tuna.web.visitors import Visitors
 
@@ -68,45 +69,53 @@ def create_app(site: Site) -> ASGIApp:
     app.state.site = site
     app.state.visitors = Visitors(site.engine)
     app.state.collector = Collector(site.engine, site.settings)
-    for router in (machine.router, lookups.router):
+    app.state.layers = LayerIndex()
+    app.state.live = events.LiveSessions(
+        {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)}
+    )
+    for router in (machine.router, lookups.router, changes.router, events.router, pages.router):
         app.include_router(router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return Guard(app, site.hosts)
+    return Guard(app, site.hosts, site.engine)
 
 
-def _sentence(status: int, error: str, hint: str = "") -> Response:
+def _sentence(request: Request, status: int, error: str, hint: str = "") -> Response:
+    if pages.wants_html(request):
+        return pages.refused(request, status, error, hint)
     body = {"error": error, "hint": hint} if hint else {"error": error}
     return JSONResponse(body, status)
 
 
-async def _told(_: Request, error: Exception) -> Response:
+async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, TunaError)
     status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-    return _sentence(status, str(error), error.hint)
+    return _sentence(request, status, str(error), error.hint)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    answer = _sentence(request, error.status_code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
-    return _sentence(422, f"{where}: {first['msg']}"[:500])
+    return _sentence(request, 422, f"{where}: {first['msg']}"[:500])
 
 
-async def _too_large(_: Request, _error: Exception) -> Response:
-    return _sentence(413, "the body is larger than it said")
+async def _too_large(request: Request, _error: Exception) -> Response:
+    return _sentence(request, 413, "the body is larger than it said")
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     if server_errors.is_passing(error):
-        return _sentence(503, "a server is not available")
+        return _sentence(request, 503, "a server is not available")
     log.error("request failed", error=type(error).__name__, exc_info=error)
-    return _sentence(500, "the service failed")
+    return _sentence(request, 500, "the service failed")
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
+import sqlalchemy as sa
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tuna.db.database import keeping_open
 
 #: Nothing is loaded from elsewhere, and nothing inline runs.
 _CONTENT_SECURITY_POLICY = "; ".join(
@@ -40,10 +43,13 @@ class Guard:
     """Refuses what comes under another name (DNS rebinding) or from another origin's page, and
     bodies that are too large; adds the headers that keep pages to themselves."""
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str], uploads: Sequence[str] = ()) -> None:
-        """`hosts`: names, with their ports, under which the service is reached; `uploads`: paths
-        with routes that bound their bodies themselves."""
-        self._app = app
+    def __init__(
+        self, app: ASGIApp, hosts: Sequence[str], engine: sa.Engine, uploads: Sequence[str] = ()
+    ) -> None:
+        """`hosts`: names, with their ports, under which the service is reached; `engine`: what
+        `open_database` returns in handlers; `uploads`: paths with routes that bound their bodies
+        themselves."""
+        self._app, self._engine = app, engine
         self._hosts = frozenset(host.lower() for host in hosts)
         self._uploads = frozenset(uploads)
 
@@ -65,10 +71,9 @@ class Guard:
         if refusal is not None:
             await _answer(with_headers, *refusal)
             return
-        if scope["path"] in self._uploads:
-            await self._app(scope, receive, with_headers)
-            return
-        await self._app(scope, _bounded(receive), with_headers)
+        with keeping_open(self._engine):
+            bounded = receive if scope["path"] in self._uploads else _bounded(receive)
+            await self._app(scope, bounded, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         if headers.get("host", "").lower() not in self._hosts:

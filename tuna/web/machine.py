@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Form, Request
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from tuna.db.engine import reading
@@ -46,9 +48,21 @@ def whoami(visitor: Anyone) -> WhoAmI:
 @router.get("/login", include_in_schema=False)
 async def login(request: Request, token: str, then: str = "/") -> Response:
     """Turn the token of a link into a cookie; it leaves the address at once."""
+    return await _let_in(request, token, then)
+
+
+@router.post("/login", include_in_schema=False)
+async def login_by_form(
+    request: Request, token: Annotated[str, Form()], then: Annotated[str, Form()] = "/"
+) -> Response:
+    """Turn a token that was typed into a cookie."""
+    return await _let_in(request, token.strip(), then)
+
+
+async def _let_in(request: Request, token: str, then: str) -> Response:
     found = await request.app.state.visitors.holder(token, by_cookie=True)
     if found is None:
-        return PlainTextResponse("The token is not valid.\n", 401)
+        raise HTTPException(401, "the token is not valid")
     # a path of this service alone: `//host` would be another one
     target = then if then.startswith("/") and not then.startswith(("//", "/\\")) else "/"
     answer = RedirectResponse(target, 303)

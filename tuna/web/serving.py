@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from tuna.gateway.ports import listen
 from tuna.settings import get_settings
 from tuna.web.app import Site, create_app
 
+_NAME = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?", re.ASCII)
 #: How long the owner's link works; a new one is made when it has this much less left.
 _OWNER_S, _RENEWED_S = 30 * 86_400.0, 86_400.0
 
@@ -54,6 +56,9 @@ class Address:
         host = host.strip("[]")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise BadInput(f"{text!r} is not of the form HOST:PORT.", hint="as 127.0.0.1:8080")
+        for name in behind:
+            if not _NAME.fullmatch(name):
+                raise BadInput(f"{name[:80]!a} is no name of a host.", hint="as tuna.example.org")
         if (certificate is None) != (key is None):
             raise BadInput("A certificate and its key belong together.")
         if not (_is_loopback(host) or certificate or behind):

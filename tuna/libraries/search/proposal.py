@@ -11,13 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from random import Random
 from typing import Literal
 
-from tuna.libraries.search.cost_model import (
-    CostModel,
-    KnownTrial,
-    TrialSource,
-    in_order,
-    learn,
-)
+from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search.cost_model import CostModel, in_order, learn
 
 #: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
 Point = tuple[int, ...]
@@ -108,37 +103,33 @@ class Space(ABC):
 
 def propose(
     space: Space,
-    history: Iterable[KnownTrial],
+    history: Sequence[Past],
     *,
     count: int,
     seed: int,
     strategy: Strategy = "search",
-    others: Sequence[TrialSource] = (),
-    avoid: Collection[str] = (),
+    others: Sequence[Known] = (),
 ) -> list[str]:
-    """The params of up to `count` different candidates, none of which is in `history` or `avoid`;
-    fewer: the space is exhausted.
+    """The params of up to `count` different candidates, none of which is in `history`; fewer: the
+    space is exhausted.
 
-    `others`: trials of earlier searches to learn from too. Of those of the same problem (no
-    `sibling`) the fastest few are proposed again, so that they are measured here, and the others
-    with a time are not. `avoid`: candidates of rounds that are still being measured. Raises
-    LibraryMissing where a model is needed and xgboost is not installed.
+    `others`: trials of earlier searches to learn from too. Of those of the same problem the fastest
+    few are proposed again, so that they are measured here, and the others with a time are not.
+    Raises LibraryMissing where a model is needed and xgboost is not installed.
     """
     trials = in_order(history)
-    taken = {trial.params for trial in trials} | set(avoid)
+    taken = {trial.params for trial in history}
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
     found: list[str] = []
     if strategy == "search":
-        known = in_order(
-            trial for source in others if not source.sibling for trial in source.trials
-        )
+        known = in_order(trial for source in others if source.same for trial in source.trials)
         timed = sorted(
-            (trial.seconds, trial.params) for trial in known if trial.seconds is not None
+            (trial.time_ms, trial.params) for trial in known if trial.time_ms is not None
         )
         found = _new(space, _points(space, timed[:_AGAIN]), count, taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
-        sources = [TrialSource("", learned), *(source for source in others if source.sibling)]
+        sources = [Known("", learned), *(source for source in others if not source.same)]
         wanted = count - len(found)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
@@ -161,13 +152,13 @@ def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]
     return (point for point in points if point is not None)
 
 
-def _suffice(space: Space, trials: Sequence[KnownTrial], others: Sequence[TrialSource]) -> bool:
+def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> bool:
     """Whether there is enough to learn from: own trials, or others' in which features can be
     seen."""
-    if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
+    if sum(trial.time_ms is not None for trial in trials) >= _FEWEST:
         return True
     timed = (
-        trial.params for source in others for trial in source.trials if trial.seconds is not None
+        trial.params for source in others for trial in source.trials if trial.time_ms is not None
     )
     return (
         len(list(itertools.islice((one for one in timed if space.features_of(one)), _FEWEST)))
@@ -188,9 +179,7 @@ def _costs(space: Space, model: CostModel, effort: float) -> Costs:
     return costs
 
 
-def _ranked(
-    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
-) -> Iterable[Point]:
+def _ranked(space: Space, costs: Costs, trials: Sequence[Past], chance: Random) -> Iterable[Point]:
     """Points by what they are expected to cost, the cheapest first."""
     if space.size() > SMALL:
         return evolved(space, costs, trials, chance)
@@ -240,11 +229,9 @@ def _digest(seed: int, taken: Iterable[str]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def evolved(
-    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
-) -> Sequence[Point]:
+def evolved(space: Space, costs: Costs, trials: Sequence[Past], chance: Random) -> Sequence[Point]:
     """All points that were met, the cheapest first. `trials` in the order of `in_order`."""
-    timed = sorted((trial.seconds, trial.params) for trial in trials if trial.seconds is not None)
+    timed = sorted((trial.time_ms, trial.params) for trial in trials if trial.time_ms is not None)
     known = [space.point_of(params) for _, params in timed[:_PARENTS]]
     population = [point for point in known if point is not None]
     population += [space.random(chance) for _ in range(_POPULATION - len(population))]

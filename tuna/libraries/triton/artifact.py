@@ -27,7 +27,10 @@ ELEMENT_BYTES = {
     **{"fp8e4nv": 1, "fp8e5": 1, "fp8e4b8": 1, "fp8e5b16": 1},
 }
 #: Bytes of a launch argument by its type; `ptr` is a device address.
-PARAM_BYTES = {"ptr": 8, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "fp32": 4, "fp64": 8}
+PARAM_BYTES = {
+    **{"ptr": 8, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "fp32": 4, "fp64": 8},
+    **{"i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2},
+}
 ROLES = ("input", "output", "scratch")
 #: Names of buffers that Triton itself asks for: their bytes are stated by the launch, and the
 #: argument is a null pointer where these are 0.

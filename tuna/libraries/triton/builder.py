@@ -4,6 +4,7 @@ module imports Triton."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import random
@@ -28,8 +29,10 @@ from tuna.libraries.triton.artifact import (
     PARAM_BYTES,
     PROFILE_SCRATCH,
     Artifact,
+    BadArtifact,
     Launch,
     Param,
+    from_bytes,
 )
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
 from tuna.libraries.triton.kernel_file import KernelFile
@@ -75,6 +78,12 @@ class Source:
     hints: tuple[str, ...]
     options: tuple[tuple[str, int], ...]
 
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """The fields, with the kernel by its digest: their `repr` is that of every process."""
+        kernel = self.kernel.digest, self.kernel.function
+        return *kernel, self.arch, self.types, self.constants, self.hints, self.options
+
 
 @dataclass(frozen=True)
 class Binary:
@@ -107,29 +116,42 @@ class TritonBuilder(Builder):
         made = artifact(_description(job), job, tile_of(params))
         path.write_bytes(made.to_bytes())
 
+    def build_key(self, job: KernelJob, params: str) -> str:
+        """Return the SHA-256 of all that the code depends on: neither grids nor the values of
+        arguments, so that batch sizes share it."""
+        _, sources = _sources(_description(job), job, tile_of(params))
+        text = repr([triton.__version__, *(one.facts for one in sources)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def rebuild(self, job: KernelJob, params: str, built: Path, path: Path) -> None:
+        """Write the artifact of one candidate with the code of another one."""
+        code = from_bytes(built.read_bytes())
+        path.write_bytes(artifact(_description(job), job, tile_of(params), code).to_bytes())
+
 
 def _description(job: KernelJob) -> Description:
     return DESCRIPTIONS[job.solver.removesuffix(DEFAULT)]
 
 
-def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
-    """Return the candidate compiled; raises TooLarge where it cannot run, before it is compiled if
-    its tiles alone are too large."""
+def artifact(
+    description: Description, job: KernelJob, tile: Tile, code: Artifact | None = None
+) -> Artifact:
+    """Return the candidate compiled, or with the code of an artifact that has its build key; raises
+    TooLarge where it cannot run, before it is compiled if its tiles alone are too large."""
     target, kernel = TARGETS[job.target], _kernel(description)
-    plan = description.family.plan(job.config, tile, target, description.package)
+    plan, sources = _sources(description, job, tile)
     least = least_shared_bytes(plan, tile, target)
     if least > target.shared_bytes:
         raise TooLarge(_too_large(f"at least {least}", target))
     launches: list[Launch] = []
     binaries: list[bytes] = []
-    for call in plan.calls:
-        source = specialise(kernel, plan, call, target)
-        binary = compiled(source)
+    for number, (call, source) in enumerate(zip(plan.calls, sources, strict=True)):
+        binary = compiled(source) if code is None else _binary_of(code, number)
         if binary.shared_bytes > target.shared_bytes:
             raise TooLarge(_too_large(str(binary.shared_bytes), target))
-        launches.append(_launch(source, binary, call, len(binaries)))
+        launches.append(_launch(source, binary, call, number))
         binaries.append(binary.code)
-    return Artifact(
+    made = Artifact(
         target.arch,
         triton.__version__,
         kernel.digest,
@@ -137,6 +159,34 @@ def artifact(description: Description, job: KernelJob, tile: Tile) -> Artifact:
         tuple(launches),
         tuple(binaries),
     )
+    if code is not None and _interface(code) != _interface(made):
+        raise BadArtifact("the artifact is of another kernel")
+    return made
+
+
+def _sources(description: Description, job: KernelJob, tile: Tile) -> tuple[Plan, list[Source]]:
+    """Return the launches of a candidate, and the build of each."""
+    target, kernel = TARGETS[job.target], _kernel(description)
+    plan = description.family.plan(job.config, tile, target, description.package)
+    return plan, [specialise(kernel, plan, call, target) for call in plan.calls]
+
+
+def _binary_of(code: Artifact, number: int) -> Binary:
+    """Return the binary that a launch of an artifact has."""
+    if number >= len(code.launches):
+        raise BadArtifact("the artifact has fewer launches than the candidate")
+    one = code.launches[number]
+    scratch = (
+        *(one.global_scratch_bytes, one.global_scratch_align),
+        *(one.profile_scratch_bytes, one.profile_scratch_align),
+    )
+    return Binary(code.binaries[one.binary], one.symbol, one.num_warps, one.shared_bytes, scratch)
+
+
+def _interface(made: Artifact) -> object:
+    """Return what artifacts with one build key have in common besides their code."""
+    params = [[(param.name, param.type) for param in one.params] for one in made.launches]
+    return made.arch, made.triton, made.kernel_file, params
 
 
 def _too_large(size: str, target: Target) -> str:

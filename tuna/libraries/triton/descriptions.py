@@ -92,8 +92,12 @@ _SGLANG_MOE = (
     "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
 )
 _VLLM_BLOCK_FP8 = _VLLM + "quantization/utils/fp8_utils.py"
-#: Every kernel by the name of its solver. SGLang's block-wise products are not among them: it
-#: chooses between several kernels by the shape.
+_SGLANG_BLOCK_FP8 = (
+    "kernels/ops/gemm/fp8_kernel.py",
+    "srt/layers/quantization/fp8_kernel.py",
+)
+#: Every kernel by the name of its solver. SGLang's Hopper variant of block-wise products is not
+#: among them: it runs where a file has SWAP_AB or SPLIT_K.
 DESCRIPTIONS = {
     one.name: one
     for one in (
@@ -108,5 +112,8 @@ DESCRIPTIONS = {
             *("VllmMoe", MOE, "fused_moe_kernel", "vllm"), (_VLLM + "fused_moe/fused_moe.py",)
         ),
         Description("SglangMoe", MOE, "fused_moe_kernel", "sglang", _SGLANG_MOE),
+        Description(
+            *("SglangBlockFp8", BLOCK_FP8, "_w8a8_block_fp8_matmul", "sglang"), _SGLANG_BLOCK_FP8
+        ),
     )
 }

@@ -32,6 +32,11 @@ BLOCK = 4_194_301
 #: in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
 _TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2}
 _FP8_TOLERANCE = 1.6e-2
+#: Values of an output that are read back for one check, and rows and columns of them whose right
+#: answer is computed.
+_READ, _ROWS, _COLUMNS = 1 << 20, 32, 64
+#: Blocks of values, and routings, that a process keeps: the configs of a search take turns.
+_KEPT = 32
 #: Inputs of a mixture of experts that list its rows by expert.
 _HIGHEST_TILE = 256
 _ROUTED = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
@@ -119,7 +124,7 @@ class DeviceProblem:
         return {
             one.name: Content(one, routed[one.name].view(np.uint32))
             if one.name in routed
-            else Content(one, _random(one))
+            else Content(one, _random(one.name, one.element, min(BLOCK, math.prod(one.shape))))
             for one in given
         }
 
@@ -156,29 +161,94 @@ class DeviceProblem:
         return max(usual, _FP8_TOLERANCE) if eight_bits else usual
 
 
+class OutputSample:
+    """Places of an output that are read, and the right answer in some of them."""
+
+    def __init__(self, output: Buffer, problem: DeviceProblem) -> None:
+        *heights, width = output.shape
+        height = math.prod(heights)
+        generator = np.random.default_rng(height * width)
+        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
+        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
+        self.rows = np.arange((height - 1) % self.step, height, self.step)
+        checked, columns = (
+            _spread(generator, len(self.rows), _ROWS),
+            _spread(generator, width, _COLUMNS),
+        )
+        self._checked = np.ix_(checked, columns)
+        self._expected = problem.expected(output.name, self.rows[checked], columns)
+        self._scale = float(np.max(np.abs(self._expected))) or 1.0
+        self._element, self._kind = output.element, f"u{ELEMENT_BYTES[output.element]}"
+        #: bits of what the first right candidate wrote in all rows
+        self._first: NDArray[np.generic] | None = None
+        self.tolerance = problem.tolerance(output.name)
+
+    def error(self, rows: NDArray[np.uint8]) -> float:
+        """The largest error relative to the largest magnitude; infinite where a row was not
+        written.
+
+        Beside the right answer in some places, what was read is compared with the first right
+        candidate in all: of that difference half counts, since each of the two may be off by the
+        tolerance. Sums in another order differ in few bits, and only these values are decoded.
+        """
+        found = rows.view(self._kind)
+        error = self._largest(found[self._checked], self._expected)
+        if self._first is not None:
+            differs = found != self._first
+            return max(
+                error, self._largest(found[differs], self._decoded(self._first[differs])) / 2
+            )
+        if not np.all(np.isfinite(self._decoded(found))):
+            return math.inf
+        if error <= self.tolerance:
+            self._first = found
+        return error
+
+    def _largest(self, found: NDArray[np.generic], right: Floats) -> float:
+        errors = np.abs(self._decoded(found) - right)
+        return (
+            float(np.max(errors, initial=0.0)) / self._scale
+            if np.all(errors < np.inf)
+            else math.inf
+        )
+
+    def _decoded(self, bits: NDArray[np.generic]) -> Floats:
+        return decode(self._element, bits).reshape(bits.shape)
+
+
+def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
+    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
+    and the last."""
+    if size <= count:
+        return np.arange(size)
+    starts = np.linspace(0, size, count + 1)
+    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
+    found[0], found[-1] = 0, size - 1
+    return np.unique(found)
+
+
 def _generator(*words: object) -> np.random.Generator:
     """The same for equal words, in every process and on every machine."""
     digest = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
-def _random(buffer: Buffer) -> NDArray[np.generic]:
+@functools.lru_cache(maxsize=_KEPT)
+def _random(name: str, element: str, size: int) -> NDArray[np.generic]:
     """The bits of values from -1 to 1, of factors from 1/2 to 1, or of whole numbers from -8 to
-    7; equal for buffers of one name and element that are longer than a block."""
-    size = min(BLOCK, math.prod(buffer.shape))
-    generator = _generator(buffer.name, buffer.element)
-    if buffer.element in _FP8:
-        magnitude = np.abs(_fp8_values(buffer.element))
+    7."""
+    generator = _generator(name, element)
+    if element in _FP8:
+        magnitude = np.abs(_fp8_values(element))
         bits = np.flatnonzero((magnitude >= 1 / 16) & (magnitude <= 1))
         return generator.choice(bits, size).astype(np.uint8)
-    if buffer.element[0] == "i":
-        whole = generator.integers(-8, 8, size, dtype=f"i{ELEMENT_BYTES[buffer.element]}")
-        return np.asarray(whole)
-    lowest = 0.5 if buffer.name.endswith(("scale", "weights")) else -1.0
+    if element[0] == "i":
+        return np.asarray(generator.integers(-8, 8, size, dtype=f"i{ELEMENT_BYTES[element]}"))
+    lowest = 0.5 if name.endswith(("scale", "weights")) else -1.0
     values = generator.uniform(lowest, 1.0, size).astype(np.float32)
-    if buffer.element == "bf16":
+    if element == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(np.float16) if buffer.element == "fp16" else values
+    return values.astype(np.float16) if element == "fp16" else values
 
 
 def _gemm(
@@ -197,7 +267,7 @@ def _gemm(
     return a @ b.T
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=_KEPT)
 def _routing(config: MoeConfig) -> IntArray:
     """The experts of each token: different ones, at random."""
     generator = _generator("routing", config.experts, config.topk)

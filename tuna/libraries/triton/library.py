@@ -53,13 +53,14 @@ class TritonLibrary(CandidateLibrary):
     memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
     baselines_in_finals = True
-    #: Repeats on a device are steadier, and a fresh process opens the device anew.
+    #: Repeats on a device are steadier, and a fresh process, which opens the device anew, takes a
+    #: second: there is one for each layer's finals.
     budgets: ClassVar[Budgets] = Budgets(
         candidate_s=0.05,
         finalist_s=0.1,
         finalist_processes=1,
-        rival_s=0.1,
-        rival_processes=2,
+        rival_s=0.2,
+        rival_processes=1,
         first_again_s=0.02,
     )
 
@@ -136,7 +137,7 @@ class TritonLibrary(CandidateLibrary):
         consumed = {one.family.name for one in there if one.package}
         kernels = [one for one in there if one.package or one.family.name not in consumed]
         for config in configs:
-            fit = [one for one in kernels if one.family.fits(config, target)]
+            fit = [one for one in kernels if one.family.fits(config, target, one.package)]
             yield config, [name for one in fit for name in (one.name, one.name + DEFAULT)]
 
     def readable_params(self, params: str) -> str:

@@ -35,7 +35,6 @@ from tuna.libraries.kernels import (
 )
 from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource
 from tuna.libraries.tvm import (
     functions,
     problems,
@@ -84,16 +83,12 @@ class TvmBuilder(Builder):
             if not history:
                 target = problems.target_of(job.target)
                 by_rule = [schedules.to_params(module_of(job), target, _by_rule(job))]
-        others = [
-            TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
-        ]
         proposed = proposal.propose(
             space_of(job),
-            _measured(history),
+            [*history, *map(Past, by_rule)],
             count=count - len(by_rule),
             seed=job.seed,
-            others=others,
-            avoid={one.params for one in history} | set(by_rule),
+            others=known,
         )
         return [*by_rule, *proposed][:count]
 
@@ -117,12 +112,6 @@ class TvmBuilder(Builder):
         linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
         built = tvm.tirx.build(module, target=tvm.target.Target(toolchain.for_code(target)))
         built.export_library(str(path), **({"cc": linker} if linker else {}))
-
-
-def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
-    """Return the trials that have been measured, or have failed."""
-    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
-    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
 @functools.lru_cache(maxsize=_KEPT_PROBLEMS)
