@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import MOST_PARTS
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.measurement import Call, Calls, DeviceGone, build_fault
 from tuna.sandbox.box import Box
@@ -129,7 +130,8 @@ class CandidateChildren(Library):
     def _measuring_child(self, context: RunContext) -> Child:
         return self._child(self.measuring, MEASURE, context, len(context.cpus) or 1, self.loader)
 
-    def _calls(self, context: RunContext) -> Calls:
+    def _calls(self, context: RunContext, *, finals: bool) -> Calls:
+        """Calls of the processes; `finals`: of a config, which are always in fresh ones."""
         clean = self._caller(self._clean_child(context), context, loader=self.loader)
 
         def forked(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -141,7 +143,11 @@ class CandidateChildren(Library):
             call = self._caller(self._loader_child(context), context, loader=self.loader)
             return call(op, timeout_s, **arguments)
 
-        return Calls(clean, forked if self.forkable else started, self._fresh(context))
+        here = forked if self.forkable else started
+        # code of the device leaves nothing behind in the process, whose start takes longer than
+        # all of its finalists
+        fresh = here if self.device_code_only and not finals else self._fresh(context)
+        return Calls(clean, here, fresh)
 
     def _end_tainted(self, context: RunContext) -> None:
         """End the process in which the item's candidates ran: it could report wrong times for those
@@ -226,8 +232,8 @@ def artifact(digest: str, context: RunContext) -> bytes:
         raise ArtifactLost(digest) from None
 
 
-def body(digest: str, context: RunContext) -> Path:
-    """A file with a config's body, for the children; raises ArtifactLost."""
+def stored(digest: str, context: RunContext) -> Path:
+    """A file with an artifact that a config names, for the children; raises ArtifactLost."""
     path = context.scratch / f"{digest}.body"
     if not path.exists():
         path.write_bytes(artifact(digest, context))
@@ -250,6 +256,8 @@ def _lasting_folder(context: RunContext) -> Path:
 #: `measure_timeout_s`.
 _Ms = Annotated[float, Field(ge=1e-6, le=86_400e3, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Part = Annotated[str, Field(max_length=255)]
+_PartMs = Annotated[float, Field(ge=0, le=86_400e3, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400 * 30, allow_inf_nan=False)]
 #: More than any device has: 1e9 is an exaflop per second.
 _Gflops = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -297,6 +305,7 @@ class _Measured(_Answer):
     tolerance: _Share
     timing: _Timing | None
     ended_early: bool = False
+    parts: Annotated[dict[_Part, _PartMs], Field(max_length=MOST_PARTS)] = {}
 
     @model_validator(mode="after")
     def _is_right(self) -> _Measured:

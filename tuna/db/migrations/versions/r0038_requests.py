@@ -1,6 +1,6 @@
 """Requests of visitors of the service.
 
-Revision: 0037
+Revision: 0038
 """
 
 import sqlalchemy as sa
@@ -9,8 +9,8 @@ from alembic import op
 from tuna.db.models import TABLE_OPTIONS
 from tuna.db.types import LongText, UtcDateTime
 
-revision = "0037"
-down_revision = "0035"
+revision = "0038"
+down_revision = "0037"
 branch_labels = None
 depends_on = None
 
