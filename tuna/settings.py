@@ -305,9 +305,7 @@ class Settings(BaseSettings):
             " memory"
         ),
     )
-    submit_open: int = Field(
-        8, ge=1, description="open requests of one token with the role submit"
-    )
+    submit_open: int = Field(8, ge=1, description="open requests of one token with the role submit")
     submit_trials: int = Field(
         100_000, ge=1, description="trials that the open requests of such a token may take together"
     )

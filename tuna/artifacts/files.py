@@ -130,7 +130,9 @@ class UrlFiles:
         """Yield the bytes; raises FileNotFoundError if missing or above MAX_BYTES."""
         place = self._place(name)
         with self._translated_errors("read"):
-            if self._fs.size(place) > MAX_BYTES or (not self.is_remote and Path(place).is_symlink()):
+            if self._fs.size(place) > MAX_BYTES or (
+                not self.is_remote and Path(place).is_symlink()
+            ):
                 raise FileNotFoundError(place)
             with self._fs.open(place, "rb") as file:
                 while part := file.read(PART_BYTES):

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import structlog
 
@@ -181,7 +181,7 @@ class Artifacts:
             self._write(digest, data)
         return digest
 
-    def put_file(self, file: BinaryIO) -> str:
+    def put_file(self, file: IO[bytes]) -> str:
         """Store the content of a file, which may be large, as `put` does; it is read from its
         beginning, a part at a time."""
         digest = _digest(_parts(file))
@@ -189,7 +189,7 @@ class Artifacts:
         self._files.write_parts(digest, _parts(file))
         return digest
 
-    def copy(self, digest: str, file: BinaryIO) -> int:
+    def copy(self, digest: str, file: IO[bytes]) -> int:
         """Write the bytes of `digest`, which may be many, to a file, a part at a time; return their
         number. Raises what `get` does, and then a part may have been written."""
         _check(digest)
@@ -401,7 +401,7 @@ def _redis_of(settings: Settings) -> str:
     return shared.get_secret_value() if shared else ""
 
 
-def _parts(file: BinaryIO) -> Iterator[bytes]:
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     while part := file.read(PART_BYTES):
         yield part

@@ -99,7 +99,9 @@ def add(connection: sa.Connection, **values: Any) -> int:
         "files": "[]",
         **values,
     }
-    (request_id,) = connection.execute(sa.insert(RequestRow).values(row)).inserted_primary_key or ()
+    made = connection.execute(sa.insert(RequestRow).values(row)).inserted_primary_key
+    assert made is not None
+    (request_id,) = made
     return int(request_id)
 
 
@@ -169,9 +171,7 @@ def answers(
     return [_of(row) for row in connection.execute(query.order_by(RequestRow.id.desc()))]
 
 
-def move(
-    connection: sa.Connection, request_id: int, state: RequestState, **values: Any
-) -> bool:
+def move(connection: sa.Connection, request_id: int, state: RequestState, **values: Any) -> bool:
     """Set the state, and other columns; False if it may not follow the present one, as where the
     request was canceled meanwhile."""
     allowed = [old.value for old, following in TRANSITIONS.items() if state in following]

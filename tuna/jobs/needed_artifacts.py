@@ -70,8 +70,8 @@ def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
 
 
 def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
-    """Renew what jobs, models and requests need, and release what canceled jobs, and those whose workers were
-    lost, needed.
+    """Renew what jobs, models and requests need, and release what canceled jobs, and those whose
+    workers were lost, needed.
 
     It may run in several coordinators at once. Memory is that of a page, whatever the number of
     jobs.

@@ -154,9 +154,7 @@ def _answer_model(request: TuningRequest) -> None:
     if all its tasks had results then, and it was as fast as this asks for."""
     asked = Asked.model_validate(request.wanted)
     with reading(open_database()) as connection:
-        earlier = requests.answers(
-            connection, "model", request.upload, request.session_id or 0
-        )
+        earlier = requests.answers(connection, "model", request.upload, request.session_id or 0)
     for one in earlier:
         before = Asked.model_validate(one.wanted)
         same = all(getattr(before, name) == getattr(asked, name) for name in ("batch", "shapes"))

@@ -97,7 +97,10 @@ def stored_ids(connection: sa.Connection, layers: Iterable[Config]) -> dict[str,
 
 
 def coverage_of(
-    subject: str, arch: str, layers: Mapping[int, tuple[Config, int]], found: Mapping[int, ExactResult]
+    subject: str,
+    arch: str,
+    layers: Mapping[int, tuple[Config, int]],
+    found: Mapping[int, ExactResult],
 ) -> Coverage:
     """Return the coverage of layers, each with its weight, by exact results."""
     covered = []

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from tuna.api import jobs, preparation, running, workers
+from tuna import api
 from tuna.configs import Config
 from tuna.coordinator.session_run import Progress
 from tuna.db import configs, requests, sessions
@@ -111,26 +111,26 @@ class LayersWork:
         """Load the jobs that are missing, as many as the budget has trials for, and begin anew
         those that were canceled for another request."""
         set_priority(self._session_id)
-        preparation.update_solvers(self._library.name)
-        preparation.update_applicability(self._session_id, self._request.tag)
+        api.update_solvers(self._library.name)
+        api.update_applicability(self._session_id, self._request.tag)
         pairs = solvers_of(self._session_id, self._missing)
         options: dict[str, object] = {}
         if self._asked.trials is not None and "candidates" in self._library.options.model_fields:
             each = self._asked.trials // max(1, sum(map(len, pairs.values())))
             options["candidates"] = min(max(1, each), _MOST_CANDIDATES)
         for ids, solvers in self._portions(pairs):
-            jobs.load_jobs(
+            api.load_jobs(
                 self._session_id,
                 tag=self._request.tag,
                 reason=self._request.tag,
                 solvers=solvers,
                 options=options,
-                only=jobs.Only(config_ids=ids),
+                only=api.Only(config_ids=ids),
             )
         with reading(open_database()) as connection:
             canceled = _jobs(connection, self._request, self._missing, [State.CANCELED])
         if canceled:
-            jobs.retry(self._session_id, jobs=canceled)
+            api.retry(self._session_id, jobs=canceled)
 
     def _portions(
         self, pairs: Mapping[int, Sequence[str]]
@@ -162,9 +162,9 @@ class LayersWork:
             self._own_workers = self._is_here() and not self._count()
             with contextlib.suppress(RunStopped):
                 if self._own_workers:
-                    running.run(self._session_id, on_progress=follow)
+                    api.run(self._session_id, on_progress=follow)
                 else:
-                    running.enqueue(self._session_id, on_progress=follow)
+                    api.enqueue(self._session_id, on_progress=follow)
             self._load_followers()
 
     def _look(self, watch: Watch) -> None:
@@ -190,7 +190,7 @@ class LayersWork:
         return finals.load_followers(engine, work)
 
     def _count(self) -> int:
-        return workers.count_workers(self._session_id)
+        return api.count_workers(self._session_id)
 
     def _is_here(self) -> bool:
         """Whether this machine measures for the environment."""
@@ -213,7 +213,9 @@ class LayersWork:
         if absent:
             said.append(f"{absent} of {counted(len(layers), 'layer')} have no result")
         if slow:
-            said.append(f"{slow} of {counted(len(layers), 'layer')} take more than {target_ms:g} ms")
+            said.append(
+                f"{slow} of {counted(len(layers), 'layer')} take more than {target_ms:g} ms"
+            )
         message = f"{' and '.join(said)}{why}: this is the best so far." if said else ""
         if not found:
             message = f"No layer got a result{why}."
@@ -272,11 +274,14 @@ def cancel_jobs(request: TuningRequest, only: Collection[int] | None = None) -> 
         states = [state for state in State if state not in _ENDED]
         found = _jobs(connection, request, sorted(mine), states)
     if mine_now := [number for number in found if number > first]:
-        jobs.cancel(request.session_id, jobs=mine_now)
+        api.cancel(request.session_id, jobs=mine_now)
 
 
 def _jobs(
-    connection: sa.Connection, request: TuningRequest, layers: Sequence[int], states: Sequence[State]
+    connection: sa.Connection,
+    request: TuningRequest,
+    layers: Sequence[int],
+    states: Sequence[State],
 ) -> list[int]:
     """Return the jobs of layers in the session of a request that are in these states."""
     named = [state.value for state in states]

@@ -110,8 +110,7 @@ class ModelRequestWork:
             model_id, _ = networks.find(connection, self._request.tag)
             weights = networks.weights(connection, model_id)
             layers = {
-                key: (layer, weights[key])
-                for key, layer in read_configs(connection, list(weights))
+                key: (layer, weights[key]) for key, layer in read_configs(connection, list(weights))
             }
         tunable = solvers_of(self._session_id, list(layers))
         return {key: layers[key] for key in layers if key in tunable}

@@ -31,7 +31,6 @@ log = structlog.get_logger(__name__)
 
 #: Exit code where a server is missing, or another process works on the request: try again later.
 AGAIN = 75
-_WORK = {"layers": LayersWork, "model": ModelRequestWork}
 
 
 def work_on(request_id: int) -> None:
@@ -42,7 +41,8 @@ def work_on(request_id: int) -> None:
     try:
         if request.state is RequestState.CANCELED:
             raise RequestCanceled
-        _WORK[request.kind](request).run()
+        work = LayersWork if request.kind == "layers" else ModelRequestWork
+        work(request).run()
     except RequestCanceled:
         _clear_up(_get(request_id))
     except Exception as error:

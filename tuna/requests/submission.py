@@ -19,6 +19,7 @@ from tuna.libraries.base import Environment
 from tuna.requests import answers
 from tuna.requests.asked import SESSIONS, Asked, Conflict, Kind, Limits, Standing
 from tuna.requests.uploads import Upload, check_model, forget
+from tuna.vocabulary import RequestState
 
 #: Architectures and devices that an error names.
 _MOST_NAMED = 20
@@ -80,6 +81,7 @@ def submit(submission: Submission) -> tuple[TuningRequest, bool]:
             _check_limits(submission, trials, connection)
             session_id, _ = sessions.create(connection, environment, SESSIONS[submission.kind])
             request_id = requests.add(connection, session_id=session_id, **row)
+        submission.upload.keep()
     except IntegrityError:
         if earlier := _earlier(submission):  # sent twice at the same moment
             return earlier, False
@@ -148,9 +150,7 @@ def find_environment(asked: Asked, kind: Kind) -> Environment:
         return sessions.get(connection, session_id).environment
 
 
-def _nothing_there(
-    connection: sa.Connection, asked: Asked, library: str | None
-) -> BadInput:
+def _nothing_there(connection: sa.Connection, asked: Asked, library: str | None) -> BadInput:
     row = EnvironmentRow
     query = sa.select(row.library, row.arch, row.device).distinct().order_by(row.library, row.arch)
     there = [
@@ -169,7 +169,7 @@ def cancel(request_id: int, token_id: str | None, by: str) -> TuningRequest:
     engine = open_database()
     with writing(engine) as connection:
         found = requests.get(connection, request_id, token_id)
-        state = requests.RequestState.CANCELED
+        state = RequestState.CANCELED
         if not requests.move(connection, request_id, state, message=f"canceled by {by}"):
             raise TunaError(f"Request {request_id} is {found.state} already.")
         return requests.get(connection, request_id)

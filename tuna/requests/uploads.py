@@ -54,12 +54,13 @@ class Upload:
     """A file that is received: in a folder of this user, and locked, so that what a killed process
     left can be told from it."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self) -> None:
         self._path = folder() / f"{secrets.token_hex(8)}.part"
-        self._most_bytes, self._sha, self.size_bytes = most_bytes, hashlib.sha256(), 0
+        self._most_bytes = get_settings().request_mib << 20
+        self._sha, self.size_bytes = hashlib.sha256(), 0
         self._stored = False
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.file: IO[bytes] = open(os.open(self._path, flags, 0o600), "r+b")
+        self.file: IO[bytes] = os.fdopen(os.open(self._path, flags, 0o600), "r+b")
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def write(self, data: bytes) -> None:
@@ -95,6 +96,10 @@ class Upload:
         artifacts.put_file(self.rewound())
         return self.digest
 
+    def keep(self) -> None:
+        """A request names it."""
+        self._stored = False
+
     def close(self) -> None:
         """Remove it."""
         if self._stored:
@@ -102,16 +107,6 @@ class Upload:
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what it has not written may not fit
             self.file.close()
-
-
-@contextlib.contextmanager
-def receiving() -> Iterator[Upload]:
-    """Yield a file for what comes, which is gone at the end."""
-    upload = Upload(get_settings().request_mib << 20)
-    try:
-        yield upload
-    finally:
-        upload.close()
 
 
 def forget(*digests: str) -> None:
@@ -228,4 +223,3 @@ def _check_pickle(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> None
         raise BadInput(
             f"{name} has a pickle that cannot be read: {member.filename[:100]}.", hint=hint
         ) from None
-

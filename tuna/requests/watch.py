@@ -102,9 +102,7 @@ class Watch:
         return int(connection.execute(query).scalar_one())
 
 
-def unfinished(
-    connection: sa.Connection, library: Library, session_id: int, tag: str
-) -> Progress:
+def unfinished(connection: sa.Connection, library: Library, session_id: int, tag: str) -> Progress:
     """Return the progress of jobs whose layers carry the tag; rounds of searches count as jobs."""
     found = progress(connection, library, session_id, (), tag)
     rounds = open_rounds = 0
@@ -112,6 +110,4 @@ def unfinished(
         if jobs.step_names(steps)[0] == SEARCH:
             rounds += count
             open_rounds += count if is_open(state, library.step(step).resource) else 0
-    return replace(
-        found, total=found.total + rounds, unfinished=found.unfinished + open_rounds
-    )
+    return replace(found, total=found.total + rounds, unfinished=found.unfinished + open_rounds)

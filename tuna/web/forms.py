@@ -26,7 +26,7 @@ class FormReader:
         if kind != b"multipart/form-data" or b"boundary" not in options:
             raise BadInput("The body is no form (multipart/form-data).")
         self.fields: dict[str, str] = {}
-        self.filename = ""
+        self.filename, self._has_file = "", False
         self._upload = upload
         self._texts: dict[str, bytearray] = {}
         self._parts = self._text_bytes = 0
@@ -82,9 +82,9 @@ class FormReader:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode(errors="replace")
         if b"filename" in options:
-            if self.filename or name != "file":
+            if self._has_file or name != "file":
                 raise BadInput("The form has one file, in the field `file`.")
-            self.filename = options[b"filename"].decode(errors="replace") or "file"
+            self.filename, self._has_file = options[b"filename"].decode(errors="replace"), True
             self._name = ""
         elif not name or name in self._texts:
             raise BadInput("The form has a field without a name, or one twice.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
@@ -22,10 +22,11 @@ from tuna.errors import BadInput
 from tuna.requests import answers, submission
 from tuna.requests.asked import MOST_LAYERS, Asked, Limits
 from tuna.requests.submission import Submission
-from tuna.requests.uploads import Upload, receiving
+from tuna.requests.uploads import Upload
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna.web.changes import kept
+from tuna.web.events import Texts, streamed
 from tuna.web.forms import FormReader
 from tuna.web.lookups import answered
 from tuna.web.visitors import Anyone, Role, Submitter, Visitor
@@ -36,6 +37,7 @@ UPLOADS = ("/v1/requests", "/requests")
 #: Bytes of a body in JSON, and uploads that are received at a time.
 _JSON_BYTES, _AT_A_TIME = 4 << 20, 8
 _FORM = "multipart/form-data"
+_Asked = TypeVar("_Asked", bound=Asked)
 
 
 class Layers(Asked):
@@ -89,33 +91,38 @@ async def receive(
 
     A form may have the key in the field `client_key`.
     """
-    with _one_at_a_time(request, visitor), receiving() as upload:
+    async with _receiving(request, visitor) as upload:
         if request.headers.get("content-type", "").startswith(_FORM):
             form = FormReader(request.headers["content-type"], upload)
             await form.read(request.stream())
-            key = form.fields.pop("client_key", "")[:128] or client_key
-            sent = _from_form(form.fields, form.filename)
-            kind, filename = sent.kind or "layers", form.filename
+            client_key = form.fields.pop("client_key", "")[:128] or client_key
+            sent: Form | Layers = _from_form(form.fields, form.filename)
+            filename = form.filename
         else:
-            key, kind, filename = client_key, "layers", ""
-            sent = await _from_json(request, upload)
+            sent, filename = await _from_json(request, upload), ""
+        kind = sent.kind or "layers" if isinstance(sent, Form) else "layers"
         asked = Asked.model_validate(
             sent.model_dump(include=set(Asked.model_fields), exclude_unset=True)
         )
         limits = Limits.of(get_settings()) if visitor.role is Role.SUBMIT else None
-        wanted = Submission(asked, kind, upload, filename, visitor.token, key, limits)
+        wanted = Submission(asked, kind, upload, filename, visitor.token, client_key, limits)
         return await to_thread.run_sync(submission.submit, wanted)
 
 
-@contextlib.contextmanager
-def _one_at_a_time(request: Request, visitor: Visitor) -> Iterator[None]:
-    """Bound what is received at a time; raises HTTPException."""
+@contextlib.asynccontextmanager
+async def _receiving(request: Request, visitor: Visitor) -> AsyncIterator[Upload]:
+    """Yield a file for what comes; raises HTTPException where enough is being received."""
     busy: set[str] = request.app.state.receiving
     if visitor.token in busy or len(busy) >= _AT_A_TIME:
         raise HTTPException(429, "another upload is being received: wait for its end")
     busy.add(visitor.token)
     try:
-        yield
+        upload = await to_thread.run_sync(Upload)
+        try:
+            yield upload
+        finally:
+            with CancelScope(shield=True):  # the visitor may have gone
+                await to_thread.run_sync(upload.close)
     finally:
         busy.discard(visitor.token)
 
@@ -128,7 +135,7 @@ def _from_form(fields: dict[str, str], filename: str) -> Form:
         try:
             given["shapes"] = json.loads(given["shapes"])
         except (ValueError, RecursionError):
-            raise BadInput("shapes: not JSON such as {\"x\": [1, 3, 224, 224]}") from None
+            raise BadInput('shapes: not JSON such as {"x": [1, 3, 224, 224]}') from None
     kind = "model" if filename.endswith((".onnx", ".pt2")) else "layers"
     return checked(Form, {"kind": kind, **given, "file": b""})
 
@@ -149,7 +156,7 @@ async def _from_json(request: Request, upload: Upload) -> Layers:
     return found
 
 
-def checked(model: type[Any], given: Any) -> Any:
+def checked(model: type[_Asked], given: Any) -> _Asked:
     """Return the model of what was given; raises BadInput with the first fault."""
     try:
         return model.model_validate(given)
@@ -178,9 +185,7 @@ def page_of(visitor: Visitor, wanted: WantedRequests) -> tuple[list[TuningReques
     """Return requests that the visitor may see, the newest first, and the cursor behind them."""
     state = wanted.state.value if wanted.state else None
     with reading(api.open_database()) as connection:
-        found = requests.latest(
-            connection, wanted.limit + 1, wanted.cursor, own(visitor), state
-        )
+        found = requests.latest(connection, wanted.limit + 1, wanted.cursor, own(visitor), state)
     page = found[: wanted.limit]
     return page, page[-1].id if len(found) > wanted.limit else None
 
@@ -202,6 +207,29 @@ def find(visitor: Visitor, request_id: int) -> TuningRequest:
 def show_request(visitor: Anyone, request_id: int) -> Response:
     """Return one request."""
     return answered(find(visitor, request_id))
+
+
+class RequestTexts:
+    """Reads the state of the requests that are watched, with one query."""
+
+    def __init__(self, forms: Mapping[str, Callable[[TuningRequest], str]]) -> None:
+        self._forms = forms
+
+    def __call__(self, watched: Collection[int]) -> Texts:
+        """Return the texts of requests, by id and form."""
+        with reading(api.open_database()) as connection:
+            found = requests.some(connection, watched)
+        return {
+            key: {name: form(one) for name, form in self._forms.items()}
+            for key, one in found.items()
+        }
+
+
+@router.get("/requests/{request_id}/events")
+async def request_events(request: Request, visitor: Anyone, request_id: int) -> StreamingResponse:
+    """Stream a request whenever it changed, as server-sent events with JSON."""
+    await to_thread.run_sync(find, visitor, request_id)  # raises NotFound
+    return streamed(request.app.state.live_requests, request_id, "json", "request")
 
 
 @router.post("/requests/{request_id}/cancel")

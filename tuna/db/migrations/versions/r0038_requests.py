@@ -41,9 +41,7 @@ def upgrade() -> None:
         sa.Column("tuning_at", UtcDateTime(), nullable=True),
         sa.Column("ended_at", UtcDateTime(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_request")),
-        sa.UniqueConstraint(
-            "token_id", "client_key", name=op.f("uq_request_token_id_client_key")
-        ),
+        sa.UniqueConstraint("token_id", "client_key", name=op.f("uq_request_token_id_client_key")),
         sa.ForeignKeyConstraint(["token_id"], ["token.id"], name=op.f("fk_request_token_id")),
         sa.ForeignKeyConstraint(
             ["session_id"],
