@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -121,13 +123,12 @@ def find_environment(asked: Asked, kind: Kind) -> Environment:
     library = "tvm" if kind == "model" else asked.library
     if (asked.session_id, asked.arch, asked.device) == (None, None, None):
         conditions = {"caches": "cold"} if kind == "model" else {}
-        return session_environment(library or "tvm", conditions=conditions)
+        with _as_bad_input():
+            return session_environment(library or "tvm", conditions=conditions)
     with reading(open_database()) as connection:
         if asked.session_id is not None:
-            try:
+            with _as_bad_input():
                 found = sessions.get(connection, asked.session_id).environment
-            except NotFound as error:
-                raise BadInput(str(error), hint=error.hint) from None
             for name in ("library", "arch"):
                 if getattr(asked, name) not in (None, getattr(found, name)):
                     raise BadInput(f"Session {asked.session_id} has another {name}.")
@@ -148,6 +149,15 @@ def find_environment(asked: Asked, kind: Kind) -> Environment:
         if session_id is None:
             raise _nothing_there(connection, asked, library)
         return sessions.get(connection, session_id).environment
+
+
+@contextlib.contextmanager
+def _as_bad_input() -> Iterator[None]:
+    """Raise BadInput in place of NotFound: what is asked of is there, what it names is not."""
+    try:
+        yield
+    except NotFound as error:
+        raise BadInput(str(error), hint=error.hint) from None
 
 
 def _nothing_there(connection: sa.Connection, asked: Asked, library: str | None) -> BadInput:

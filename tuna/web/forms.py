@@ -33,6 +33,7 @@ class FormReader:
         self._header, self._value, self._disposition = bytearray(), bytearray(), b""
         self._name = ""  #: of the part; empty: it is the file
         self._received: list[bytes] = []
+        self._is_whole = False
         self._parser = MultipartParser(
             options[b"boundary"],
             {
@@ -42,6 +43,7 @@ class FormReader:
                 "on_header_end": self._header_end,
                 "on_headers_finished": self._headers_end,
                 "on_part_data": self._data,
+                "on_end": self._end,
             },
         )
 
@@ -55,7 +57,9 @@ class FormReader:
                     await to_thread.run_sync(self._upload.write, received)
             self._parser.finalize()
         except FormParserError:
-            raise BadInput("The body is no form, or is cut off.") from None
+            self._is_whole = False
+        if not self._is_whole:
+            raise BadInput("The body is no form, or is cut off.")
         self.fields = {name: text.decode(errors="replace") for name, text in self._texts.items()}
 
     def _begin(self) -> None:
@@ -98,6 +102,9 @@ class FormReader:
         else:
             self._bound(end - start)
             self._texts[self._name] += data[start:end]
+
+    def _end(self) -> None:
+        self._is_whole = True
 
     def _bound(self, size_bytes: int) -> None:
         self._text_bytes += size_bytes
