@@ -112,6 +112,10 @@ async def receive(
 @contextlib.asynccontextmanager
 async def _receiving(request: Request, visitor: Visitor) -> AsyncIterator[Upload]:
     """Yield a file for what comes; raises HTTPException where enough is being received."""
+    most_mib = get_settings().request_mib
+    # the fields beside the file are small
+    if int(request.headers.get("content-length", "0")) > (most_mib + 1) << 20:
+        raise HTTPException(413, f"the file has more than {most_mib} MiB")
     busy: set[str] = request.app.state.receiving
     if visitor.token in busy or len(busy) >= _AT_A_TIME:
         raise HTTPException(429, "another upload is being received: wait for its end")
