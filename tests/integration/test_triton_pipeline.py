@@ -24,7 +24,8 @@ from tuna.libraries.triton.kernel_import import read_kernel
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
 
-CANDIDATES = 3
+#: Of a search, and of each of its rounds.
+CANDIDATES, BATCH = 3, 2
 BLOCKS = {"scheme": "fp8_w8a8", "block_n": 128, "block_k": 128}
 SCALES = {"scale_a": "block1x128", "scale_b": "block128x128"}
 
@@ -78,7 +79,7 @@ def load(tuna: Callable[..., str], folder: Path, layers: Sequence[dict[str, obje
         "import layers.jsonl -t mine",
         "update-solvers triton",
         "applicability --session-id 1",
-        f"load-jobs --session-id 1 -t mine --candidates {CANDIDATES}",
+        f"load-jobs --session-id 1 -t mine --candidates {CANDIDATES} --option batch={BATCH}",
     ):
         tuna(*words.split())
 
@@ -96,6 +97,10 @@ def test_layers_are_compiled_measured_and_stored(
     assert (set(status["jobs"]), status["failures"]) == ({"evaluated"}, [])
     with contextlib.closing(sqlite3.connect(home / "tuna.sqlite")) as connection:
         trials = connection.execute("SELECT time_ms, max_error, cause FROM trial").fetchall()
+        tried = connection.execute(
+            "SELECT search_id, round, params FROM job JOIN trial ON job_id = job.id"
+            " ORDER BY config_id, search_id IS NULL, round, number"
+        ).fetchall()
         best = connection.execute(
             "SELECT solver.name, find_db.params, find_db.time_ms, find_db.noisy FROM find_db"
             " JOIN solver ON solver.id = find_db.solver_id"
@@ -106,9 +111,13 @@ def test_layers_are_compiled_measured_and_stored(
     right = [(error, cause) for _, error, cause in trials if cause != "build_timeout"]
     assert all(cause is None and error < 1e-2 for error, cause in right), right
     # and the consumer's default
-    assert len(trials) >= len(layers) * (CANDIDATES + 1)
+    assert len(trials) == len(layers) * (CANDIDATES + 1)
     # the default has the build key of the first candidate
     assert len([*(home / "artifacts").rglob("*.build")]) <= len(layers) * CANDIDATES
+    for place in range(0, len(tried), CANDIDATES + 1):
+        *searched, (no_search, _, default) = tried[place : place + CANDIDATES + 1]
+        assert [number for _, number, _ in searched] == [0, 0, 1]
+        assert (no_search, searched[0][2]) == (None, default)
     tuned = [name for name, *_ in best if not name.endswith("Default")]
     assert (len(best), len(tuned)) == (2 * len(layers), len(layers))
     for _, params, time_ms, noisy in best:

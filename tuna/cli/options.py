@@ -214,8 +214,9 @@ class JobChoices:
     candidates: int | None = option(
         "Candidates for each layer and solver.", "--candidates", "--trials", type=COUNT
     )
-    search: str | None = option(
-        "How those of a large space are chosen.", type=click.Choice(["search", "random"])
+    strategy: str | None = option(
+        "How those of a large space are chosen.",
+        type=click.Choice(["search", "random", "exhaustive"]),
     )
     warm_start: bool | None = option(
         "Whether a search learns from earlier ones.", "--warm-start/--no-warm-start", default=None

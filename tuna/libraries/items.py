@@ -12,7 +12,7 @@ from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 #: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
 #: code objects.
 MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
@@ -82,7 +82,7 @@ class Rival(_Wire):
 
 
 class Sibling(_Wire):
-    """An earlier search that a search learns from."""
+    """Another search that a search learns from."""
 
     artifact: _Digest  #: with its trials: see `tuna.search.history`
     #: of the same config in the same environment, on a quiet device: its times are those to be
@@ -110,10 +110,10 @@ class WorkItem(_Wire):
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
     round: int = 0  #: of a search
-    #: artifacts with the trials of its earlier rounds, of the first round first; of the last one
-    #: the params alone: see `tuna.search.history`
+    #: artifacts with the trials of its earlier rounds, of the first round first; of those that may
+    #: still be measured the params alone: see `tuna.search.history`
     history: tuple[_Digest, ...] = ()
-    siblings: tuple[Sibling, ...] = ()  #: of a search: the same in all rounds
+    siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.search.history`
     best_ms: float | None = None  #: of the earlier rounds
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     avoid: str = ""

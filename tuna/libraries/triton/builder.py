@@ -24,7 +24,8 @@ from triton.compiler.compiler import make_backend
 
 from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
-from tuna.libraries.kernels import Builder, KernelJob
+from tuna.libraries.kernels import Builder, KernelJob, Known, Past
+from tuna.libraries.search import proposal
 from tuna.libraries.triton.artifact import (
     GLOBAL_SCRATCH,
     PARAM_BYTES,
@@ -37,6 +38,7 @@ from tuna.libraries.triton.artifact import (
 )
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, TunedKernel
 from tuna.libraries.triton.kernel_file import KernelFile
+from tuna.libraries.triton.space import TileSpace
 from tuna.libraries.triton.tiles import (
     OPTIONS,
     TARGETS,
@@ -54,6 +56,8 @@ from tuna.libraries.triton.user_kernel import user_kernel
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
 #: share most of theirs.
 _KEPT = 2048
+#: Spaces that are kept: those of searches that go on beside each other take turns.
+_KEPT_SPACES = 32
 _TL = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16}
 _PTX_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]\d+)\b[^,)]*_param_\d+")
 _PTX_TYPES = {"u64": 8, "s64": 8, "b64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "f64": 8}
@@ -113,6 +117,16 @@ class TritonBuilder(Builder):
         random.Random(job.seed).shuffle(rest)  # noqa: S311
         return [*first, *rest][: job.count]
 
+    def search(
+        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+    ) -> Sequence[str]:
+        """Propose candidates by `search.proposal`."""
+        strategy = job.options.get("strategy", "search")
+        space = _space(job)
+        return proposal.propose(
+            space, history, count=count, seed=job.seed, strategy=strategy, others=known
+        )
+
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the artifact of one candidate."""
         path.write_bytes(artifact(*_candidate(job, params)).to_bytes())
@@ -134,6 +148,11 @@ class TritonBuilder(Builder):
         """Write the artifact of one candidate with the code of another one."""
         code = from_bytes(built.read_bytes())
         path.write_bytes(artifact(*_candidate(job, params), code).to_bytes())
+
+
+@functools.lru_cache(maxsize=_KEPT_SPACES)
+def _space(job: KernelJob) -> TileSpace:
+    return TileSpace(_description(job), job.config, TARGETS[job.target])
 
 
 def _description(job: KernelJob) -> TunedKernel:

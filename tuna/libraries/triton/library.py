@@ -15,9 +15,9 @@ from tuna.configs import Config
 from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.measurement import Budgets
 from tuna.libraries.options import Condition
+from tuna.libraries.searching import SearchingLibrary
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description
 from tuna.libraries.triton.exporters import (
     BlockFp8Exporter,
@@ -33,13 +33,14 @@ from tuna.vocabulary import BASELINE
 _SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
 
 
-class TritonLibrary(CandidateLibrary):
+class TritonLibrary(SearchingLibrary):
     """Compiles kernels for NVIDIA's and AMD's GPUs on machines that have none."""
 
     name = "triton"
     kinds = ("gemm", "moe", TritonKernelConfig.kind)
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
+    in_rounds = frozenset({*DESCRIPTIONS, USER_KERNEL})
     exporters = (
         VllmMoeExporter(),
         SglangMoeExporter(),
