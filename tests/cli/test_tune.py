@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder
 
+from tuna import api
 from tuna.api import running
 from tuna.cli import model, tune
-from tuna.coordinator.session_run import Progress, RunEvents
+from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import ConfigRow, ConfigTag, Job
 
@@ -338,13 +340,15 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
 ) -> None:
     """It was silent for as long as workers finished their work."""
 
-    def interrupted(*_: object, events: RunEvents, **__: object) -> None:
-        events.on_wait(30, "")
+    def interrupted(*_: object, work: api.ModelWork, **__: object) -> None:
+        work.events.on_wait(30, "")
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")
     monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
     monkeypatch.setattr(model, "show_import", lambda _: None)
+    open_work = partial(api.open_work, model="")
+    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
     monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 0.0)
     monkeypatch.setattr(model.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
@@ -374,6 +378,8 @@ def test_a_model_that_is_not_built_says_how_it_is(
     stored = SimpleNamespace(name="net", version="1")
     monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
     monkeypatch.setattr(model, "show_import", lambda _: None)
+    open_work = partial(api.open_work, model="")
+    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
     monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 1e-6)
     done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0)
     monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)

@@ -248,6 +248,13 @@ def test_a_search_proposes_each_candidate_once_and_the_default_first() -> None:
     features = space.features_of(past[0].params, at(kernel, {"rows": 96, "columns": 700}))
     assert features is not None
     assert (features["BLOCK"], features["programs of launch 0"]) == (1024, 96)
+    # as the kernels of Tuna's own families call them
+    text = SOFTMAX.replace("x_ptr", "a_ptr").replace("y_ptr", "b_ptr")
+    other = UserKernel(parse(text.replace("BLOCK", "BLOCK_SIZE_K"), "softmax.py"))
+    alike = TileSpace(other, at(other, SHAPE), SM90)
+    assert alike.features(next(alike.points())).keys() == {
+        *("BLOCK_SIZE_K", "num_warps", "programs of launch 0")
+    }
     assert space.features_of('{"BLOCK": 256}') is space.point_of('{"BLOCK": 256}') is None
 
 

@@ -13,14 +13,7 @@ from tuna.libraries.search.cost_model import Features
 from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.triton.artifact import ELEMENT_BYTES
 from tuna.libraries.triton.descriptions import Description, TunedKernel
-from tuna.libraries.triton.tiles import (
-    KernelCall,
-    Plan,
-    Target,
-    Tile,
-    tile_of,
-    tile_text,
-)
+from tuna.libraries.triton.tiles import KernelCall, Plan, Target, Tile, tile_of, tile_text
 
 #: Mutations of a point that are tried until one is a point of the space.
 _TRIES = 20
@@ -95,15 +88,15 @@ class TileSpace(Space):
 
     def _features(self, config: Config, tile: Tile) -> Features:
         """A tile's values, and what they make of each launch."""
-        kernel = self._description
-        plan = kernel.plan(config, tile, self._target)
-        shared = kernel.least_shared_bytes(plan, tile, self._target)
+        plan = self._description.plan(config, tile, self._target)
+        shared = self._description.least_shared_bytes(plan, tile, self._target)
         found = {name: float(value) for name, value in tile.items()}
-        resident = self._target.shared_bytes // max(1, shared)
-        found |= {"shared bytes": shared, "resident tiles": resident}
+        if shared:
+            found |= {"shared bytes": shared, "resident tiles": self._target.shared_bytes // shared}
         for number, call in enumerate(plan.calls):
             launch: dict[str, float] = {"programs": math.prod(call.grid)}
-            launch |= _product(plan, call, tile) if isinstance(kernel, Description) else {}
+            if isinstance(self._description, Description):
+                launch |= _product(plan, call, tile)
             found |= {f"{name} of launch {number}": value for name, value in launch.items()}
         return found
 
