@@ -51,6 +51,7 @@ class TritonLibrary(SearchingLibrary):
     loader = "tuna.libraries.triton.driver:Cuda"
     measuring = "tuna.libraries.triton.cuda_measuring"
     device_code_only = True
+    runs_bodies = True
     #: NVIDIA's driver maps private memory for what it shares with the device
     memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
