@@ -14,10 +14,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from private_servers import wait_until
+
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.db.models import RequestRow, TrialRow
 
 
 @contextmanager
-def serving(home: Path, *words: str) -> Iterator[str]:
+def serving(home: Path, *words: str, killed: bool = False) -> Iterator[str]:
     """`tuna serve` on any port; yields the link that it prints."""
     command = [sys.executable, "-m", "tuna", "serve", "--listen", "127.0.0.1:0", *words]
     process = subprocess.Popen(
@@ -26,6 +32,8 @@ def serving(home: Path, *words: str) -> Iterator[str]:
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
+        if killed:
+            return
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (0, -signal.SIGTERM)
     finally:
@@ -56,3 +64,52 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
         refused = type_in("tuna", "serve", "--listen", listen)
         assert (refused.code, refused.err.count("Error: ")) == (2, 1)
     assert not (empty_home / "run" / "serve.token").exists()
+
+
+def visitor_of(link: str) -> httpx.Client:
+    """A program with the token of a link."""
+    address, _, token = link.partition("/login?token=")
+    return httpx.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=60)
+
+
+def ended(visitor: httpx.Client, number: int) -> dict:
+    """A request, once it is over."""
+    found: dict = {}
+
+    def is_over() -> bool:
+        found.update(visitor.get(f"/v1/requests/{number}").json())
+        return found["ended_at"] is not None
+
+    wait_until(is_over, 240, f"end of request {number}: {found}")
+    return found
+
+
+LAYERS = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in (1, 2, 3)]
+ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
+
+
+@pytest.mark.service
+def test_a_request_survives_its_service_and_is_known_from_then_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is killed once the request is written down; the next one answers it."""
+    monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", "/bin/true")
+    key = {"idempotency-key": "k"}
+    with serving(home, killed=True) as link, visitor_of(link) as visitor:
+        asked = visitor.post("/v1/requests", json=ASKED, headers=key).json()
+        assert asked["state"] == "accepted"
+    with serving(home) as link, visitor_of(link) as visitor:
+        again = visitor.post("/v1/requests", json=ASKED, headers=key)
+        assert (again.status_code, again.json()["id"]) == (200, asked["id"])
+        built = ended(visitor, asked["id"])
+        assert (built["state"], built["message"]) == ("built", "")
+        assert (built["progress"]["exact"], built["progress"]["trials"]) == (3, 3)
+        results = visitor.get(f"/v1/requests/{asked['id']}/result?file=results.json").json()
+        assert {one["solver"] for one in results} == {"Rocminfo"}
+        known = visitor.post("/v1/requests", json=ASKED).json()
+        assert (known["state"], known["progress"]["trials"]) == ("known", 0)
+    with reading(open_database()) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar() == 3
+        keys = connection.execute(sa.select(RequestRow.client_key)).scalars().all()
+        assert keys == ["k", None]
+    assert not list((home / "uploads").iterdir())

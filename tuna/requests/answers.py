@@ -161,12 +161,14 @@ def _answer_model(request: TuningRequest) -> None:
         if not (same and before.name == asked.name and one.progress.get("complete")):
             continue
         if asked.target_ms is None or one.progress["time_ms"] <= asked.target_ms:
+            facts = {name: one.progress[name] for name in ("layers", "exact", "time_ms", "errors")}
+            facts |= {"complete": True, "as_of": one.id}
             values = {
                 "tag": one.tag,
                 "files": requests.files_text(one.files),
                 "files_bytes": sum(file.size_bytes for file in one.files),
                 "upload_bytes": 0,
-                "progress": json.dumps({**one.progress, "trials": 0, "as_of": one.id}),
+                "progress": json.dumps({**facts, "known": facts["layers"], "trials": 0}),
             }
             with writing(open_database()) as connection:
                 requests.move(connection, request.id, RequestState.KNOWN, **values)

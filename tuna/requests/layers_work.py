@@ -66,7 +66,7 @@ class LayersWork:
         watch = Watch(self._request, self._library)
         if self._missing and not watch.over:
             self._load()
-            self._work(watch)
+        self._work(watch)
         cancel_jobs(self._request)
         self._finish(layers, watch)
 

@@ -74,6 +74,8 @@ class ModelRequestWork:
 
     def _import(self) -> None:
         """Import the file in the box; its tasks become layers under a tag."""
+        with writing(open_database()) as connection:
+            requests.write(connection, self._request.id, progress=json.dumps({"step": "import"}))
         with tempfile.TemporaryDirectory(dir=folder()) as place:
             path = Path(place) / "model"
             with path.open("w+b") as file:
@@ -122,13 +124,13 @@ class ModelRequestWork:
     def _begin(self, layers: int, missing: int) -> None:
         with writing(open_database()) as connection:
             before = connection.execute(sa.select(sa.func.max(Job.id))).scalar() or 0
-            progress = {"layers": layers, "known": layers - missing, "jobs_before": before}
+            numbers = {"layers": layers, "known": layers - missing, "jobs_before": before}
             moved = requests.move(
                 connection,
                 self._request.id,
                 RequestState.TUNING,
                 tuning_at=utc_now(),
-                progress=json.dumps(progress),
+                progress=json.dumps({**numbers, "step": "tune"}),
             )
         if not moved:
             raise RequestCanceled
@@ -180,6 +182,7 @@ class ModelRequestWork:
     ) -> None:
         """Build, check and time the model, and end the request with its files."""
         name = f"{self._asked.name.replace('/', '-')}.so"
+        self._watch.look(step="build")
         with tempfile.TemporaryDirectory(dir=folder()) as place:
             path = Path(place) / name
             built = api.build_model(self._request.tag, path, work=work)
