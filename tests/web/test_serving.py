@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import sqlalchemy as sa
 from private_servers import wait_until
@@ -110,6 +114,52 @@ def test_a_request_survives_its_service_and_is_known_from_then_on(
         assert (known["state"], known["progress"]["trials"]) == ("known", 0)
     with reading(open_database()) as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar() == 3
-        keys = connection.execute(sa.select(RequestRow.client_key)).scalars().all()
-        assert keys == ["k", None]
+        keys = sa.select(RequestRow.client_key).order_by(RequestRow.id)
+        assert connection.execute(keys).scalars().all() == ["k", None]
+    assert not list((home / "uploads").iterdir())
+
+
+def kill(home: Path, words: str) -> None:
+    """kill -9 of the processes of this home whose command line has these words."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mine = process.environ().get("TUNA_HOME") == str(home)
+            if mine and words in " ".join(process.cmdline()):
+                process.kill()
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("words", ["tuna.requests.process", "enqueue --all --stay", "tuna serve"])
+def test_what_is_killed_ten_times_only_repeats_a_step(
+    words: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = home / "slow"
+    program.write_text("#!/bin/sh\nsleep 0.3\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", str(program))
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    layers = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in range(1, 61)]
+    asked = {"name": "mine", "library": "example", "layers": layers}
+    number = 0
+    for place in range(10):
+        with contextlib.suppress(httpx.HTTPError):
+            with serving(home, killed=True) as link, visitor_of(link) as visitor:
+                if words == "tuna serve":  # while it takes the request in
+                    later = threading.Timer(0.02 * place, kill, (home, words))
+                    later.start()
+                sent = visitor.post("/v1/requests", json=asked, headers={"idempotency-key": "k"})
+                number = sent.json()["id"]
+                time.sleep(3)
+                kill(home, words)
+                time.sleep(2)
+    with serving(home) as link, visitor_of(link) as visitor:
+        sent = visitor.post("/v1/requests", json=asked, headers={"idempotency-key": "k"})
+        number = sent.json()["id"]
+        built = ended(visitor, number)
+        assert (built["state"], built["progress"]["exact"]) == ("built", 60)
+        assert len(visitor.get("/v1/requests").json()["requests"]) == 1
+    with reading(open_database()) as connection:
+        jobs = sa.select(sa.func.count(), sa.func.count(TrialRow.job_id.distinct()))
+        assert connection.execute(jobs.select_from(TrialRow)).one() == (60, 60)
     assert not list((home / "uploads").iterdir())
