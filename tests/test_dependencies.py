@@ -45,9 +45,9 @@ PERMISSIVE = {
     "PSF-2.0",
     "Zlib",
 }
-#: Imported where it happens to be installed, by kombu (a serialiser), rich and tenacity, for what
-#: Tuna does not use.
-OPTIONAL = {"yaml", "attr", "tornado"}
+#: Imported where it happens to be installed, by kombu (a serialiser), redis (traces), rich and
+#: tenacity, for what Tuna does not use.
+OPTIONAL = {"attr", "opentelemetry", "tornado", "yaml"}
 #: Loads what workers, coordinators, exports and reports use. The transport is loaded by name when a
 #: worker starts.
 PROGRAM = """
@@ -158,7 +158,7 @@ def test_the_lock_has_what_is_asked_for(lock: Path) -> None:
 
 
 def test_each_package_in_a_lock_has_hashes() -> None:
-    assert len(LOCKS) == 6
+    assert len(LOCKS) == 7
     for lock in LOCKS:
         packages = re.split(r"^(?=[\w.-]+==)", lock.read_text(), flags=re.MULTILINE)[1:]
         assert packages

@@ -58,6 +58,7 @@ records = st.builds(
     *[texts] * 2,
     st.none() | moments,
     st.none() | texts,
+    *[st.none()] * 3,  # not in these forms
 )
 
 
