@@ -37,6 +37,7 @@ from random import Random
 import sqlalchemy as sa
 
 from benchmarks.harness import Outcome
+from tuna.configs import Config
 from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.cost_model import learn
 from tuna.libraries.search.proposal import Point, Space, Strategy, propose
@@ -86,7 +87,7 @@ class Table(Space):
     def features(self, point: Point) -> Mapping[str, float]:
         return self.described[self.rows[point[0]].params]
 
-    def features_of(self, params: str) -> Mapping[str, float] | None:
+    def features_of(self, params: str, config: Config | None = None) -> Mapping[str, float] | None:
         return self.described.get(params)
 
     def random(self, chance: Random) -> Point:
@@ -314,7 +315,7 @@ def prior_of(tables: Iterable[Table]) -> bytes:
         for row in table.rows
     }
     return learn(
-        described.get,
+        lambda params, _: described.get(params),
         [Known(table.name, table.rows) for table in known],
         trees=_TREES,
         depth=_DEPTH,

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_space import INVALID, Grid
 
+from tuna.configs import Config, GemmConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search import proposal
 from tuna.libraries.search.cost_model import CostModel, in_order, learn
 from tuna.libraries.search.proposal import SMALL, Strategy, propose
 
@@ -177,9 +179,62 @@ def test_of_the_same_problem_the_fastest_are_measured_again_and_the_others_not()
     assert new[len(new) // 2] < fastest[len(fastest) // 4][0], "it goes on where they ended"
 
 
+def test_a_search_begins_with_known_points_and_near_to_them() -> None:
+    space = Grid(SMALL_SIDE)
+    default = (1, 2, 4)
+    space.begins_with = [default]
+    for strategy in ("search", "random", "exhaustive"):
+        first = propose(space, [], count=16, seed=5, strategy=strategy)
+        points = [json.loads(params)["at"] for params in first]
+        assert points[0] == list(default)
+        near = sum(sum(map(int.__ne__, point, default)) <= 2 for point in points[1:])
+        assert 7 <= near <= 12, "one half, and a quarter of the others by chance"
+        more = propose(space, list(map(space.measured, first)), count=16, seed=5)
+        assert set(first).isdisjoint(more)
+
+
+def test_a_batch_from_a_small_space_has_few_variants_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the third number changes nothing, the best of the model differ in it alone."""
+
+    class Flat(Grid):
+        def time_ms(self, params: str) -> float:
+            x, y, _ = json.loads(params)["at"]
+            return 0.001 * (1 + 0.01 * ((x - 5) ** 2 + (y - 2) ** 2))
+
+    space = Flat(SMALL_SIDE)
+    history = searched(space, 64)
+
+    def different() -> int:
+        batch = propose(space, history, count=20, seed=1)
+        return len({tuple(json.loads(params)["at"][:2]) for params in batch})
+
+    with_penalty = different()
+    monkeypatch.setattr(proposal, "_ALIKE", {})
+    assert with_penalty > 1.5 * different()
+
+
+def test_trials_of_another_size_are_seen_with_its_own_features() -> None:
+    """Here the same params mean another place."""
+
+    class Shifted(Grid):
+        def features_of(self, params: str, config: Config | None = None) -> dict[str, float]:
+            at, shift = json.loads(params)["at"], (3, -3, 3) if config else (0, 0, 0)
+            return {name: float(x + d) for name, x, d in zip("xyz", at, shift, strict=True)}
+
+    space, trials = Shifted(SMALL_SIDE), searched(Grid(SMALL_SIDE, (2, 5, 4)), 64)
+
+    def best_of(config: Config | None) -> float:
+        known = [Known("other", trials, same=False, config=config)]
+        return min(map(space.time_ms, propose(space, [], count=8, seed=3, others=known)))
+
+    assert best_of(GemmConfig(1, 1, 1)) < best_of(None)
+
+
 def test_others_without_features_or_times_leave_the_first_round_to_chance() -> None:
     space = Grid(LARGE_SIDE)
-    space.features_of = lambda params: None  # type: ignore[method-assign]
+    space.features_of = lambda params, config=None: None  # type: ignore[method-assign]
     history = searched(Grid(30), 32)
     failed = [Past(trial.params, None, "run_error") for trial in history]
     cold = propose(space, [], count=8, seed=3)
@@ -242,5 +297,5 @@ def test_without_xgboost_a_search_says_what_to_install(monkeypatch: pytest.Monke
     history = [space.measured(params) for params in propose(space, [], count=20, seed=1)]
     with pytest.raises(LibraryMissing) as missing:
         propose(space, history, count=1, seed=1)
-    assert "[tvm]" in missing.value.hint
+    assert "extras tvm and triton" in missing.value.hint
     assert propose(space, history, count=1, seed=1, strategy="random")

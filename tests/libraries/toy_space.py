@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from random import Random
 
+from tuna.configs import Config
 from tuna.libraries.kernels import Past
 from tuna.libraries.search.proposal import Point, Space
 
@@ -37,7 +38,7 @@ class Grid(Space):
     def features(self, point: Point) -> Mapping[str, float]:
         return {name: float(value) for name, value in zip("xyz", point, strict=True)}
 
-    def features_of(self, params: str) -> Mapping[str, float] | None:
+    def features_of(self, params: str, config: Config | None = None) -> Mapping[str, float] | None:
         return self.features(tuple(json.loads(params)["at"]))
 
     def random(self, chance: Random) -> Point:

@@ -19,6 +19,7 @@ from tuna.db import models
 from tuna.errors import NotFound
 from tuna.reports.layers import MeasuredTrial, best_so_far
 from tuna.reports.queries import read_figures
+from tuna.reports.totals import Totals
 from tuna.testing.kind_contract import registered
 
 CONV, GEMM = DRIVERS[1], DRIVERS[5]
@@ -81,6 +82,24 @@ def test_the_idle_share_is_what_a_device_did_not_measure(build: DatabaseBuilder)
     assert [d.idle_share for d in figures.devices] == [pytest.approx(0.7), pytest.approx(0.9)]
     assert figures.idle_share == pytest.approx(1 - 10 / 40)
     assert figures.header.first == START
+
+
+def test_devices_with_one_name_are_idle_each_for_itself(build: DatabaseBuilder) -> None:
+    """Eight of them that measure half of the time have measured four times as long as it took."""
+    session, config = build.session(), build.config(CONV)
+    for index in range(8):
+        build.clock = START
+        job = build.job(session, config, build.solver(f"S{index}"))
+        build.step(job, "eval", 10.0, 5.0, device="card", worker=f"host:{index}")
+    figures = read_figures(build.connection, session)
+    assert [(d.name, d.steps, d.busy_s, d.span_s) for d in figures.devices] == [
+        ("card", 8, 40.0, 80.0)
+    ]
+    assert figures.idle_share == pytest.approx(0.5)
+    totals = Totals(trials=False)
+    assert totals.advance(build.connection, 10.0)
+    found = totals.sessions()[session]
+    assert (found.devices, found.idle_share) == (8, pytest.approx(0.5))
 
 
 def test_the_peak_is_unknown_where_it_was_not_measured_or_does_not_fit(

@@ -5,6 +5,7 @@ from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model
 from tuna.api.benchmarks import list_benchmarks as list_benchmarks
+from tuna.api.configs import KERNEL_ENDING as KERNEL_ENDING
 from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network

@@ -36,8 +36,7 @@ _NOT_HERE = {
     "min": "Tuna repeats a measurement until its interval is narrow",
 }
 _GRID = "a solver's whole space has up to 10^12 points; take random, or a larger --ntrial"
-#: Lorien's tuners, with what TVM's job option `search` has for them; both others are a search that
-#: learns.
+#: Lorien's tuners, with TVM's job option `strategy`; both others are a search that learns.
 _TUNERS = {"random": "random", "ga": "search", "xgb": "search", "gridsearch": ""}
 
 
@@ -171,7 +170,7 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
         raise BadInput(
             "There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml"
         )
-    given = {"candidates": wanted.ntrial, "search": _TUNERS[wanted.tuner]}
+    given = {"candidates": wanted.ntrial, "strategy": _TUNERS[wanted.tuner]}
     plan = api.MasterPlan(
         target, workloads, table, given, wanted.log_url, tvm_tracker or "", device_key or ""
     )

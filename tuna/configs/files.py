@@ -70,8 +70,8 @@ class ParsedFile:
     weights: tuple[int, ...]  #: how many lines named each of the configs, at least 1
     #: Operations in accepted log lines beyond the configs, with the number of lines.
     left_out: Mapping[str, int] = field(default_factory=dict)
-    #: Bodies that stand in the lines, by their SHA-256.
-    bodies: Mapping[str, bytes] = field(default_factory=dict)
+    bodies: Mapping[str, bytes] = field(default_factory=dict)  #: of configs, by their SHA-256
+    tag: str = ""  #: that the file itself gives its configs
 
     def with_others(self, others: ParsedFile) -> ParsedFile:
         """The account of both; what both name has the weight that it has here."""

@@ -46,9 +46,13 @@ class CandidateChildren(Library):
     #: Whether candidates are code of the device alone, which cannot change the process that
     #: measures them: then one process measures those of all items, and answers probes.
     device_code_only: ClassVar[bool] = False
+    #: Whether the builder runs code that a config's body has: then a process that builds for one
+    #: body builds for no other, and for no config without one.
+    runs_bodies: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._compiler: Child | None = None
+        self._compiled_body = ""  #: file of the config's body that it builds for
         self._clean: Child | None = None
         self._evaluator: Child | None = None
         self._fork = 1  #: number of the fork in which the item's candidates run
@@ -95,7 +99,12 @@ class CandidateChildren(Library):
             child.close()
         return ""
 
-    def _builder_child(self, context: RunContext) -> Child:
+    def _builder_child(self, context: RunContext, body: str) -> Child:
+        """The compile child; `body`: the file with the body of the job's config, if it has one."""
+        if self.runs_bodies and self._compiler is not None and self._compiled_body != body:
+            self._compiler.close()
+            self._compiler = None
+        self._compiled_body = body
         self._compiler = self._compiler or self._child(
             "tuna.libraries.building", BUILD, context, 1, self.builder
         )
@@ -103,7 +112,7 @@ class CandidateChildren(Library):
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
         """`call` of the compile child, which takes its turn with measurements on this machine."""
-        child = self._builder_child(context)
+        child = self._builder_child(context, str(job.get("body", "")))
         plain = self._caller(child, context, builder=self.builder, job=job)
 
         def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:

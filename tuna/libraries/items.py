@@ -87,7 +87,7 @@ class Rival(_Wire):
 
 
 class Sibling(_Wire):
-    """An earlier search that a search learns from."""
+    """Another search that a search learns from."""
 
     artifact: _Digest  #: with its trials: see `tuna.search.history`
     #: of the same config in the same environment, on a quiet device: its times are those to be
@@ -117,10 +117,10 @@ class WorkItem(_Wire):
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
     round: int = 0  #: of a search
-    #: artifacts with the trials of its earlier rounds, of the first round first; of the last one
-    #: the params alone: see `tuna.search.history`
+    #: artifacts with the trials of its earlier rounds, of the first round first; of those that may
+    #: still be measured the params alone: see `tuna.search.history`
     history: tuple[_Digest, ...] = ()
-    siblings: tuple[Sibling, ...] = ()  #: of a search: the same in all rounds
+    siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.search.history`
     best_ms: float | None = None  #: of the earlier rounds
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     avoid: str = ""

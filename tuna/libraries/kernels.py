@@ -72,6 +72,8 @@ class Known:
     #: of the same config in the same environment, measured while it was quiet: its times are those
     #: to be expected here
     same: bool = True
+    #: of the search; None: that of this one, or an older version stored the trials
+    config: Config | None = None
 
 
 class Builder(ABC):

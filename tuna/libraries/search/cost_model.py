@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.kernels import Known, Past
-from tuna.messages import install_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def _key(trial: Past) -> tuple[float, str]:
 
 
 def learn(
-    features_of: Callable[[str], Features | None],
+    features_of: Callable[[str, Config | None], Features | None],
     sources: Sequence[Known],
     *,
     prior: bytes | None = None,
@@ -90,7 +90,8 @@ def learn(
     others = sum(trial.is_done for source in sources if not source.same for trial in source.trials)
     sibling_weight = min(_SIBLING_WEIGHS, _SIBLINGS_WEIGH / others) if others else 0.0
     for source in sorted(sources, key=lambda source: (not source.same, source.label)):
-        known = [(trial, features_of(trial.params)) for trial in in_order(source.trials)]
+        trials = in_order(source.trials)
+        known = [(trial, features_of(trial.params, source.config)) for trial in trials]
         best = min(
             (trial.time_ms for trial, found in known if found and trial.time_ms), default=None
         )
@@ -195,6 +196,7 @@ def _xgboost() -> Any:
         import xgboost
     except ImportError:
         raise LibraryMissing(
-            "xgboost is not installed, with which a search learns.", hint=install_extra("tvm")
+            "xgboost is not installed, with which a search learns.",
+            hint="pip install 'xgboost-cpu>=3,<4', which Tuna's extras tvm and triton bring",
         ) from None
     return xgboost

@@ -16,9 +16,9 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tuna.configs import Config
 from tuna.errors import LibraryMissing
@@ -50,6 +50,13 @@ _MARGIN_S = 60.0
 class TvmJobOptions(SearchOptions):
     """Job options of TVM."""
 
+    strategy: Literal["search", "random"] = Field(
+        "search",
+        description=(
+            "how candidates of MetaSchedule's space are chosen: by a search that learns, or at"
+            " random"
+        ),
+    )
     first: str = Field(
         "",
         max_length=1000,
@@ -58,6 +65,16 @@ class TvmJobOptions(SearchOptions):
             " is not"
         ),
     )
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _has_an_end(cls, strategy: object) -> object:
+        if strategy == "exhaustive":
+            raise ValueError(
+                "MetaSchedule's spaces have up to 10^15 points, which nobody can try; take search"
+                " or random, with more --trials"
+            )
+        return strategy
 
 
 class TvmLibrary(SearchingLibrary):
