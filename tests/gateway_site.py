@@ -24,11 +24,11 @@ from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
 from tuna.gateway import https_client, joined, remote_link
-from tuna.gateway.listening import GatewayServer
+from tuna.gateway.listening import BoundedServer, Listener
 from tuna.gateway.ports import listen
 from tuna.gateway.protocol import Facts
 from tuna.gateway.server import GatewayApp
-from tuna.gateway.tokens import Credentials, JoinToken, pinned_context
+from tuna.gateway.tokens import Credentials, JoinToken, pinned_context, server_context
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
@@ -73,11 +73,11 @@ class GatewaySite:
     def serving(self, port: int = 0) -> Iterator[GatewayApp]:
         """A gateway in a thread; `url` is its address."""
         app = GatewayApp(self.engine, self.client, make_celery(self.settings), self.settings)
-        server = GatewayServer(app, self.tls_secret)
         (listening,) = listen("127.0.0.1", port)
+        server = BoundedServer(Listener([listening], app.asgi(), server_context(self.tls_secret)))
         self.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         with listening:
-            thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
+            thread = threading.Thread(target=server.run, daemon=True)
             thread.start()
             try:
                 yield app

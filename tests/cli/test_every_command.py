@@ -36,6 +36,7 @@ SAMPLES = {
 }  # fmt: skip
 #: Text that nothing is looked up by: labels, names of what is made, and what is only compared.
 FREE = {
+    "behind",
     "reason", "label", "name of init", "filename", "command", "model", "md_version", "framework",
     "fw_version", "add_model",
     "add_framework", "rocm_version", "miopen_version", "rocm_v", "miopen_v", "arch", "ttl", "url",

@@ -30,7 +30,10 @@ TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
 #: What tunes: a drill types it with a layer and a model.
 TUNING = [line for line in TYPED if line.startswith(("tuna tune ", ".venv/bin/python "))]
 #: Commands that another test types, and where.
-ELSEWHERE = {"tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py"}
+ELSEWHERE = {
+    "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py",
+    "tuna serve": "web/test_serving.py",
+}
 READING = [line for line in TYPED if line not in {*TUNING, *ELSEWHERE}]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,7 +126,17 @@ def test_a_token_needs_a_gateway(type_in: Callable) -> None:
     refused = type_in("tuna", "token", "create", "--role", "eval")
     assert refused.code == 2
     assert "tuna gateway" in refused.err
-    assert type_in("tuna", "token", "create", "--role", "admin").code == 2
+    assert type_in("tuna", "token", "create", "--role", "owner").code == 2
+
+
+def test_a_token_of_a_visitor_needs_no_gateway(type_in: Callable) -> None:
+    made = type_in("tuna", "token", "create", "--role", "read", "--label", "page of the team")
+    assert re.fullmatch(r"[0-9a-f]{12}\.[\w-]{32}\n", made.out)
+    (listed,) = json.loads(type_in("tuna", "token", "list", "--json").out)
+    assert (listed["id"], listed["label"]) == (made.out.partition(".")[0], "page of the team")
+    assert (listed["role"], listed["state"]) == ("read", "open")
+    for words in (("--role", "read", "--url", "https://h:1"), ("--role", "eval", "--label", "x")):
+        assert type_in("tuna", "token", "create", *words).code == 2
 
 
 def test_a_bad_length_of_time_and_a_bad_token_are_refused(

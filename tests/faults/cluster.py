@@ -28,6 +28,7 @@ from private_servers import install_mariadb, killed_with_parent, listens, wait_u
 from search_library import HOLD
 from shared_data import needed_program
 
+from tuna.db import access_tokens
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError
@@ -394,8 +395,7 @@ class Cluster:
             made = [tokens.JoinToken.new(gateway) for _ in range(_TOKENS)]
             with writing(engine) as connection:
                 for one in made:
-                    digest = tokens.digest(one.secret)
-                    joined.add_token(connection, one.id, digest, role, 3600)
+                    access_tokens.add(connection, one.id, one.secret, role, 3600)
             self._tokens[role] = [one.line() for one in made]
             engine.dispose()
         return self._tokens[role].pop()

@@ -19,6 +19,7 @@ from tuna import api
 from tuna.cli.lorien import lorien
 from tuna.cli.main import guarded
 from tuna.configs import GemmConfig
+from tuna.db import access_tokens
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
@@ -210,7 +211,7 @@ def test_without_a_token_another_users_client_gets_nothing(
     assert ended.out == _filled(2, server=server)
     assert "tuna token create --role client" in ended.err
     with sa.create_engine(f"sqlite:///{home / 'tuna.sqlite'}").connect() as connection_:
-        assert joined.tokens(connection_) == []
+        assert access_tokens.list_all(connection_) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from builders import START, DatabaseBuilder, memory
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.db import models, networks
 from tuna.errors import NotFound
-from tuna.models.coverage import Cover, coverage
+from tuna.models.coverage import coverage
+from tuna.results.best import Cover
 
 CONV = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 WIDER, POINTWISE = (

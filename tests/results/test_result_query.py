@@ -271,3 +271,26 @@ def test_a_name_that_there_is_not_is_an_error(
 ) -> None:
     with pytest.raises(error, match=sentence):
         query(connection, ResultFilter(**wanted))
+
+
+@pytest.mark.parametrize("wanted", [{}, {"n_best": 2}, {"model": "net"}, {"solver": "Direct"}])
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_pages_by_cursor_are_the_whole_answer(
+    connection: sa.Connection, wanted: dict[str, Any], limit: int
+) -> None:
+    whole = query(connection, ResultFilter(**wanted)).rows
+    pages, cursor = [], ""
+    while not pages or cursor:
+        page = query(connection, ResultFilter(limit=limit, **wanted), cursor=cursor)
+        assert page.more == bool(page.cursor)
+        pages += page.rows
+        cursor = page.cursor
+    assert tuple(pages) == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "e30", "W10", "WzEsMV0", "WyJ4Il0", "W1sxLDIsMyw0LDUsNiw3XSwxXQ", "å"]
+)
+def test_a_cursor_of_something_else_is_refused(connection: sa.Connection, text: str) -> None:
+    with pytest.raises(BadInput, match="no cursor"):
+        query(connection, ResultFilter(), cursor=text)

@@ -37,12 +37,14 @@ from tuna.api.jobs import reproduce_trial as reproduce_trial
 from tuna.api.jobs import retry as retry
 from tuna.api.jobs import session_library as session_library
 from tuna.api.joining import Role as Role
-from tuna.api.joining import Token as Token
+from tuna.api.joining import VisitorRole as VisitorRole
 from tuna.api.joining import create_client_token as create_client_token
 from tuna.api.joining import create_token as create_token
+from tuna.api.joining import create_visitor_token as create_visitor_token
 from tuna.api.joining import gateway as gateway
 from tuna.api.joining import list_tokens as list_tokens
 from tuna.api.joining import listening as listening
+from tuna.api.joining import require_packages_of_server as require_packages_of_server
 from tuna.api.joining import revoke_token as revoke_token
 from tuna.api.joining import rpc_client as rpc_client
 from tuna.api.lookups import known_sessions as known_sessions
@@ -78,10 +80,13 @@ from tuna.api.preparation import list_solvers as list_solvers
 from tuna.api.preparation import prepare_tuning as prepare_tuning
 from tuna.api.preparation import update_applicability as update_applicability
 from tuna.api.preparation import update_solvers as update_solvers
+from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
+from tuna.api.reports import list_jobs as list_jobs
 from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
+from tuna.api.reports import show_job as show_job
 from tuna.api.reports import simulate as simulate
 from tuna.api.reports import write_report as write_report
 from tuna.api.rpc_master import LayerCounts as LayerCounts
@@ -144,7 +149,6 @@ from tuna.libraries.noise_records import Quiet as Quiet
 from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
-from tuna.models.coverage import Cover as Cover
 from tuna.models.coverage import Coverage as Coverage
 from tuna.models.process import TOLERANCE as TOLERANCE
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
@@ -158,6 +162,7 @@ from tuna.reports.report_data import TotalFigures as TotalFigures
 from tuna.reports.status import LiveSession as LiveSession
 from tuna.reports.status import LiveSnapshot as LiveSnapshot
 from tuna.reports.status import Outlook as Outlook
+from tuna.results.best import Cover as Cover
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
 from tuna.sandbox.cores import compile_cpus as compile_cpus

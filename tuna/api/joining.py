@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Literal
 
+from tuna.db import access_tokens
+from tuna.db.access_tokens import AccessToken
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.db.types import utc_now
 from tuna.errors import BadInput, TunaError
 from tuna.gateway import joined, tokens
 from tuna.gateway.master_client import MasterClient, MeasuringPlace
@@ -21,21 +21,12 @@ from tuna.messages import install_extra
 from tuna.settings import get_settings
 
 Role = Literal["compile", "eval"]
+VisitorRole = Literal["submit", "read", "admin"]
 #: Expiry of a token that a client of this home makes for itself.
 _OWN_TOKEN_S = 600.0
 
 
-@dataclass(frozen=True)
-class Token:
-    """The right to join once, without its secret; `state` is open, used, revoked or expired."""
-
-    id: str
-    role: str
-    state: str
-    expires_at: datetime
-
-
-def require_server() -> None:
+def require_packages_of_server() -> None:
     """Raise TunaError where the packages of a gateway are not installed."""
     if not (find_spec("uvicorn") and find_spec("starlette")):
         raise TunaError("A gateway needs Starlette and uvicorn.", hint=install_extra("serve"))
@@ -48,7 +39,7 @@ def listening(host: str, port: int) -> Iterator[str]:
     It is a process of its own, which ends with this one, however that ends. Raises BadInput, before
     anything is written, for an address that is not usable or in use.
     """
-    require_server()
+    require_packages_of_server()
     from tuna.gateway.listening import gateway_process
 
     with gateway_process(host, port) as number:
@@ -58,7 +49,7 @@ def listening(host: str, port: int) -> Iterator[str]:
 def gateway(host: str, port: int, on_start: Callable[[str], None] = lambda _: None) -> None:
     """Serve remote workers in the main thread until a signal comes; `on_start` is called with the
     URL. Raises what `listening` does."""
-    require_server()
+    require_packages_of_server()
     from tuna.gateway.listening import run_gateway
 
     run_gateway(host, port, lambda number: on_start(gateway_url(host, number)))
@@ -98,28 +89,30 @@ def _new_token(role: Role, ttl_s: float, url: str | None) -> JoinToken:
         pin = tokens.pin_of_secret(joined.tls_secret(connection))
     token = tokens.JoinToken.new(tokens.Gateway.parse_url(address, pin))
     with writing(engine) as connection:
-        joined.add_token(connection, token.id, tokens.digest(token.secret), role, ttl_s)
+        access_tokens.add(connection, token.id, token.secret, role, ttl_s)
     return token
 
 
-def list_tokens() -> list[Token]:
+def create_visitor_token(role: VisitorRole, ttl_s: float, label: str = "") -> str:
+    """Make a token for the service, and return it: `ID.SECRET`; pass it on as you would a
+    password."""
+    token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(24)
+    with writing(open_database()) as connection:
+        access_tokens.add(connection, token_id, secret, role, ttl_s, label)
+    return f"{token_id}.{secret}"
+
+
+def list_tokens() -> Sequence[AccessToken]:
     """All tokens, newest first."""
-
-    def state(row: Any) -> str:
-        if row.used_at or row.revoked_at:
-            return "used" if row.used_at else "revoked"
-        return "open" if row.expires_at > utc_now() else "expired"
-
     with reading(open_database()) as connection:
-        return [
-            Token(row.id, row.role, state(row), row.expires_at) for row in joined.tokens(connection)
-        ]
+        return access_tokens.list_all(connection)
 
 
 def revoke_token(token_id: str) -> None:
-    """Revoke a token; a worker that joined with it stays. Raises NotFound."""
+    """Revoke a token: a worker that joined with it stays, a visitor of the service is refused from
+    two seconds later on. Raises NotFound."""
     with writing(open_database()) as connection:
-        joined.revoke_token(connection, token_id)
+        access_tokens.revoke(connection, token_id)
 
 
 def rpc_client(

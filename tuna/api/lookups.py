@@ -53,16 +53,16 @@ def list_sessions(session_id: int | None = None) -> list[SessionSize]:
     return sizes.read(open_database(), session_id)
 
 
-def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
+def query(wanted: ResultFilter, *, with_commands: bool = True, cursor: str = "") -> ResultRows:
     """Results of sessions, golden versions and imported databases that meet the filter, `limit` of
-    them at most.
+    them at most; behind `cursor`, that of rows before.
 
     They come by layer in the order of its import, then by time, solver and session. With `n_best`
     they are trials. Without commands `ResultRow.command` is empty, and no library is loaded. Raises
     NotFound for a name that there is not, BadInput for a value that cannot be.
     """
     with reading(open_database()) as connection:
-        return result_query.query(connection, wanted, with_commands=with_commands)
+        return result_query.query(connection, wanted, with_commands=with_commands, cursor=cursor)
 
 
 def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import sqlalchemy as sa
+
+from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
+from tuna.libraries.registry import find_library
 from tuna.messages import choices
 from tuna.models.coverage import Coverage
 from tuna.models.coverage import coverage as read_coverage
 from tuna.policies import POLICIES
+from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import Comparison, compare
 from tuna.reports.html import write
+from tuna.reports.job_list import JobFigures, JobFilter, JobPage, read_job, read_page
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
+from tuna.results.best import BestResult, LayerIndex, Scope
+from tuna.results.best import best as read_best
 from tuna.simulation.engine import simulate as run
 from tuna.simulation.recorded import recorded
 from tuna.simulation.scenario import Scenario, Simulated
@@ -57,6 +66,24 @@ def coverage(
         return read_coverage(connection, name, arch, device=device, library=library)
 
 
+def best(
+    layers: Sequence[str],
+    *,
+    arch: str | None = None,
+    device: str | None = None,
+    library: str | None = None,
+    index: LayerIndex | None = None,
+) -> list[BestResult]:
+    """The fastest known result of each layer, else that of the most similar layer; see
+    `results.best.best`.
+
+    `index`: that of an earlier call, which need not be read again. Raises BadInput, NotFound.
+    """
+    with reading(open_database()) as connection:
+        scope = Scope(arch, device, library)
+        return read_best(connection, layers, scope, index or LayerIndex())
+
+
 def recorded_scenario(
     session_ids: Sequence[int], *, workers: int | None = None, devices: int | None = None
 ) -> Scenario:
@@ -74,3 +101,26 @@ def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulat
             f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")
         )
     return run(scenario, POLICIES[policy], seed)
+
+
+def list_jobs(wanted: JobFilter) -> JobPage:
+    """A page of a session's jobs; raises NotFound, BadInput."""
+    with reading(open_database()) as connection:
+        return read_page(connection, wanted)
+
+
+def show_job(job_id: int) -> JobFigures:
+    """All that is known of a job, with the command that repeats its last attempt; raises
+    NotFound."""
+    with reading(open_database()) as connection:
+        found = read_job(connection, job_id)
+        last = found.attempts[-1] if found.attempts else None
+        if last is None or find_library(_library(connection, found.session_id)) is None:
+            return found
+        repeated = Repeated(job_id, last.step)
+        said = commands(connection, [repeated])
+    return replace(found, reproduce=said.get(repeated, ""))
+
+
+def _library(connection: sa.Connection, session_id: int) -> str:
+    return sessions.get(connection, session_id).environment.library

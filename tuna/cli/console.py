@@ -3,8 +3,6 @@ elsewhere."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 import shutil
 import sys
@@ -13,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -27,6 +24,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tuna.api.documents import json_text
 from tuna.messages import counted, inert, one_line
 
 if TYPE_CHECKING:
@@ -47,19 +45,7 @@ _GAP = 3
 
 def print_json(document: Any) -> None:
     """A document on stdout, for programs: of JSON's types, dataclasses, models, times and paths."""
-    click.echo(json.dumps(document, indent=1, default=_as_json))
-
-
-def _as_json(value: Any) -> Any:
-    if hasattr(value, "as_json"):
-        return value.as_json()
-    if dataclasses.is_dataclass(value):
-        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Path):
-        return str(value)
-    return value.model_dump(mode="json")  # pydantic's, which takes long to import
+    click.echo(json_text(document, indent=1))
 
 
 def say(text: str = "", *, err: bool = False, wrap: bool = True) -> None:

@@ -42,6 +42,7 @@ COMMANDS = {
         "Join a master over the network, and compile and measure for it.",
     ),
     "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
+    "serve": ("service", "Serve requests and pages to people and programs over HTTP."),
     "token": ("remote_workers", "Make, list and revoke tokens with which workers join."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
     "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from tuna import api
+from tuna.api.documents import csv_lines
 from tuna.cli import options
 from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
 from tuna.cli.report import marked_ms, noisy_times
@@ -87,7 +87,7 @@ def query(
     if as_json:
         print_json(rows.rows)
     elif as_csv:
-        _print_csv(rows)
+        sys.stdout.writelines(csv_lines(rows))
     elif explain:
         for row in rows:
             _explain(row)
@@ -122,7 +122,7 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
     if as_json:
         print_json(rows.rows)
     elif as_csv:
-        _print_csv(rows)
+        sys.stdout.writelines(csv_lines(rows))
     else:
         without = api.without_solver(session_id, tag)
         if rows or without:
@@ -140,25 +140,6 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
             )
         if not rows and not known and not without:
             say("There are no results in this session yet.", err=True)
-
-
-def _print_csv(rows: api.ResultRows) -> None:
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    for number, row in enumerate(rows):
-        document = row.as_json()
-        if not number:
-            table.writerow(document)
-        table.writerow(_cell(value, api.text_cell) for value in document.values())
-
-
-def _cell(value: Any, text_cell: Callable[[str], str]) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return text_cell(value) if isinstance(value, str) else repr(value)
 
 
 def _explain(row: api.ResultRow) -> None:

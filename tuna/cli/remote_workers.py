@@ -1,4 +1,4 @@
-"""Commands about workers of other machines: gateway, token, workers, rpc-client."""
+"""Commands about who comes from elsewhere: gateway, token, workers, rpc-client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import click
 
@@ -33,32 +33,42 @@ def gateway(host: str, port: int) -> None:
 
 @click.group()
 def token() -> None:
-    """Tokens, each of which lets one worker join once."""
+    """Tokens: of workers, each of which lets one join once, and of visitors of the service."""
 
 
 @token.command()
 @click.option(
     "--role",
-    type=click.Choice(["compile", "eval", "client"]),
+    type=click.Choice(["compile", "eval", "client", *get_args(api.VisitorRole)]),
     required=True,
-    help="client: both, for one `tuna rpc-client`.",
+    help="compile, eval: a worker; client: both, for one `tuna rpc-client`; the others: a visitor"
+    " of `tuna serve`, who asks for layers and models, sees everything, or changes everything.",
 )
-@click.option(
-    "--ttl", default="1h", show_default=True, help="How long it can be used: 30m, 1h, 2d."
-)
+@click.option("--ttl", help="How long it can be used: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
 @click.option("--url", help="How workers reach the gateway; default: the one of this TUNA_HOME.")
-def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None:
-    """Print a new token: one line for `tuna worker --join`, or for `tuna rpc-client`. Pass it on as
-    you would a password."""
+@click.option("--label", default="", help="Whom a visitor's is for, as lists show it.")
+def create(
+    role: Literal[api.Role, "client", api.VisitorRole], ttl: str | None, url: str | None, label: str
+) -> None:
+    """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, or for requests
+    to the service. Pass it on as you would a password."""
+    visits = role in get_args(api.VisitorRole)
+    if (url and visits) or (label and not visits):
+        raise BadInput("--url is for tokens of workers, and --label for those of visitors.")
+    ttl_s = _seconds(ttl or ("30d" if visits else "1h"))
+    if role == "client":
+        say(api.create_client_token(ttl_s, url))
+    elif role == "compile" or role == "eval":
+        say(api.create_token(role, ttl_s, url))
+    else:
+        say(api.create_visitor_token(role, ttl_s, label))
+
+
+def _seconds(ttl: str) -> float:
     found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
     if not found:
         raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
-    ttl_s = int(found[1]) * _UNITS[found[2]]
-    say(
-        api.create_client_token(ttl_s, url)
-        if role == "client"
-        else api.create_token(role, ttl_s, url)
-    )
+    return int(found[1]) * _UNITS[found[2]]
 
 
 @token.command("list")
@@ -66,21 +76,24 @@ def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None
 def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
-        asdict(one) | {"expires_at": one.expires_at.isoformat(timespec="seconds")}
+        {
+            **{name: getattr(one, name) for name in ("id", "role", "label", "state")},
+            "expires_at": one.expires_at.isoformat(timespec="seconds"),
+        }
         for one in api.list_tokens()
     ]
     if as_json:
         print_json(documents)
     else:
-        print_table(
-            ("id", "role", "state", "expires"), [tuple(document.values()) for document in documents]
-        )
+        rows = [tuple(document.values()) for document in documents]
+        print_table(("id", "role", "for", "state", "expires"), rows)
 
 
 @token.command("revoke")
 @click.argument("token_id", metavar="ID")
 def revoke_token(token_id: str) -> None:
-    """Revoke a token. A worker that joined with it stays: `tuna workers revoke` revokes that."""
+    """Revoke a token; a visitor is refused at once. A worker that joined with it stays: `tuna
+    workers revoke` revokes that."""
     api.revoke_token(token_id)
     say(f"token {token_id} revoked")
 

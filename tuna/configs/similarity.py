@@ -40,9 +40,19 @@ def size_distance(config: Config, other: Config) -> float | None:
     """Return the summed logarithms of the ratios of all sizes; None unless similar and distinct."""
     if config == other or family(config) is None or family(config) != family(other):
         return None
-    mine, theirs = _core(config), _core(other)
-    names = _SIZES if isinstance(mine, ConvConfig) else _PRODUCT_SIZES
-    return sum(abs(math.log(getattr(mine, name) / getattr(theirs, name))) for name in names)
+    mine, theirs = _sizes(config), _sizes(other)
+    return sum(abs(math.log(one / two)) for one, two in zip(mine, theirs, strict=True))
+
+
+def log_sizes(config: Config) -> tuple[float, ...]:
+    """Return the logarithms of the sizes of a config that has a family: as many for each of it."""
+    return tuple(map(math.log, _sizes(config)))
+
+
+def _sizes(config: Config) -> tuple[int, ...]:
+    core = _core(config)
+    names = _SIZES if isinstance(core, ConvConfig) else _PRODUCT_SIZES
+    return tuple(getattr(core, name) for name in names)
 
 
 def _core(config: Config) -> Config:

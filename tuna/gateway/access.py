@@ -17,8 +17,9 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
-from tuna.gateway import joined, tokens
+from tuna.gateway import joined
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import NO_SESSION, Joined, JoinRequest
 
@@ -99,7 +100,7 @@ class Access:
         known = self._known.get(name)
         if known is None or time.monotonic() - known.read_at > known_s:
             known = await threaded(self._look_up, name)
-        given = tokens.digest(secret)
+        given = access_tokens.digest(secret)
         if known is None or not hmac.compare_digest(given, known.worker.digest):
             raise HTTPException(401, "no access")
         if not known.worker.has_access:
@@ -137,16 +138,15 @@ class Access:
 
     def admit(self, asked: JoinRequest) -> Joined:
         """Let a worker in that has a token; answers 403, 422."""
-        digest = tokens.digest(asked.secret)
+        digest = access_tokens.digest(asked.secret)
         with reading(self._engine) as connection:
-            token = joined.open_token(connection, asked.token)
+            token = access_tokens.find(connection, asked.token)
             before = joined.joined_with(connection, asked.token, digest)
             known = joined.known_environments(connection)
         if before is not None:  # a retry: the answer was lost with the connection
             return Joined(name=before, lease_s=self._lease_s)
-        if token is None or not hmac.compare_digest(
-            tokens.digest(asked.token_secret), token.digest
-        ):
+        given = access_tokens.digest(asked.token_secret)
+        if token is None or not token.is_valid or not hmac.compare_digest(given, token.digest):
             raise HTTPException(403, "the token is unknown, was used before, or has expired")
         refusal = ""
         if asked.role != token.role:

@@ -1,18 +1,17 @@
-"""Join tokens and remote workers in SQL."""
+"""Remote workers in SQL."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import EnvironmentRow, Installation, TokenRow, WorkerRow
+from tuna.db import access_tokens
+from tuna.db.models import EnvironmentRow, Installation, WorkerRow
 from tuna.db.types import utc_now
-from tuna.errors import NotFound
 from tuna.vocabulary import queue_name
 
 #: States in which a worker has access; a `revoked` one has none.
@@ -56,55 +55,9 @@ def tls_secret(connection: sa.Connection) -> str:
     return connection.execute(sa.select(Installation.gateway_secret)).scalar_one()
 
 
-def add_token(
-    connection: sa.Connection, token_id: str, digest: str, role: str, ttl_s: float
-) -> None:
-    """Store a new token."""
-    now = utc_now()
-    row = {"id": token_id, "digest": digest, "role": role, "created_at": now}
-    row["expires_at"] = now + timedelta(seconds=ttl_s)
-    connection.execute(sa.insert(TokenRow).values(row))
-
-
-def tokens(connection: sa.Connection) -> Sequence[Any]:
-    """All tokens, newest first."""
-    return connection.execute(
-        sa.select(TokenRow.__table__).order_by(TokenRow.created_at.desc(), TokenRow.id)
-    ).all()
-
-
-def _is_open() -> sa.ColumnElement[bool]:
-    return sa.and_(
-        TokenRow.used_at.is_(None), TokenRow.revoked_at.is_(None), TokenRow.expires_at > utc_now()
-    )
-
-
-def open_token(connection: sa.Connection, token_id: str) -> Any:
-    """The token if it can still be used, else None."""
-    query = sa.select(TokenRow.id, TokenRow.digest, TokenRow.role).where(
-        TokenRow.id == token_id, _is_open()
-    )
-    return connection.execute(query).first()
-
-
-def revoke_token(connection: sa.Connection, token_id: str) -> None:
-    """Revoke a token; raises NotFound if there is none to revoke."""
-    update = (
-        sa.update(TokenRow)
-        .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
-        .values(revoked_at=utc_now())
-    )
-    if not connection.execute(update).rowcount:
-        raise NotFound(
-            f"There is no token {token_id}, or it was revoked before.",
-            hint="see: `tuna token list`",
-        )
-
-
 def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
     """Use the token up and store the worker; False if the token is no longer open."""
-    use = sa.update(TokenRow).where(TokenRow.id == token_id, _is_open()).values(used_at=utc_now())
-    if connection.execute(use).rowcount != 1:
+    if not access_tokens.use_up(connection, token_id):
         return False
     connection.execute(
         sa.insert(WorkerRow).values(

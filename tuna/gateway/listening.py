@@ -8,14 +8,17 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from anyio import to_thread
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuna import logs
@@ -96,59 +99,70 @@ class _Bounded(H11Protocol):
             self.transport.abort()
 
 
-class GatewayServer(uvicorn.Server):
-    """Uvicorn on sockets that listen already."""
+@dataclass(frozen=True)
+class Listener:
+    """Sockets that listen already, and what answers there; without `tls` in plain HTTP."""
 
-    def __init__(self, app: GatewayApp, tls_secret: str) -> None:
-        config = uvicorn.Config(
-            app.asgi(),
-            http=_Bounded,
-            loop="asyncio",
-            lifespan="off",
-            ws="none",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            h11_max_incomplete_event_size=_HEAD_BYTES,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-        super().__init__(config)
-        self._tls = server_context(tls_secret)
+    sockets: Sequence[socket.socket]
+    app: ASGIApp
+    tls: ssl.SSLContext | None
+
+
+class BoundedServer(uvicorn.Server):
+    """Uvicorn with bounds on what strangers may hold open."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        super().__init__(_config(listeners[0].app))
+        self._listeners = listeners
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on `sockets`, with a bound on the time of a TLS handshake."""
+        """Serve all listeners, with a bound on the time of a TLS handshake."""
         await self.lifespan.startup()
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
-        loop = asyncio.get_running_loop()
-
-        def protocol() -> asyncio.Protocol:
-            return _Bounded(
-                config=self.config, server_state=self.server_state, app_state={}, _loop=loop
-            )
-
-        self.servers = [
-            await loop.create_server(
-                protocol,
-                sock=one,
-                ssl=self._tls,
-                ssl_handshake_timeout=_HANDSHAKE_S,
-                backlog=BACKLOG,
-            )
-            for one in sockets or ()
-        ]
+        self.servers = [server for one in self._listeners for server in await self._serve_on(one)]
         self.started = True
 
+    async def _serve_on(self, listener: Listener) -> list[asyncio.Server]:
+        loop, config = asyncio.get_running_loop(), _config(listener.app)
+        config.load()
 
-def serve_gateway(listening: Sequence[socket.socket], settings: Settings) -> GatewayServer:
-    """A server for the settings' database, not yet started; raises DatabaseError, ServiceError."""
+        def protocol() -> asyncio.Protocol:
+            return _Bounded(config=config, server_state=self.server_state, app_state={}, _loop=loop)
+
+        options: dict[str, Any] = {"ssl": listener.tls} if listener.tls else {}
+        if listener.tls:
+            options["ssl_handshake_timeout"] = _HANDSHAKE_S
+        return [
+            await loop.create_server(protocol, sock=one, backlog=BACKLOG, **options)
+            for one in listener.sockets
+        ]
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_Bounded,
+        loop="asyncio",
+        lifespan="off",
+        ws="none",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+
+
+def gateway_listener(listening: Sequence[socket.socket], settings: Settings) -> Listener:
+    """Return a gateway for the settings' database; raises DatabaseError, ServiceError."""
     engine = open_database()
     ensure_services(settings)
     app = GatewayApp(engine, connect(settings), make_celery(settings), settings)
     with reading(engine) as connection:
-        return GatewayServer(app, joined.tls_secret(connection))
+        return Listener(listening, app.asgi(), server_context(joined.tls_secret(connection)))
 
 
 def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
@@ -160,14 +174,14 @@ def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(one) for one in listen(host, port)]
         number = int(listening[0].getsockname()[1])
-        server = serve_gateway(listening, settings)
+        server = BoundedServer(gateway_listener(listening, settings))
         make_home(settings.home)
         claim = claim_port(settings.run_dir, host, number)
         stack.callback(os.close, claim)
         stack.callback(claim_file(settings.run_dir, host, number).unlink, missing_ok=True)
         _raise_limits()
         started(number)
-        server.run(sockets=list(listening))
+        server.run()
 
 
 @contextlib.contextmanager
@@ -229,10 +243,10 @@ def main(argv: Sequence[str]) -> None:
     settings = get_settings()
     logs.configure(settings.log_level, settings.log_format)
     listening = [socket.socket(fileno=number) for number in numbers]
-    server = serve_gateway(listening, settings)
+    server = BoundedServer(gateway_listener(listening, settings))
     _raise_limits()
     os.write(1, b".")
-    server.run(sockets=listening)
+    server.run()
 
 
 if __name__ == "__main__":

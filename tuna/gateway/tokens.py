@@ -35,11 +35,6 @@ _FORM = "https://host:7117#PIN.ID.SECRET"
 _SEED = b"gateway tls\0"
 
 
-def digest(secret: str) -> str:
-    """SHA-256 (hex) of a secret, as stored in SQL."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
 @dataclass(frozen=True)
 class Gateway:
     """The address of a gateway, and the pin of its key."""

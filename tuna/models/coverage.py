@@ -4,31 +4,25 @@ weight."""
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs import Config, from_json_text
-from tuna.configs.similarity import family, size_distance
+from tuna.configs import Config
 from tuna.db import networks
-from tuna.db.bulk import parts
 from tuna.errors import NotFound
-from tuna.results.core_tables import config, config_tag, environment
-from tuna.results.selectable import BOTH, Results
-
-
-class Cover(str, enum.Enum):
-    """A layer's class, by the results that there are."""
-
-    EXACT = "exact"  #: it was measured on such a device
-    NEAR = "near"  #: a layer that differs in sizes alone was
-    NONE = "none"  #: neither
-
-    __str__ = str.__str__
+from tuna.results.best import (
+    Cover,
+    LayerIndex,
+    Scope,
+    fastest,
+    find_environments,
+    nearest,
+    read_configs,
+)
+from tuna.results.core_tables import config_tag
 
 
 @dataclass(frozen=True)
@@ -103,15 +97,17 @@ def coverage(
     NotFound for a name that is neither, and for an architecture without any session.
     """
     subject, weights = _weights(connection, name)
-    environments = _environments(connection, arch, device, library)
-    layers = dict(_read(connection, list(weights)))
-    exact = _fastest(connection, environments, list(weights))
-    missing = {number: layer for number, layer in layers.items() if number not in exact}
-    near = _nearest(connection, environments, missing)
-    found = [
-        _covered(layer, weights[number], exact.get(number), near.get(number))
-        for number, layer in layers.items()
-    ]
+    environments = find_environments(connection, Scope(arch, device, library))
+    layers = dict(read_configs(connection, list(weights)))
+    exact = fastest(connection, environments, list(weights), ["noisy"])
+    index = LayerIndex()
+    if len(exact) < len(layers):
+        index.refresh(connection)
+    found = []
+    for number, layer in layers.items():
+        row = exact.get(number)
+        near = None if row else nearest(connection, environments, layer, index)
+        found.append(_covered(layer, weights[number], row, near.layer if near else None))
     order = list(reversed(Cover))
     found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
     return Coverage(subject, arch, tuple(found))
@@ -136,77 +132,3 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
             ) from None
         return f"tag {name}", tagged
     return f"model {model.name} {model.version[:12]}", networks.weights(connection, model_id)
-
-
-def _environments(
-    connection: sa.Connection, arch: str, device: str | None, library: str | None
-) -> list[int]:
-    query = sa.select(environment.c.id).where(environment.c.arch == arch)
-    if device is not None:
-        query = query.where(sa.func.instr(sa.func.lower(environment.c.device), device.lower()) > 0)
-    if library is not None:
-        query = query.where(environment.c.library == library)
-    found = list(connection.execute(query).scalars())
-    if not found:
-        there = sorted(connection.execute(sa.select(environment.c.arch).distinct()).scalars())
-        what = " ".join(filter(None, (arch, device, library)))
-        raise NotFound(
-            f"No session was tuned for {what}.",
-            hint=f"architectures: {', '.join(there) or 'none yet'}",
-        )
-    return found
-
-
-def _read(connection: sa.Connection, ids: Sequence[int]) -> Iterator[tuple[int, Config]]:
-    """Configs by id; those of a kind that is not installed are left out."""
-    for part in parts(ids):
-        query = sa.select(config.c.id, config.c.json).where(config.c.id.in_(part))
-        for number, text in connection.execute(query.order_by(config.c.id)):
-            yield number, from_json_text(text)
-
-
-def _measured(environments: Sequence[int]) -> Iterator[Results]:
-    for results in BOTH:
-        here = results["environment_id"].in_(environments)
-        yield results.only(here, *results.measured, by=["environment_id"])
-
-
-def _fastest(
-    connection: sa.Connection, environments: Sequence[int], ids: Sequence[int]
-) -> dict[int, Any]:
-    """The fastest result of each config."""
-    found: dict[int, Any] = {}
-    for part in parts(ids):
-        for results in _measured(environments):
-            query = results.select("config_id", "time_ms", "solver", "noisy")
-            for row in connection.execute(query.where(results["config_id"].in_(part))):
-                before = found.get(row.config_id)
-                if before is None or (row.time_ms, row.solver) < (before.time_ms, before.solver):
-                    found[row.config_id] = row
-    return found
-
-
-def _nearest(
-    connection: sa.Connection, environments: Sequence[int], missing: Mapping[int, Config]
-) -> dict[int, str]:
-    """The label of the most similar layer with a result, for each of those without one."""
-    wanted: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for number, layer in missing.items():
-        if (like := family(layer)) is not None:
-            wanted[like].append(number)
-    if not wanted:
-        return {}
-    kinds = {layer.kind for layer in missing.values()}
-    ids: set[int] = set()
-    for results in _measured(environments):
-        query = results.select("config_id", by=["kind"]).where(results["kind"].in_(kinds))
-        ids |= set(connection.execute(query.distinct()).scalars())
-    best: dict[int, tuple[float, str]] = {}
-    for _, known in _read(connection, sorted(ids)):
-        for number in wanted.get(family(known) or (), ()):
-            distance = size_distance(missing[number], known)
-            if distance is not None:
-                best[number] = min(
-                    best.get(number, (distance, known.label)), (distance, known.label)
-                )
-    return {number: label for number, (_, label) in best.items()}

@@ -8,14 +8,19 @@ few.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.db.searches import why_ended
+from tuna.errors import BadInput
 from tuna.results.core_tables import config
 from tuna.results.filter import Conditions, conditions
 from tuna.results.result_rows import ResultFilter, ResultRow, ResultRows
@@ -49,31 +54,83 @@ _OF_ENTRY = ("id", "worker", "device")
 
 
 def query(
-    connection: sa.Connection, wanted: ResultFilter, *, with_commands: bool = True
+    connection: sa.Connection,
+    wanted: ResultFilter,
+    *,
+    with_commands: bool = True,
+    cursor: str = "",
 ) -> ResultRows:
     """The rows that meet the filter; raises NotFound for a name that there is not, BadInput for a
     value that cannot be.
 
-    Without commands `ResultRow.command` is empty; to make them loads the libraries.
+    Without commands `ResultRow.command` is empty; to make them loads the libraries. `cursor`: that
+    of the rows before, which the same filter gave; results that come meanwhile move none.
     """
     meant = conditions(connection, wanted)
+    place = _place_of_trial if wanted.n_best else _place
+    after = _Cursor.parse(cursor, place) if cursor else None
     found: list[Any] = []
-    for layers in _layers(connection, meant):
-        found += (
+    for layers in _layers(connection, meant, after.layer if after else 0):
+        before = after.given if after and layers[0] == after.layer else 0
+        rows = (
             _trials(connection, meant, layers)
             if wanted.n_best
-            else _results(connection, meant, layers)
+            else _results(connection, meant, layers, wanted.limit + before)
         )
+        found += [row for row in rows if after is None or place(row) > after.place]
         if len(found) > wanted.limit:
             break
-    rows = _described(connection, found[: wanted.limit], with_commands=with_commands)
-    return ResultRows(tuple(rows), wanted.limit, len(found) > wanted.limit)
+    more, found = len(found) > wanted.limit, found[: wanted.limit]
+    described = _described(connection, found, with_commands=with_commands)
+    following = _Cursor.behind(found, place, after).text() if more else ""
+    return ResultRows(tuple(described), wanted.limit, more, following)
 
 
-def _layers(connection: sa.Connection, meant: Conditions) -> Iterator[list[int]]:
-    """Ids of configs in their order, in lists that grow: a layer can have one row or thousands."""
+@dataclass(frozen=True)
+class _Cursor:
+    """A place among the rows: the last one that was given."""
+
+    place: tuple[Any, ...]
+    given: int  #: rows of its layer, up to this one
+
+    @property
+    def layer(self) -> int:
+        """Id of the config of the row."""
+        return int(self.place[0])
+
+    @classmethod
+    def behind(
+        cls, rows: Sequence[Any], place: Callable[[Any], tuple[Any, ...]], before: _Cursor | None
+    ) -> _Cursor:
+        """Return the cursor behind these rows, which began behind `before`."""
+        last = place(rows[-1])
+        given = sum(row.config_id == last[0] for row in rows)
+        return cls(last, given + (before.given if before and before.layer == last[0] else 0))
+
+    @classmethod
+    def parse(cls, text: str, place: Callable[[Any], tuple[Any, ...]]) -> _Cursor:
+        """Return what `text` made; raises BadInput for anything else, or of the other kind of
+        rows."""
+        kinds = _KINDS_OF_TRIAL if place is _place_of_trial else _KINDS
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            values, given = json.loads(base64.urlsafe_b64decode(text.encode() + b"=="))
+            fits = [type(one) in kind for one, kind in zip(values, kinds, strict=True)]
+            if all(fits) and type(given) is int and 0 <= given <= 1 << 40:
+                return cls(tuple(values), given)
+        raise BadInput("This is no cursor of these rows.", hint="begin without one")
+
+    def text(self) -> str:
+        """Return the cursor as one word."""
+        document = json.dumps([self.place, self.given], separators=(",", ":"))
+        return base64.urlsafe_b64encode(document.encode()).decode().rstrip("=")
+
+
+def _layers(connection: sa.Connection, meant: Conditions, first: int) -> Iterator[list[int]]:
+    """Ids of configs from `first` on in their order, in lists that grow: a layer can have one row
+    or thousands."""
     few = _few(connection, meant)
-    number, last = 1, 0
+    few = few and [one for one in few if one >= first]
+    number, last = 1, first - 1
     while True:
         if few is not None:
             part, few = few[:number], few[number:]
@@ -121,7 +178,9 @@ def _from_layers(query: sa.Select[Any], results: Results, layers: Sequence[int])
     )
 
 
-def _results(connection: sa.Connection, meant: Conditions, layers: Sequence[int]) -> list[Any]:
+def _results(
+    connection: sa.Connection, meant: Conditions, layers: Sequence[int], limit: int
+) -> list[Any]:
     """Results of these configs, one more than the limit of each source."""
     found: list[Any] = []
     for results in BOTH:
@@ -136,14 +195,24 @@ def _results(connection: sa.Connection, meant: Conditions, layers: Sequence[int]
             results["id"],
         )
         found += connection.execute(
-            rows.where(*meant.of(results)).order_by(*order).limit(meant.wanted.limit + 1)
+            rows.where(*meant.of(results)).order_by(*order).limit(limit + 1)
         )
     return sorted(found, key=_place)
 
 
 def _place(row: Any) -> tuple[Any, ...]:
-    last = (row.solver, row.session_id, row.golden or 0)
+    last = (row.solver, row.session_id, row.golden or 0, row.environment)
     return (row.config_id, row.time_ms is None, row.time_ms or 0.0, *last)
+
+
+#: Types of the parts of a place, with those that JSON gives for them.
+_KINDS: tuple[set[type], ...] = ({int}, {bool}, {int, float}, {str}, {int}, {int}, {str})
+_KINDS_OF_TRIAL: tuple[set[type], ...] = ({int}, {int, float}, {str}, {str}, {int}, {int})
+
+
+def _place_of_trial(row: Any) -> tuple[Any, ...]:
+    last = (row.solver, row.params or "", row.session_id, row.trial_number or 0)
+    return (row.config_id, row.time_ms, *last)
 
 
 def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int]) -> list[Any]:
@@ -184,10 +253,7 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
         if len(of_key) < (n_best or 0):
             of_key.append(row)
     chosen = [row for of_key in kept.values() for row in of_key]
-    return sorted(
-        chosen,
-        key=lambda row: (row.config_id, row.time_ms, row.solver, row.params or "", row.session_id),
-    )
+    return sorted(chosen, key=_place_of_trial)
 
 
 def _described(

@@ -125,6 +125,7 @@ class ResultRows(Sequence[ResultRow]):
     rows: tuple[ResultRow, ...]
     limit: int
     more: bool  #: there are more rows than the limit
+    cursor: str = ""  #: asks for the rows behind these; empty without more
 
     @overload
     def __getitem__(self, index: int) -> ResultRow: ...

@@ -23,6 +23,7 @@ from tuna.db.models.results import (
     KernelRow,
 )
 from tuna.db.models.work import (
+    ActionRow,
     DeadLetter,
     DeviceRow,
     EnvironmentRow,
@@ -46,6 +47,7 @@ from tuna.db.models.work import (
 __all__ = [
     "CONFIG_CHARS",
     "TABLE_OPTIONS",
+    "ActionRow",
     "Base",
     "BatchNormConfigRow",
     "Benchmark",

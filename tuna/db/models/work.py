@@ -312,12 +312,14 @@ class DeviceRow(Base):
 
 
 class TokenRow(Base):
-    """A one-time join token for one worker of one role; only its digest is stored."""
+    """A join token, which one worker of a role uses once, or one of a visitor of the service; only
+    its digest is stored."""
 
     __tablename__ = "token"
     id: Mapped[str] = text(16, primary_key=True)
     digest: Mapped[str] = text(64)  #: SHA-256 of the token's secret part
-    role: Mapped[str] = text(16)  #: compile or eval
+    role: Mapped[str] = text(16)  #: of a worker compile or eval; of a visitor submit, read or admin
+    label: Mapped[str] = text(128, server_default="")  #: whom it was made for
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
@@ -344,3 +346,16 @@ class WorkerRow(Base):
     joined_at: Mapped[datetime] = mapped_column(default=utc_now)
     seen_at: Mapped[datetime] = mapped_column(default=utc_now)
     revoked_at: Mapped[datetime | None]
+
+
+class ActionRow(Base):
+    """A change that somebody made through the service: who, when and what."""
+
+    __tablename__ = "action"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    at: Mapped[datetime] = mapped_column(default=utc_now)
+    token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
+    what: Mapped[str] = text(32)  #: such as retry, cancel, priority, cordon
+    subject: Mapped[str] = text(255)  #: such as `job 12` or `session 3`
+    details: Mapped[str] = mapped_column(LongText)  #: JSON: what was asked for and what changed
+    __table_args__ = table()

@@ -1,0 +1,235 @@
+"""Jobs of a session in pages, and all that is known of one job."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db import overview
+from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
+from tuna.errors import BadInput, NotFound
+from tuna.messages import choices
+from tuna.vocabulary import State
+
+#: Configs whose label contains a text, of which jobs are looked for.
+_MOST_CONFIGS = 500
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs of a session: those that meet all conditions that are given."""
+
+    session_id: int
+    state: str | None = None
+    cause: str | None = None  #: of jobs that failed for good
+    step: str | None = None  #: the next or current one
+    solver: str | None = None
+    layer: str | None = None  #: text in the label, or the whole key
+    limit: int = 100
+    after: int = 0  #: id of the last job of the page before
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One job in a list."""
+
+    id: int
+    layer: str
+    solver: str
+    state: str
+    step: str
+    cause: str | None
+    attempt: int
+    failures: int
+    round: int
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Jobs by id; `more`: there are others behind them."""
+
+    jobs: tuple[JobLine, ...]
+    more: bool
+
+
+@dataclass(frozen=True)
+class AttemptFigures:
+    """One accepted attempt at a step."""
+
+    step: str
+    attempt: int
+    ok: bool
+    cause: str | None
+    output_tail: str
+    worker: str
+    device: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    busy_s: float
+    drift: float | None
+
+
+@dataclass(frozen=True)
+class TrialFigures:
+    """One candidate of a job."""
+
+    id: int
+    number: int
+    params: str
+    step: str
+    cause: str | None
+    output_tail: str
+    time_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    repeats: int
+    max_error: float | None
+    build_s: float | None
+    ended_early: bool
+
+
+@dataclass(frozen=True)
+class JobFigures(JobLine):
+    """One job with its attempts and trials."""
+
+    session_id: int
+    config_key: str
+    driver: str
+    steps: str
+    reason: str
+    options: dict[str, Any]
+    stopped: str | None
+    attempts: tuple[AttemptFigures, ...]
+    trials: tuple[TrialFigures, ...]
+    trials_in_all: int
+    reproduce: str = ""
+
+
+_LINE = (
+    *(Job.id, Job.state, Job.step, Job.cause, Job.attempt, Job.failures, Job.round),
+    Job.updated_at,
+)
+#: Trials of one job that are shown.
+MOST_TRIALS = 1000
+
+
+def read_page(connection: sa.Connection, wanted: JobFilter) -> JobPage:
+    """Return a page of jobs; raises NotFound for a session or solver that there is not, BadInput
+    for a state that is none."""
+    overview.require_session(connection, wanted.session_id)
+    if wanted.state is not None and wanted.state not in {state.value for state in State}:
+        raise BadInput(
+            f"{wanted.state!r} is no state of a job.",
+            hint=choices(wanted.state, (state.value for state in State), "states"),
+        )
+    where = list(_conditions(connection, wanted))
+    parts = [
+        connection.execute(
+            _lines()
+            .where(*group, *where, Job.id > wanted.after)
+            .order_by(Job.id)
+            .limit(wanted.limit + 1)
+        ).all()
+        for group in _groups(connection, wanted)
+    ]
+    rows = list(heapq.merge(*parts, key=attrgetter("id")))[: wanted.limit + 1]
+    lines = tuple(JobLine(**row._mapping) for row in rows[: wanted.limit])
+    return JobPage(lines, len(rows) > wanted.limit)
+
+
+def _lines() -> Any:
+    named = ConfigRow.label.label("layer"), SolverRow.name.label("solver")
+    return (
+        sa.select(*_LINE, *named)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .join(SolverRow, SolverRow.id == Job.solver_id)
+    )
+
+
+def _groups(
+    connection: sa.Connection, wanted: JobFilter
+) -> Iterator[tuple[sa.ColumnElement[bool], ...]]:
+    """Yield conditions that together leave the wanted states and steps; each is a range of
+    ix_job_claim (session_id, step, state, id) in the order of the ids, so that no jobs are
+    sorted."""
+    for (state, step), number in overview.jobs_by_state(connection, wanted.session_id).items():
+        if number and wanted.state in (None, state) and wanted.step in (None, step):
+            yield Job.session_id == wanted.session_id, Job.step == step, Job.state == state
+
+
+def _conditions(connection: sa.Connection, wanted: JobFilter) -> Iterator[sa.ColumnElement[bool]]:
+    if wanted.cause is not None:
+        yield Job.cause == wanted.cause
+    if wanted.solver is not None:
+        query = sa.select(SolverRow.id).where(SolverRow.name == wanted.solver)
+        found = connection.execute(query).scalars().all()
+        if not found:
+            known = connection.execute(sa.select(SolverRow.name).distinct()).scalars()
+            raise NotFound(
+                f"There is no solver {wanted.solver!r}.",
+                hint=choices(wanted.solver, known, "solvers"),
+            )
+        yield Job.solver_id.in_(found)
+    if wanted.layer is not None:
+        named = sa.or_(
+            sa.func.instr(ConfigRow.label, wanted.layer) > 0, ConfigRow.key == wanted.layer
+        )
+        query = sa.select(ConfigRow.id).where(named).order_by(ConfigRow.id)
+        configs = connection.execute(query.limit(_MOST_CONFIGS + 1)).scalars().all()
+        if len(configs) > _MOST_CONFIGS:
+            raise BadInput(
+                f"More than {_MOST_CONFIGS} layers have {wanted.layer[:80]!r} in their label.",
+                hint="give more of it, or a whole config key",
+            )
+        yield Job.config_id.in_(configs)
+
+
+def read_job(connection: sa.Connection, job_id: int) -> JobFigures:
+    """Return all that is known of a job; raises NotFound."""
+    more = (
+        *(Job.session_id, Job.steps, Job.reason, Job.options, Job.stopped),
+        *(ConfigRow.key.label("config_key"), ConfigRow.driver),
+    )
+    row = connection.execute(_lines().add_columns(*more).where(Job.id == job_id)).first()
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.", hint="see: `tuna status`")
+    fields = AttemptFigures.__dataclass_fields__
+    attempt = sa.select(*(getattr(StepResultRow, name) for name in fields))
+    attempts = connection.execute(
+        attempt.where(StepResultRow.job_id == job_id).order_by(StepResultRow.id)
+    )
+    trials = connection.execute(
+        sa.select(TrialRow.__table__)
+        .where(TrialRow.job_id == job_id)
+        .order_by(TrialRow.number)
+        .limit(MOST_TRIALS)
+    ).all()
+    number = sa.select(sa.func.count()).where(TrialRow.job_id == job_id)
+    return JobFigures(
+        **row._mapping,
+        attempts=tuple(AttemptFigures(**one._mapping) for one in attempts),
+        trials=tuple(map(_trial, trials)),
+        trials_in_all=connection.execute(number).scalar_one(),
+    )
+
+
+def _trial(row: Any) -> TrialFigures:
+    copied = {
+        name: getattr(row, name)
+        for name in TrialFigures.__dataclass_fields__
+        if name not in ("repeats", "params")
+    }
+    return TrialFigures(**copied, params=row.params or "", repeats=len(_times(row.times_ms)))
+
+
+def _times(text: str) -> Sequence[float]:
+    found = json.loads(text or "[]")
+    return found if isinstance(found, list) else []

@@ -1,0 +1,1 @@
+"""The service: what Tuna offers to people and programs over HTTP. Handlers call `tuna.api`."""

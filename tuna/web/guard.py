@@ -1,0 +1,124 @@
+"""Checks and headers of every request of the service, before and after its handler: ASGI
+middleware."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http.cookies import SimpleCookie
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tuna.db.database import keeping_open
+
+#: Nothing is loaded from elsewhere, and nothing inline runs.
+_CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "content-security-policy": _CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_READS = ("GET", "HEAD", "OPTIONS")
+#: Bytes of the body of a request, but for uploads, which a route reads by itself.
+_BODY_BYTES = 4 << 20
+
+
+class Guard:
+    """Refuses what comes under another name (DNS rebinding) or from another origin's page, and
+    bodies that are too large; adds the headers that keep pages to themselves."""
+
+    def __init__(
+        self, app: ASGIApp, hosts: Sequence[str], engine: sa.Engine, uploads: Sequence[str] = ()
+    ) -> None:
+        """`hosts`: names, with their ports, under which the service is reached; `engine`: what
+        `open_database` returns in handlers; `uploads`: paths with routes that bound their bodies
+        themselves."""
+        self._app, self._engine = app, engine
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._uploads = frozenset(uploads)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with an error."""
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await _answer(with_headers, *refusal)
+            return
+        with keeping_open(self._engine):
+            bounded = receive if scope["path"] in self._uploads else _bounded(receive)
+            await self._app(scope, bounded, with_headers)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        if headers.get("host", "").lower() not in self._hosts:
+            return 421, "the service does not go by this name"
+        declared = headers.get("content-length", "0")
+        if not declared.isascii() or not declared.isdigit():
+            return 400, "the length of the body is no number"
+        if int(declared[:19]) > _BODY_BYTES and scope["path"] not in self._uploads:
+            return 413, f"the body has more than {_BODY_BYTES} bytes"
+        if scope["method"] not in _READS and not self._is_own(headers):
+            return 403, "the request comes from a page of another origin"
+        return None
+
+    def _is_own(self, headers: Headers) -> bool:
+        """Whether a write comes from a page of the service, or from a program; a browser says
+        where a page comes from, and sends cookies by itself."""
+        origin = headers.get("origin")
+        if origin is not None:
+            return urlsplit(origin).netloc.lower() in self._hosts
+        site = headers.get("sec-fetch-site")
+        return site in (None, "same-origin") and not SimpleCookie(headers.get("cookie", ""))
+
+
+class BodyTooLarge(Exception):
+    """More came than was announced."""
+
+
+def _bounded(receive: Receive) -> Receive:
+    left = _BODY_BYTES
+
+    async def bounded() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise BodyTooLarge
+        return message
+
+    return bounded
+
+
+async def _answer(send: Send, status: int, why: str) -> None:
+    body = json.dumps({"error": why}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    # what was not read of the body is not taken for the next request
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
