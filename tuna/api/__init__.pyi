@@ -1,6 +1,6 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
-from tuna import golden as golden
+from tuna.api import golden as golden
 from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model

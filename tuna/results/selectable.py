@@ -329,7 +329,11 @@ RELEASES = Results(
             find_db,
             _TAKEN_FROM,
             _columns(find_db, "job_id", "trial_number")
-            | {"present_simulated": find_db.c.simulated, "present_params": find_db.c.params},
+            | {
+                "present_simulated": find_db.c.simulated,
+                "present_params": find_db.c.params,
+                "measured_by": _MEASURED_BY,
+            },
             outer=True,
         ),
         "trial": _trial(find_db.c.job_id, find_db.c.trial_number, "taken_from"),
