@@ -102,6 +102,115 @@ def test_a_changed_signature_and_changed_bytes_are_refused_and_mended_by_the_nex
         assert member.get(digest) == b"code"
 
 
+BUILD = "5a" * 32
+
+
+@pytest.fixture
+def member(files: Files, tmp_path: Path) -> Artifacts:
+    """A signer that has recorded two builds."""
+    made = Artifacts(files, tmp_path / "member", KEY)
+    made.record_build(BUILD, made.put(b"code"))
+    made.record_build(BUILD[::-1], made.put(b"other code"))
+    assert made.find_build(BUILD) == b"code"
+    return made
+
+
+def forged(files: Files) -> list[bytes]:
+    """Entries by someone who may write to the store and has no secret."""
+    digest, key_id, signature = files.read(f"{BUILD}.build").decode().split(" ")
+    (evil,) = [Artifacts(files, Path("nowhere")).put(b"evil")]
+    other = files.read(f"{BUILD[::-1]}.build")
+    third = OTHER.ids[0], OTHER.sign(f"{BUILD} {digest}").hex()
+    of_digest = KEY.ids[0], files.read(f"{digest}.{KEY.ids[0]}").hex()
+    return [
+        other,  # of another key, as it is
+        f"{other.decode().split(' ')[0]} {key_id} {signature}".encode(),
+        f"{evil} {key_id} {signature}".encode(),
+        " ".join([digest, *third]).encode(),
+        " ".join([digest, *of_digest]).encode(),  # the signature of the bytes alone
+        f"{digest} {key_id} ".encode(),
+        f"{digest} {key_id} {signature}00".encode(),
+        f"{digest} no-key {signature}".encode(),
+        f"../{digest} {key_id} {signature}".encode(),
+        digest.encode(),
+        b"",
+        b"\xff\xfe",
+    ]
+
+
+def test_a_forged_build_is_none_and_the_next_build_mends_it(
+    files: Files, member: Artifacts
+) -> None:
+    for entry in forged(files):
+        files.write(f"{BUILD}.build", entry)
+        assert member.find_build(BUILD) is None, entry
+    member.record_build(BUILD, member.put(b"code"))
+    assert member.find_build(BUILD) == b"code"
+
+
+def test_a_build_of_an_artifact_that_nobody_signed_is_none(files: Files, member: Artifacts) -> None:
+    evil = Artifacts(files, Path("nowhere")).put(b"evil")
+    signature = KEY.sign(f"{BUILD} {evil}").hex()
+    files.write(f"{BUILD}.build", f"{evil} {KEY.ids[0]} {signature}".encode())
+    assert member.find_build(BUILD) is None
+
+
+def test_builds_are_recorded_by_signers_alone_and_found_by_all(
+    files: Files, member: Artifacts, tmp_path: Path
+) -> None:
+    verifier = Artifacts(files, tmp_path / "verifier", Keys(KEY.public))
+    verifier.record_build(BUILD, verifier.put(b"its own"))
+    assert verifier.find_build(BUILD) == member.find_build(BUILD) == b"code"
+
+
+def test_a_build_is_found_as_long_as_its_signer_is_accepted(
+    files: Files, member: Artifacts, tmp_path: Path
+) -> None:
+    rotated = Artifacts(files, tmp_path / "rotated", Keys.of_secret("6f" * 32, KEY.public))
+    assert rotated.find_build(BUILD) == b"code"
+    leaked = Artifacts(files, tmp_path / "leaked", OTHER)
+    assert leaked.find_build(BUILD) is None
+    leaked.record_build(BUILD, leaked.put(b"code"))
+    assert (leaked.find_build(BUILD), member.find_build(BUILD)) == (b"code", None)
+
+
+def test_a_build_goes_with_its_artifact(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    store = Artifacts(folder.as_uri(), tmp_path, KEY)
+    one, two = store.put(b"code"), store.put(b"other code")
+    store.record_build(BUILD, one)
+    store.record_build(BUILD[::-1], two)
+    store.remove([one])
+    assert (store.find_build(BUILD), store.find_build(BUILD[::-1])) == (None, b"other code")
+    (folder / "notes").write_bytes(b"")
+    store._files.write(f"{two}.built", b"../../notes")  # by someone else
+    store.remove([two])
+    assert (folder / "notes").exists()
+    store._files.write(f"{two}.built", BUILD[::-1].encode())
+    store.remove([two])
+    (folder / "notes").unlink()
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_builds_in_redis_count_and_expire_as_artifacts_do(
+    redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    store = Artifacts(RedisFiles(redis_client, "n", 1000, wait_s=0.1), tmp_path)
+    digest = store.put(b"code")
+    store.record_build(BUILD, digest)
+    entry = f"tuna:{{n}}:artifact:{BUILD}.build"
+    length = redis_client.strlen(entry)
+    assert redis_client.get("tuna:{n}:artifact_bytes") == b"%d" % (len(b"code") + length)
+    assert 900 < redis_client.ttl(entry) <= 86400
+    redis_client.delete(f"tuna:{{n}}:artifact:{digest}")  # as if it had expired
+    assert store.find_build(BUILD) is None
+    store.record_build(BUILD, store.put(b"code"))
+    assert store.find_build(BUILD) == b"code"
+    store.put(b"x" * (1000 - len(b"code") - length))
+    with pytest.raises(StorageFull):
+        store.record_build(BUILD[::-1], digest)
+
+
 def test_what_is_not_there_is_a_key_error_and_not_a_refusal(files: Files, tmp_path: Path) -> None:
     for digest in ("0" * 64, "../../etc/passwd", ""):
         with pytest.raises(KeyError) as error:

@@ -203,6 +203,11 @@ def test_a_baseline_takes_part_where_the_library_compares_with_it(
     assert one.machine.measured == [
         ("Noop0", "Noop1", "Noop2") if takes_part else ("Noop0", "Noop1")
     ]
+    with reading(one.engine) as connection:
+        source = of_session(connection, one.session_id, None)
+        alone, beside = list(source.records()), list(source.records(baselines=True))
+    (baseline,) = (record for record in beside if record not in alone)
+    assert (baseline.solver, baseline.final_job_id is not None) == ("Noop2", takes_part)
 
 
 def test_jobs_that_ask_for_no_finalists_have_no_finals(
@@ -260,10 +265,12 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
     winner, other = found["Noop1"], found["Noop5"]
     assert (winner.worker, other.worker) == ("w-finals", "w-measure")
     assert winner.time_ms == winner.spread.median_ms == pytest.approx(1.2)
+    assert (winner.low_ms, winner.high_ms) == pytest.approx((1.08, 1.32))
+    (job,) = one.finals()
+    assert (winner.final_job_id, other.final_job_id) == (job.id, None)
     assert (winner.params, winner.trial_number) == ("pNoop1", 0)
     assert dict(map(tuple, workers)) == {"w-finals": 3, "w-measure": 7}
-    (final,) = one.finals()
-    repeated = Repeated(final.id, FINALS)
+    repeated = Repeated(job.id, FINALS)
     with reading(one.engine) as connection:
         assert commands(connection, [repeated])[repeated].count("--step measure") == 3
 
@@ -307,6 +314,9 @@ def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(
         )
         assert connection.execute(query.where(FindDb.noisy)).scalars().all() == ["Noop1"]
     assert (one.times_ms()["Noop1"], one.load()) == (1.0, 0)
+    with reading(one.engine) as connection:
+        found = list(of_session(connection, one.session_id, None).records())
+    assert {record.solver for record in found if record.final_job_id} == {"Noop0", "Noop2"}
 
 
 def test_finals_are_jobs_like_others(scene: Callable[..., Scene]) -> None:

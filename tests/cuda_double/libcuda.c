@@ -16,30 +16,34 @@
  *   launch=701           error of the launch; error=700 at=2: error of the second run, found when
  *                        the stream is waited for; hang=2: the second run never ends
  *   static_shared=16     bytes of static shared memory
- * Files beside this library: `lost`: the device does not answer; `mhz`: its clock. FAKE_CUDA_LOG: a file to which
- * calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
+ *   code=1234-89abcdef   of the file: bytes and CRC-32 of the image that has the kernel, where one
+ *                        script does not serve all of that name (see named_kernels.h)
+ * Files beside this library: `lost`: the device does not answer; `needs`: see has_needs; `mhz`: its clock; `reasons`: why it is
+ * slow, as NVML numbers it. FAKE_CUDA_LOG: a file to which calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
  * many devices NVML knows; their UUIDs differ in the last digit.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 typedef unsigned long long address;
-enum { MOST_PARAMS = 64, MOST_OPS = 1 << 16, MOST_BLOCKS = 1 << 14, UNITS = 132 };
+enum { MOST_PARAMS = 64, MOST_OPS = 1 << 16, MOST_BLOCKS = 1 << 14, UNITS = 132, SCRIPT = 2048 };
 
 typedef struct {
-  char name[128], script[1024];
+  char name[128], script[SCRIPT];
   int runs, dynamic_shared, loaded_before;
 } kernel;
 
 typedef struct {
-  char *image;
+  char *image, code[32];
   kernel kernels[16];
   int count;
 } module;
@@ -99,7 +103,7 @@ static int fault(void) { return sticky ? sticky : is_lost() ? 46 : 0; }
 #define CHECK do { int code = fault(); if (code) return code; } while (0)
 
 static const char *word(const char *script, const char *name) {
-  static char found[1024];
+  static char found[SCRIPT];
   size_t length = strlen(name);
   for (const char *at = script; *at; at += strcspn(at, " \n"), at += strspn(at, " \n"))
     if (!strncmp(at, name, length) && at[length] == '=') {
@@ -170,15 +174,50 @@ static void store(const char *element, address at, long index, float value) {
   else ((uint16_t *)at)[index] = !strcmp(element, "fp16") ? to_half(value) : to_bfloat(value);
 }
 
+#include "named_kernels.h"
+
+/* run=softmax_fp32: Y of X with the arguments X, Y, columns; a row for each block of the grid.
+ * run=layer_norm_fp32: Y of X, weights and biases with the arguments X, Y, weights, biases, rows,
+ * columns. */
+static int run_on_rows(op *one, int is_softmax, float add) {
+  long rows = is_softmax ? (long)one->grid : (int)one->args[4];
+  long columns = (int)one->args[is_softmax ? 2 : 5];
+  for (int i = 0; i < (is_softmax ? 2 : 4); ++i)
+    if (left_at(one->args[i]) < (size_t)(i < 2 ? rows : 1) * columns * 4) return 700;
+  const float *weights = (float *)one->args[2], *biases = (float *)one->args[3];
+  for (long i = 0; i < rows; ++i) {
+    const float *x = (float *)one->args[0] + i * columns;
+    float *y = (float *)one->args[1] + i * columns;
+    double highest = -INFINITY, total = 0, spread = 0, mean;
+    for (long j = 0; j < columns; ++j) highest = x[j] > highest ? x[j] : highest;
+    for (long j = 0; j < columns; ++j) total += is_softmax ? exp(x[j] - highest) : x[j];
+    mean = total / columns;
+    for (long j = 0; j < columns; ++j) spread += (x[j] - mean) * (x[j] - mean) / columns;
+    for (long j = 0; j < columns; ++j)
+      y[j] = add + (is_softmax ? exp(x[j] - highest) / total
+                               : (x[j] - mean) / sqrt(spread + 1e-5) * weights[j] + biases[j]);
+  }
+  return 0;
+}
+
 /* run=product_ELEMENT: C = A B with the arguments A, B, C, M, N, K, all packed. run=add_ELEMENT:
  * Z = X + Y with the arguments X, Y, Z, N. An address outside of a buffer is an illegal access. */
 static int run(op *one, const char *script) {
   const char *found = word(script, "run");
   if (!found) return 0;
+  if (word(script, "names")) {
+    long wrong = (long)number(script, "wrong_after", -1);
+    return run_named(one, script, wrong >= 0 && one->of->runs > wrong, number(script, "part", 0) != 0);
+  }
+  found = word(script, "run");
   char what[64];
   snprintf(what, sizeof what, "%s", found);
+  int on_rows = !strcmp(what, "softmax_fp32") || !strcmp(what, "layer_norm_fp32");
   char *element = strchr(what, '_');
   *element++ = 0;
+  long after = (long)number(script, "wrong_after", -1);
+  float add = after >= 0 && one->of->runs > after ? 1 : 0;
+  if (on_rows) return run_on_rows(one, !strcmp(what, "softmax"), add);
   int is_product = !strcmp(what, "product"), wide = strcmp(element, "fp32") ? 2 : 4;
   long m = is_product ? (int)one->args[3] : 1, n = is_product ? (int)one->args[4] : (int)one->args[3];
   long k = is_product ? (int)one->args[5] : 1;
@@ -186,8 +225,6 @@ static int run(op *one, const char *script) {
   size_t sizes[3] = {m * (is_product ? k : n) * wide, (is_product ? k * n : n) * wide, m * n * wide};
   for (int i = 0; i < 3; ++i)
     if (left_at(one->args[i]) < sizes[i]) return 700;
-  long after = (long)number(script, "wrong_after", -1);
-  float add = after >= 0 && one->of->runs > after ? 1 : 0;
   long rows = number(script, "part", 0) ? m - 1 : m;
   for (long i = 0; i < rows; ++i)
     for (long j = 0; j < n; ++j) {
@@ -234,7 +271,23 @@ static int submit(op one) {
 
 /* The driver. */
 
-int cuInit(unsigned flags) { log_line("cuInit"); return is_lost() ? 100 : 0; }
+/* Whether this process may do what the file `needs` beside this library says: the word `socket`, or
+ * a file to be opened for writing. */
+static int has_needs(void) {
+  char path[4200], what[4096] = "";
+  snprintf(path, sizeof path, "%s/needs", folder());
+  FILE *file = fopen(path, "r");
+  if (!file) return 1;
+  if (fscanf(file, "%4095s", what) != 1) what[0] = 0;
+  fclose(file);
+  int found = strcmp(what, "socket") ? open(what, O_RDWR) : socket(AF_UNIX, SOCK_STREAM, 0);
+  if (found >= 0) close(found);
+  return found >= 0;
+}
+int cuInit(unsigned flags) {
+  log_line("cuInit");
+  return is_lost() ? 100 : has_needs() ? 0 : 304;
+}
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   snprintf(name, size, "NVIDIA Fake H100 80GB HBM3");
@@ -253,6 +306,8 @@ static size_t memory(void) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { CHECK; *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { CHECK; return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetLimit(int limit, size_t value) { CHECK; return 0; }
+int cuCtxGetLimit(size_t *value, int limit) { CHECK; *value = 0; return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { CHECK; *stream = (void *)2; return 0; }
 int cuStreamSynchronize(void *stream) { return capturing ? 900 : fault(); }
 int cuEventCreate(double **event, unsigned flags) { CHECK; *event = calloc(1, sizeof(double)); return 0; }
@@ -331,12 +386,16 @@ int cuModuleLoadData(module **made, const char *image) {
   if (strncmp(image, "FAKE ", 5) && strncmp(image, "\177ELF", 4)) return 200;
   *made = calloc(1, sizeof(module));
   (*made)->image = strncmp(image, "FAKE ", 5) ? NULL : strdup(image + 5);
+  if (!(*made)->image) {
+    size_t size = image_size((const unsigned char *)image);
+    snprintf((*made)->code, sizeof (*made)->code, "%zu-%08x", size, crc32_of((const unsigned char *)image, size));
+  }
   return 0;
 }
 int cuModuleUnload(module *unloaded) { CHECK; free(unloaded->image); free(unloaded); return 0; }
 int cuModuleGetFunction(kernel **found, module *of, const char *name) {
   CHECK;
-  char path[4200], line[1024];
+  char path[4200], line[SCRIPT];
   kernel *made = &of->kernels[of->count];
   snprintf(made->name, sizeof made->name, "%s", name);
   if (of->image) {
@@ -348,12 +407,14 @@ int cuModuleGetFunction(kernel **found, module *of, const char *name) {
     FILE *file = fopen(path, "r");
     while (file && fgets(line, sizeof line, file)) {
       const char *own = word(line, "name");
-      if (own && !strcmp(own, name)) snprintf(made->script, sizeof made->script, "%s", line);
+      if (!own || strcmp(own, name)) continue;
+      own = word(line, "code");
+      if (!own || !strcmp(own, of->code)) snprintf(made->script, sizeof made->script, "%s", line);
     }
     if (file) fclose(file);
     if (!made->script[0]) return 500;
   }
-  static char loaded[256][1024];
+  static char loaded[256][SCRIPT];
   static int loads;
   for (int i = 0; i < loads; ++i) made->loaded_before += !strcmp(loaded[i], made->script);
   if (loads < 256) strcpy(loaded[loads++], made->script);
@@ -363,7 +424,7 @@ int cuModuleGetFunction(kernel **found, module *of, const char *name) {
 }
 int cuFuncGetAttribute(int *value, int attribute, kernel *of) {
   CHECK;
-  *value = attribute == 1 ? (int)number(of->script, "static_shared", 0) : 1;
+  *value = attribute == 1 ? (int)number(of->script, "static_shared", 0) : attribute ? 1 : 1024;
   return 0;
 }
 int cuFuncSetAttribute(kernel *of, int attribute, int value) {
@@ -387,7 +448,7 @@ int cuLaunchKernel(kernel *of, unsigned gx, unsigned gy, unsigned gz, unsigned b
   int most = of->dynamic_shared > 49152 ? of->dynamic_shared : 49152;
   if (shared > (unsigned)most || bx * by * bz > 1024 || !gx || gy > 65535 || gz > 65535) return 1;
   op one = {.of = of, .grid = (double)gx * gy * gz};
-  char text[MOST_PARAMS * 20] = "", sizes[1024];
+  char text[MOST_PARAMS * 20] = "", sizes[SCRIPT];
   const char *found = word(of->script, "params");
   snprintf(sizes, sizeof sizes, "%s", found ? found : "");
   for (char *save, *part = strtok_r(sizes, ",", &save); part; part = strtok_r(NULL, ",", &save)) {
@@ -459,6 +520,7 @@ static const struct { int code; const char *name, *text; } ERRORS[] = {
     {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
     {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
     {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
@@ -519,16 +581,19 @@ int nvmlDeviceGetMemoryInfo(void *device, nvml_memory *found) {
   *found = (nvml_memory){.total = memory(), .free = memory()};
   return 0;
 }
-/* What the file `mhz` beside this library says, or the highest. */
-int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
+/* The number in a file beside this library. */
+static unsigned told(const char *name, unsigned missing) {
   char path[4200];
-  snprintf(path, sizeof path, "%s/mhz", folder());
+  snprintf(path, sizeof path, "%s/%s", folder(), name);
   FILE *file = fopen(path, "r");
-  *mhz = 1980;
-  if (file) {
-    if (fscanf(file, "%u", mhz) != 1) *mhz = 0;
-    fclose(file);
-  }
+  if (!file) return missing;
+  if (fscanf(file, "%u", &missing) != 1) missing = 0;
+  fclose(file);
+  return missing;
+}
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) { *mhz = told("mhz", 1980); return 0; }
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
+  *reasons = told("reasons", 0);
   return 0;
 }
 int nvmlDeviceGetMaxClockInfo(void *device, int type, unsigned *mhz) { *mhz = 1980; return 0; }

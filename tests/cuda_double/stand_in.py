@@ -29,3 +29,14 @@ def install(folder: Path) -> Path:
     for name in _NAMES:
         (folder / name).write_bytes(_library())
     return folder
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Environment of a `tuna` that builds real Triton kernels for the stand-in in this folder: what
+    compiles them adds to the stand-in's `script` what they compute."""
+    (folder / "script").touch()
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": str(Path(__file__).with_name("describing")),
+        "TUNA_SANDBOX_WRITE": str(folder / "script"),
+    }

@@ -271,8 +271,29 @@ def test_prometheus_asks_where_the_metrics_are() -> None:
 def test_our_images_have_the_version_of_the_project() -> None:
     version = PROJECT["project"]["version"]
     for path in [*FILES, PAGE]:
-        tags = set(re.findall(r"\btuna(?:-rocm-nogpu|-rocm|-cuda)?:(\d[\w.]*)", path.read_text()))
+        tags = set(re.findall(r"\btuna(?:-(?:rocm|cuda)(?:-nogpu)?)?:(\d[\w.]*)", path.read_text()))
         assert tags <= {version}, path
+
+
+def test_machines_with_nvidias_gpus_compile_and_measure_triton_kernels() -> None:
+    """Both images have Triton's version, and a container's runtime brings the driver."""
+    stages = {"eval-cuda": "eval", "compile-cuda": "nogpu"}
+    dockerfile = (DOCKER / "Dockerfile.cuda").read_text()
+    for name, stage in stages.items():
+        assert SERVICES[name]["profiles"] == ["gpu-cuda"]
+        assert SERVICES[name]["command"][:2] == ["worker", name.partition("-")[0]]
+        assert SERVICES[name]["build"]["target"] == stage
+        assert re.search(rf"^FROM base AS {stage}$", dockerfile, re.MULTILINE)
+        (workload,) = [one for one in WORKLOADS if one["metadata"]["name"] == name]
+        image = f"tuna-cuda{'-nogpu' if stage == 'nogpu' else ''}:"
+        assert image in containers(workload)[0]["image"]
+        assert image in SERVICES[name]["image"]
+    lock = re.search(r"-r (requirements/triton\.txt)", dockerfile)
+    assert lock is not None
+    assert re.search(r"^triton==", (ROOT / lock[1]).read_text(), re.MULTILINE)
+    (asked,) = SERVICES["eval-cuda"]["deploy"]["resources"]["reservations"]["devices"]
+    assert {"gpu", "compute", "utility"} == set(asked["capabilities"])
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in dockerfile
 
 
 def test_images_are_built_from_files_that_are_there() -> None:

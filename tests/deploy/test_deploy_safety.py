@@ -32,7 +32,9 @@ def _images() -> Iterator[str]:
     yield from (plain(service["image"]) for service in SERVICES.values())
     yield from (container["image"] for workload in WORKLOADS for container in containers(workload))
     for path in DOCKERFILES:
-        yield from re.findall(r"^FROM (\S+)", path.read_text(), re.MULTILINE)
+        stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", path.read_text(), re.MULTILINE)
+        names = {name for _, name in stages}
+        yield from (image for image, _ in stages if image not in names)
 
 
 def test_images_are_pinned() -> None:

@@ -192,6 +192,44 @@ def _built(toys: Toys, result: StepResult) -> list[str | None]:
     ]
 
 
+def test_a_candidate_is_made_of_what_another_worker_built(toys: Toys, tmp_path: Path) -> None:
+    _, first = toys.compile("same-a", "other", "same-raises")
+    assert _built(toys, first) == ["same-a", "other", "same-raises"]
+    # nothing of the first one's process or folders but the store
+    second = Toys(tmp_path / "second")
+    artifacts = toys.context.artifacts
+    second.context = dataclasses.replace(second.context, artifacts=artifacts)
+    try:
+        _, found = second.compile("same-b", "other")
+        # a child that dies of it, and one that refuses, builds after all
+        _, mended = second.compile("same-dies", "same-fails")
+    finally:
+        second.library.close()
+    assert _built(toys, found) == ["same-b of same-a", "other"]
+    assert _built(toys, mended) == ["same-dies", "same-fails"]
+    assert all(one.build_s is not None for one in (*found.trials, *mended.trials))
+    assert [path.name for path in second.context.scratch.rglob("*") if path.is_file()] == []
+
+
+def test_a_build_is_shared_only_with_the_same_library_toolchain_and_body(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys.compile("same-a")
+    item, _ = toys.compile("none")
+    item = item.model_copy(update={"options": {**item.options, "params": "same-b"}})
+    body = toys.context.artifacts.put(b"another kernel")
+    other = toys._run(item.model_copy(update={"body": body}), toys.context)
+    monkeypatch.setattr(ToyLibrary, "toolchain", lambda _: "toy-2")
+    newer = toys._run(item, toys.context)
+    monkeypatch.undo()
+    same = toys._run(item, toys.context)
+    assert [_built(toys, one) for one in (other, newer, same)] == [
+        ["same-b"],
+        ["same-b"],
+        ["same-b of same-a"],
+    ]
+
+
 def test_a_job_fails_with_the_cause_of_its_candidates_or_for_want_of_them(toys: Toys) -> None:
     causes = {way: toys.compile(way)[1].cause for way in ("build-raises", "none", "fails")}
     assert causes == {
@@ -274,3 +312,19 @@ def test_what_is_checked_is_what_is_loaded(toys: Toys, monkeypatch: pytest.Monke
     assert changed == [built.trials[0].artifact]
     with pytest.raises(KeyError):
         store.get(built.trials[0].artifact or "")
+
+
+@pytest.mark.parametrize("runs_bodies", [True, False])
+def test_a_process_that_ran_the_code_of_one_body_builds_for_no_other(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, runs_bodies: bool
+) -> None:
+    monkeypatch.setattr(ToyLibrary, "runs_bodies", runs_bodies)
+    pids = []
+    for body in (b"one", b"one", b"other", None):
+        item, _ = toys.compile("good")
+        digest = body and toys.context.artifacts.put(body)
+        assert toys._run(item.model_copy(update={"body": digest}), toys.context).ok
+        assert toys.library._compiler is not None
+        pids.append(toys.library._compiler.pid)
+    # between two of them the job without a body came
+    assert len(set(pids)) == (4 if runs_bodies else 1)

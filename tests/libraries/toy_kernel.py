@@ -29,6 +29,19 @@ class Toy(Builder, Loader):
     def workload(self, job: KernelJob) -> bytes:
         return b"the problem" if job.options.get("described") else b""
 
+    def build_key(self, job: KernelJob, params: str) -> str:
+        """Of candidates `same-NAME`."""
+        if params == "same-raises":
+            raise ValueError("no key")
+        return "same" if params.startswith("same-") else ""
+
+    def rebuild(self, job: KernelJob, params: str, built: Path, path: Path) -> None:
+        if params == "same-dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if params == "same-fails":
+            raise ValueError("another kernel")
+        path.write_text(f"{params} of {built.read_text()}")
+
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         if params == "build-raises":
             raise RuntimeError("cc: no")

@@ -47,7 +47,7 @@ def test_both_provenances_answer_the_same_questions() -> None:
     def names(results: Results) -> set[str]:
         return set(results.columns).union(*(join.columns for join in results.joins.values()))
 
-    only_sessions = {"imported", "job_state", "attempt_id"}
+    only_sessions = {"imported", "measured_by", "job_state", "attempt_id"}
     assert names(SESSIONS) - names(RELEASES) == only_sessions
     assert names(RELEASES) - names(SESSIONS) == {
         "golden_id",

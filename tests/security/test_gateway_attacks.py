@@ -187,6 +187,7 @@ def test_a_worker_that_returns_all_that_it_gets_does_not_keep_jobs_from_others(
         "0" * 64 + "%00",
         "０" * 64,
         "0" * 64 + ".01234567",
+        "0" * 64 + ".build",
         "%0a" + "0" * 64,
     ],
 )

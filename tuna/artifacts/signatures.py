@@ -65,21 +65,22 @@ class Keys:
         """The id of each public key, the current one first."""
         return tuple(map(key_id, self.public))
 
-    def sign(self, digest: str) -> bytes:
-        """Sign an artifact's SHA-256 (hex) with the current key: 64 bytes.
+    def sign(self, text: str) -> bytes:
+        """Sign an artifact's SHA-256 (hex), or what else the store says of it, with the current
+        key: 64 bytes.
 
         Raises ValueError without a secret.
         """
         if not self.secret:
             raise ValueError("these keys only verify")
-        return self._private.sign(_MESSAGE + digest.encode())
+        return self._private.sign(_MESSAGE + text.encode())
 
-    def is_valid(self, signature: bytes, digest: str, signed_with: str) -> bool:
-        """Whether it is the signature of the digest by the accepted key with this id."""
+    def is_valid(self, signature: bytes, text: str, signed_with: str) -> bool:
+        """Whether it is the signature of the text by the accepted key with this id."""
         from cryptography.exceptions import InvalidSignature
 
         try:
-            self._verifiers[signed_with].verify(signature, _MESSAGE + digest.encode())
+            self._verifiers[signed_with].verify(signature, _MESSAGE + text.encode())
         except (InvalidSignature, KeyError):
             return False
         return True

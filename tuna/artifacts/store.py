@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from pathlib import Path
 
@@ -86,8 +86,8 @@ class ArtifactCache:
             size_bytes -= size
 
 
-#: Threads that sign artifacts again.
-_SIGNERS = 8
+#: Threads that read small files of many artifacts.
+_THREADS = 8
 
 
 class ArtifactRefused(KeyError):
@@ -104,6 +104,10 @@ class Artifacts:
     store whose keys only verify writes bytes without a signature, which others refuse until a
     signer has put the same bytes. Bytes are read once and verified in memory; a caller that needs a
     file writes them into its private folder.
+
+    An artifact that was recorded for a build key is named by a file `<key>.build`: its digest, and
+    id and signature (of key and digest) of the signer. Where files do not expire, `<digest>.built`
+    holds the key, with which `remove` finds that file.
     """
 
     def __init__(
@@ -244,6 +248,38 @@ class Artifacts:
             return False
         return keys.is_valid(signature, digest, key_id)
 
+    def find_build(self, key: str) -> bytes | None:
+        """Return the artifact that was recorded last for a build key.
+
+        None if that was not recorded by a signer, or the artifact is gone, damaged or refused.
+        """
+        _check(key)
+        try:
+            digest, key_id, signature = self._files.read(f"{key}.build").decode().split(" ")
+            signed = bytes.fromhex(signature)
+        except (FileNotFoundError, ValueError):
+            return None
+        keys = self.keys
+        if keys is not None and not keys.is_valid(signed, _build_text(key, digest), key_id):
+            return None
+        try:
+            return self.get(digest)
+        except KeyError:
+            return None
+
+    def record_build(self, key: str, digest: str) -> None:
+        """Let `find_build` return this artifact for a build key; does nothing with keys that only
+        verify."""
+        _check(key)
+        keys, key_id, signature = self.keys, "", b""
+        if keys is not None:
+            if not keys.signs:
+                return
+            key_id, signature = keys.ids[0], keys.sign(_build_text(key, digest))
+        if not self._files.expires:
+            self._files.write(f"{digest}.built", key.encode())
+        self._files.write(f"{key}.build", f"{digest} {key_id} {signature.hex()}".encode())
+
     def sign_again(self, digests: Iterable[str]) -> list[str]:
         """Sign with the current key; return the digests that no accepted key had signed.
 
@@ -262,7 +298,7 @@ class Artifacts:
             self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
             return True
 
-        with futures.ThreadPoolExecutor(_SIGNERS) as pool:
+        with futures.ThreadPoolExecutor(_THREADS) as pool:
             return [
                 digest
                 for digest, signed in zip(names, pool.map(sign, names), strict=True)
@@ -282,12 +318,30 @@ class Artifacts:
         self._files.release(self._names(digests))
 
     def remove(self, digests: Iterable[str]) -> None:
-        """Delete these artifacts, which no job needs; with expiry, let them expire early."""
-        self._files.remove(self._names(digests))
+        """Delete these artifacts, which no job needs, and that they were recorded for a build key;
+        with expiry, let them expire early."""
+        names = list(digests)
+        self._files.remove([*self._names(names), *self._build_files(names)])
 
     def renew(self, digests: Iterable[str]) -> None:
         """Let these artifacts, as far as they exist, live on in a store with expiry."""
         self._files.renew(self._names(digests))
+
+    def _build_files(self, digests: Sequence[str]) -> list[str]:
+        """Return the files with the builds that these artifacts were recorded for."""
+
+        def files(digest: str) -> list[str]:
+            try:
+                key = self._files.read(f"{digest}.built").decode()
+                _check(key)
+            except (FileNotFoundError, ValueError, KeyError):
+                return []
+            return [f"{digest}.built", f"{key}.build"]
+
+        if self._files.expires:
+            return []
+        with futures.ThreadPoolExecutor(_THREADS) as pool:
+            return [name for found in pool.map(files, digests) for name in found]
 
     def _names(self, digests: Iterable[str]) -> list[str]:
         """Return the files of artifacts with all signatures, whether they exist or not."""
@@ -319,3 +373,9 @@ def _redis_of(settings: Settings) -> str:
 def _check(digest: str) -> None:
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise KeyError(digest)
+
+
+def _build_text(key: str, digest: str) -> str:
+    """Return the text whose signature says that an artifact was built for a key; no digest equals
+    it."""
+    return f"{key} {digest}"

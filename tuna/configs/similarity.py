@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.moe import MoeConfig
 
 #: Fields of a convolution that must be equal, and those whose ratio counts.
 _EQUAL = (
@@ -14,7 +15,13 @@ _EQUAL = (
     *("data_type", "in_layout", "spatial_dim", "mode"),
 )
 _SIZES = ("batchsize", "in_channels", "out_channels", "in_d", "in_h", "in_w")
-_PRODUCT_EQUAL, _PRODUCT_SIZES = ("trans_a", "trans_b", "data_type"), ("m", "n", "k", "batch_count")
+_PRODUCT_EQUAL = (
+    *("trans_a", "trans_b", "data_type", "b_type", "c_type"),
+    *("compute_type", "scale_a", "scale_b", "scale_c"),
+)
+_PRODUCT_SIZES = ("m", "n", "k", "batch_count")
+_EXPERTS_EQUAL = ("data_type", "scheme", "block_n", "block_k")
+_EXPERTS_SIZES = ("tokens", "experts", "intermediate", "hidden", "topk")
 
 
 def family(config: Config) -> tuple[object, ...] | None:
@@ -33,6 +40,8 @@ def family(config: Config) -> tuple[object, ...] | None:
         return ("convolution", grouping, *(getattr(config, name) for name in _EQUAL))
     if isinstance(config, GemmConfig):
         return ("gemm", *(getattr(config, name) for name in _PRODUCT_EQUAL))
+    if isinstance(config, MoeConfig):
+        return ("moe", *(getattr(config, name) for name in _EXPERTS_EQUAL))
     return None
 
 
@@ -49,9 +58,17 @@ def log_sizes(config: Config) -> tuple[float, ...]:
     return tuple(map(math.log, _sizes(config)))
 
 
+def differ_in_batch(config: Config, other: Config) -> bool:
+    """True if nothing but the batch size differs: images, tokens or, of a product, rows of A."""
+    alike = size_distance(config, other) is not None
+    return alike and _sizes(config)[1:] == _sizes(other)[1:]
+
+
 def _sizes(config: Config) -> tuple[int, ...]:
+    """The sizes, the batch size first."""
     core = _core(config)
-    names = _SIZES if isinstance(core, ConvConfig) else _PRODUCT_SIZES
+    of_products = _EXPERTS_SIZES if isinstance(core, MoeConfig) else _PRODUCT_SIZES
+    names = _SIZES if isinstance(core, ConvConfig) else of_products
     return tuple(getattr(core, name) for name in names)
 
 

@@ -32,7 +32,7 @@ class SqlSource:
     """Results through one connection; see `results.ResultSource` for what each method gives."""
 
     connection: sa.Connection
-    selected: Results
+    found: Results  #: baselines' too
     title: str
     library: str
     arch: str
@@ -51,6 +51,11 @@ class SqlSource:
         query = sa.select(solver.c.id, *facts).where(solver.c.library == self.library)
         self.solvers = {row[0]: SolverFacts(*row[1:]) for row in self.connection.execute(query)}
 
+    @property
+    def selected(self) -> Results:
+        """The results to export: without those of baselines."""
+        return self.found.only(self.found.no_baseline)
+
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """The fields that `row` names.
 
@@ -60,28 +65,27 @@ class SqlSource:
         names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]  # of a NamedTuple
         given = self._given()
         columns = [
-            given[name] if name in given else self.selected[_NAMES.get(name, name)]
-            for name in names
+            given[name] if name in given else self.found[_NAMES.get(name, name)] for name in names
         ]
         used = [_NAMES.get(name, name) for name in (*names, needs) if name and name not in given]
         query = self.selected.over(columns, used)
         if needs:
-            query = query.where(self.selected[needs].is_not(None))
-            query = query.order_by(self.selected[needs]) if ordered else query
+            query = query.where(self.found[needs].is_not(None))
+            query = query.order_by(self.found[needs]) if ordered else query
         found = self.connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
         make: Any = row._make  # type: ignore[attr-defined]  # of a NamedTuple
         return map(make, found)
 
     def _given(self) -> dict[str, Any]:
         """Fields that are the same for all results, or have no value here."""
-        if not self.selected.released:
+        if not self.found.released:
             return {"num_cu": sa.literal(self.num_cu), "measured_at": sa.null()}
         none = ("job_id", "trial_number", *(() if self.mixed else ("measured_at",)))
         return dict.fromkeys(none, sa.null())
 
-    def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
+    def records(self, n_best: int = 1, *, baselines: bool = False) -> Iterator[ResultRecord]:
         """Whole results; trials by the unique index (job_id, number)."""
-        return records(self.connection, self.selected, n_best)
+        return records(self.connection, self.found if baselines else self.selected, n_best)
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Counted by the database."""
@@ -96,7 +100,7 @@ class SqlSource:
             yield from self._kernels(batch)
 
     def _kernels(self, ids: Sequence[int]) -> Iterator[KernelOf]:
-        results = RELEASES if self.selected.released else SESSIONS
+        results = RELEASES if self.found.released else SESSIONS
         query = results.select(*_KERNEL, by=["code_number"]).where(results["id"].in_(ids))
         found: dict[int, list[KernelOf]] = {result_id: [] for result_id in ids}
         for values in self.connection.execute(
@@ -139,9 +143,8 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
             hint="see them with `tuna report`; what is exported is measured on a real board",
         )
     mine = SESSIONS["session_id"] == session_id
-    selected = SESSIONS.only(mine, SESSIONS.no_baseline, tag=tag)
     facts = (one.library, one.arch, one.num_cu, one.target, one.key, one.toolchain, tag)
-    return SqlSource(connection, selected, f"Session {session_id}", *facts)
+    return SqlSource(connection, SESSIONS.only(mine, tag=tag), f"Session {session_id}", *facts)
 
 
 def of_golden(
@@ -173,12 +176,12 @@ def of_golden(
     where = [RELEASES["golden_id"] == golden_id, RELEASES["arch"] == arch]
     if num_cu is not None:
         where.append(RELEASES["num_cu"] == num_cu)
-    selected = RELEASES.only(*where, tag=tag)
     title = (
         f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
     )
     facts = (title, library, arch, num_cu or 0, "", "", "", tag)
-    return SqlSource(connection, selected, *facts, mixed=num_cu is None)
+    found = RELEASES.only(*where, tag=tag)
+    return SqlSource(connection, found, *facts, mixed=num_cu is None)
 
 
 def kernels_of(

@@ -157,7 +157,7 @@ class _Layer(NamedTuple):
 
 _OF_ROW = (
     *("id", *_Layer._fields, "session_id", "solver_id", "solver", "time_ms", "params", "source"),
-    *("job_id", "trial_number", "present_params", "measured_by", "times_ms", "low_ms", "high_ms"),
+    *("job_id", "final_job_id", "trial_number", "present_params", "times_ms", "low_ms", "high_ms"),
     *("library", "json", "config_key", "target", "conditions"),
 )
 
@@ -177,7 +177,7 @@ def read_evidence(
         rows[row.id] = row
     rows = {key: rows[key] for key in ids}
     measured = {key: row for key, row in rows.items() if _is_measured(row)}
-    drifts = _drifts(connection, {row.measured_by for row in measured.values()})
+    drifts = _drifts(connection, set(map(_measured_by, measured.values())))
     failures = _failures(connection, {(row.session_id, row.config_id) for row in rows.values()})
     history = _history(connection, subject.library, configs)
     same, anew = _commands(connection, rows, measured)
@@ -203,9 +203,14 @@ def _is_measured(row: Any) -> bool:
     return row.job_id is not None and not row.source and row.present_params == row.params
 
 
+def _measured_by(row: Any) -> int:
+    """The job that its time is from: finals, or the solver's own."""
+    return int(row.final_job_id or row.job_id)
+
+
 def _measurement(row: Any, drifts: Mapping[int, float | None]) -> Measurement:
     times = json.loads(row.times_ms) if row.times_ms else []
-    return Measurement(row.low_ms, row.high_ms, spread_of(times), drifts.get(row.measured_by))
+    return Measurement(row.low_ms, row.high_ms, spread_of(times), drifts.get(_measured_by(row)))
 
 
 def _other(row: Any, other: Any) -> OtherSolver:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuna.configs import from_json
 from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 
 
@@ -29,18 +30,22 @@ def search(
     """The params of the candidates of another round; `history`: a file of one JSON object a line.
 
     `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
-    such a file.
+    such a file, before whose trials a line with the search's `config` may stand.
     """
-    others = [Known(one["label"], one["same"], _past(one["path"])) for one in known]
-    return {
-        "params": list(
-            _builder(builder).search(KernelJob.from_json(job), _past(history), count, others)
-        )
-    }
+    others = []
+    for one in known:
+        trials, config = _past(one["path"])
+        layer = None if config is None else from_json(config)
+        others.append(Known(one["label"], trials, one["same"], layer))
+    past, _ = _past(history)
+    return {"params": list(_builder(builder).search(KernelJob.from_json(job), past, count, others))}
 
 
-def _past(path: str) -> list[Past]:
-    return [Past(**json.loads(line)) for line in Path(path).read_text().splitlines() if line]
+def _past(path: str) -> tuple[list[Past], dict[str, Any] | None]:
+    """Return the trials, and the config where the first line has one."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line]
+    config = rows.pop(0)["config"] if rows and "config" in rows[0] else None
+    return [Past(**row) for row in rows], config
 
 
 def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:
@@ -48,11 +53,30 @@ def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:
     return {"bytes": Path(path).write_bytes(_builder(builder).workload(KernelJob.from_json(job)))}
 
 
-def build(builder: str, job: dict[str, Any], params: str, path: str) -> dict[str, Any]:
-    """Build one candidate into the file `path`; returns the seconds that took."""
+def build_keys(builder: str, job: dict[str, Any], params: Sequence[str]) -> dict[str, Any]:
+    """The build key of each of these candidates, empty where `Builder.build_key` raised, and the
+    last exception of it."""
+    made, given, keys, fault = _builder(builder), KernelJob.from_json(job), list[str](), ""
+    for one in params:
+        try:
+            keys.append(made.build_key(given, one))
+        except Exception as error:  # the candidate's fault alone; its build may raise it, too
+            keys.append("")
+            fault = f"{type(error).__name__}: {error}"
+    return {"keys": keys, "fault": fault}
+
+
+def build(
+    builder: str, job: dict[str, Any], params: str, path: str, built: str | None = None
+) -> dict[str, Any]:
+    """Build one candidate into the file `path`, or make it of the file `built` of one with the same
+    build key; returns the seconds that took."""
     made, given = _builder(builder), KernelJob.from_json(job)
     started = time.perf_counter()
-    made.build(given, params, Path(path))
+    if built is None:
+        made.build(given, params, Path(path))
+    else:
+        made.rebuild(given, params, Path(built), Path(path))
     return {"seconds": time.perf_counter() - started}
 
 
@@ -62,4 +86,10 @@ def _builder(name: str) -> Builder:
     return made
 
 
-HANDLERS = {"propose": propose, "search": search, "workload": workload, "build": build}
+HANDLERS = {
+    "propose": propose,
+    "search": search,
+    "workload": workload,
+    "build_keys": build_keys,
+    "build": build,
+}

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import structlog
 from pydantic import Field
 
 from tuna.files import NotPlain, empty, read_plain
@@ -25,8 +30,8 @@ from tuna.libraries.candidate_children import (
     ArtifactLost,
     CandidateChildren,
     artifact,
-    body,
     child_folder,
+    stored,
 )
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import (
@@ -48,10 +53,13 @@ from tuna.libraries.measurement import (
 )
 from tuna.libraries.options import CACHES, Condition, JobOptions, read
 from tuna.sandbox.processes import ChildFault
+from tuna.version import __version__
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
+log = structlog.get_logger(__name__)
+
 #: A child failed, or wrote no usable file.
-BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
+BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.
@@ -79,6 +87,16 @@ class CandidateOptions(JobOptions):
             "of the best, how many are measured again in fresh processes; 0: none, and no finals"
         ),
     )
+
+
+@dataclass(frozen=True)
+class BuildChild:
+    """The compile child at work on one job."""
+
+    call: Call
+    begin: Callable[[], object]  #: asked of a new child, so that its start is no candidate's time
+    limit_s: float  #: of a candidate
+    context: RunContext
 
 
 class CandidateLibrary(CandidateChildren):
@@ -172,12 +190,18 @@ class CandidateLibrary(CandidateChildren):
             params = {one.index: one.params or "" for one in item.candidates}
             params = params or dict(enumerate(propose()["params"][: asked.candidates]))
             workload = read_plain(path, MAX_BYTES) if params and describe()["bytes"] else b""
+            keys = self._build_keys(call, item, params) if params else {}
         except BUILD_FAULTS as error:
             return build_fault(error)
-        begin = describe if item.candidates else propose
-        trials = [
-            self._build(call, begin, index, text, context, asked) for index, text in params.items()
-        ]
+        building = BuildChild(
+            call, describe if item.candidates else propose, asked.build_timeout_s, context
+        )
+        order = list(params)
+        if any(keys.values()):
+            # workers that build the same candidates of several jobs now begin with different ones
+            random.Random(item.seed).shuffle(order)  # noqa: S311
+        built = {one: self._build(building, one, params[one], keys[one]) for one in order}
+        trials = [built[one] for one in params]
         facts: dict[str, Any] = {"trials": tuple(trials)}
         if not any(trial.cause is None for trial in trials):
             facts |= _all_failed(trials, "no valid candidate was proposed")
@@ -185,31 +209,62 @@ class CandidateLibrary(CandidateChildren):
             facts["workload"] = context.artifacts.put(workload)
         return facts
 
-    def _build(
-        self,
-        call: Call,
-        begin: Callable[[], object],
-        index: int,
-        params: str,
-        context: RunContext,
-        asked: CandidateOptions,
-    ) -> Trial:
-        """`begin`: a new child is asked this before it builds, so that its start is not the
-        candidate's time."""
-        path = child_folder(context, BUILD) / f"candidate-{index}{self.suffix}"
+    def _build_keys(self, call: Call, item: WorkItem, params: Mapping[int, str]) -> dict[int, str]:
+        """Return the store's keys of builds by the candidates' index, empty without a build key."""
+        found = call("build_keys", self.start_timeout_s, params=list(params.values()))
+        if found["fault"]:
+            log.warning("candidates without a build key", job=item.job_id, fault=found["fault"])
+        if not any(found["keys"]):
+            return dict.fromkeys(params, "")
+        # compared here, so that the child has no say in them
+        facts = __version__, self.name, self.toolchain(), item.body or ""
+        return {
+            index: hashlib.sha256(json.dumps([*facts, key]).encode()).hexdigest() if key else ""
+            for index, key in zip(params, found["keys"], strict=True)
+        }
+
+    def _build(self, building: BuildChild, index: int, params: str, key: str = "") -> Trial:
+        """Build a candidate, or make it of the artifact that the store has for its key."""
+        artifacts, shared = building.context.artifacts, None
+        path = child_folder(building.context, BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
-            if self._compiler is None or not self._compiler.alive:
-                begin()
-            built = call(
-                "build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path)
-            )
-            digest = context.artifacts.put(read_plain(path, MAX_BYTES))
+            if key and (data := artifacts.find_build(key)) is not None:
+                shared = self._rebuilt(building, params, data, path)
+            seconds = self._timed_build(building, params, path) if shared is None else shared
+            digest = artifacts.put(read_plain(path, MAX_BYTES))
         except BUILD_FAULTS as error:
             return Trial(index=index, params=params, **build_fault(error))
         finally:
             path.unlink(missing_ok=True)
-        return Trial(index=index, params=params, artifact=digest, build_s=built["seconds"])
+        if key and shared is None:
+            artifacts.record_build(key, digest)
+        return Trial(index=index, params=params, artifact=digest, build_s=seconds)
+
+    def _rebuilt(self, building: BuildChild, params: str, data: bytes, path: Path) -> float | None:
+        """Make the candidate of an artifact with its build key; returns seconds, None if it must be
+        built."""
+        built = building.context.scratch / f"built{self.suffix}"
+        built.write_bytes(data)
+        try:
+            return self._timed_build(building, params, path, built=str(built))
+        except ChildFault as error:
+            log.warning("candidate not made of another's artifact", fault=str(error))
+            path.unlink(missing_ok=True)
+            return None
+        finally:
+            built.unlink()
+
+    def _timed_build(
+        self, building: BuildChild, params: str, path: Path, built: str | None = None
+    ) -> float:
+        """Return the seconds that the child took; `built`: of what it makes the candidate."""
+        if self._compiler is None or not self._compiler.alive:
+            building.begin()
+        facts = {"params": params, "path": str(path), "built": built}
+        # to take the CPU time costs more than to make a candidate of another's file
+        found = building.call("build", building.limit_s, cpu_limit=built is None, **facts)
+        return float(found["seconds"])
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
@@ -278,7 +333,7 @@ class CandidateLibrary(CandidateChildren):
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
-        calls = self._calls(context)
+        calls = self._calls(context, finals=contest.known_ms is not None)
         with contextlib.suppress(ChildFault):  # the start is not part of the job's own time
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
@@ -305,10 +360,13 @@ class CandidateLibrary(CandidateChildren):
         return read(self.options, item.options)
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
-        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body that is
-        gone."""
+        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body, or data of
+        the config, that is gone."""
         facts = item.model_dump(include={"config", "solver", "target", "seed"})
-        facts |= {"body": str(body(item.body, context))} if item.body else {}
+        facts |= {"body": str(stored(item.body, context))} if item.body else {}
+        if item.data:
+            pairs = zip(item.layer.data_fields, item.data, strict=True)
+            facts["files"] = {name: str(stored(digest, context)) for name, digest in pairs}
         return {
             **facts,
             "conditions": self.conditions_of(item),

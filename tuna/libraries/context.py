@@ -23,6 +23,14 @@ class ArtifactStore(Protocol):
     def get(self, digest: str) -> bytes:
         """The verified bytes; raises KeyError if they are gone or differ from the hash."""
 
+    def find_build(self, key: str) -> bytes | None:
+        """The verified artifact that was recorded last for a build key (a SHA-256 in hex); None if
+        there is none any more."""
+
+    def record_build(self, key: str, digest: str) -> None:
+        """Record an artifact for a build key, where the store accepts it from this process; raises
+        what `put` does."""
+
 
 @dataclass(frozen=True)
 class DeviceHandle:

@@ -16,7 +16,7 @@ from tuna.artifacts.files import folder_url
 from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Step
 from tuna.libraries.candidate_children import artifact
-from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.candidates import BuildChild, CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
 from tuna.libraries.measurement import build_fault
@@ -59,13 +59,15 @@ class OneStepLibrary(CandidateLibrary):
         own = self.of_rival(item, rival)
         asked = self._options(own)
         job = self._job(own, asked, context)
-        call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        child = self._builder_child(context, str(job.get("body", "")))
+        call = self._caller(child, context, builder=self.builder, job=job)
         propose = functools.partial(call, "propose", self.start_timeout_s)
         try:
             propose()
         except ChildFault as error:
             return Trial(index=rival.index, params=rival.params, **build_fault(error))
-        return self._build(call, propose, rival.index, rival.params, context, asked)
+        building = BuildChild(call, propose, asked.build_timeout_s, context)
+        return self._build(building, rival.index, rival.params)
 
     def _built_and_measured(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         clock = time.monotonic()

@@ -106,6 +106,10 @@ class ResultRecord(NamedTuple):
     device: str
     measured_at: datetime | None  #: UTC
     imported_from: str | None  #: name and digest of the file that it was imported from
+    low_ms: float | None = None  #: 95 % interval of the median
+    high_ms: float | None = None
+    #: job that measured it in turn with the config's other winners; None: it was measured alone
+    final_job_id: int | None = None
 
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
@@ -151,12 +155,13 @@ class ResultSource(Protocol):
         - measured_at: when, where results of several devices compete (`mixed`); else None
         """
 
-    def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
+    def records(self, n_best: int = 1, *, baselines: bool = False) -> Iterator[ResultRecord]:
         """Whole results by config key, environment key, time, solver's name and params: a total
         order.
 
         With `n_best` also up to that number of trials of each config, solver and environment, the
-        result the first of them.
+        result the first of them. With `baselines` also the results of baselines of configs that
+        have others; golden versions have none.
         """
 
     def kinds_without_key(self) -> Mapping[str, int]:

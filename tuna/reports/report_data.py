@@ -197,7 +197,8 @@ class FailureFigures:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """The use of one device between its first and its last measurement."""
+    """The use of the devices with one name, each between the first and the last measurement of its
+    worker."""
 
     name: str
     peak_gflops: float | None

@@ -67,7 +67,8 @@ class SessionTotals:
     devices: int
     cpu_s: float
     processes: int  #: most compile processes at one time
-    idle_share: float | None  #: of the devices, each from its first to its last measurement
+    #: of the devices, each from the first to the last measurement of its worker
+    idle_share: float | None
 
     @property
     def lower_bound_s(self) -> float:
@@ -191,7 +192,8 @@ _TRIALS = (
 
 def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
     whole, causes = Sum(), Counter[str]()
-    devices: dict[str, Sum] = defaultdict(Sum)
+    # the devices of a machine may have one name, and each has a worker of its own
+    devices: dict[tuple[str, str], Sum] = defaultdict(Sum)
     processes: dict[str, Sum] = defaultdict(Sum)
     drained = 0
     for key, part in parts:
@@ -202,7 +204,8 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         if not key.worker:
             continue
         drained += part.attempts
-        (devices[key.device] if key.device else processes[key.worker]).add(*facts)
+        mine = devices[key.device, key.worker] if key.device else processes[key.worker]
+        mine.add(*facts)
     span_s = sum(device.span_s for device in devices.values())
     used_s = sum(min(device.busy_s, device.span_s) for device in devices.values())
     return SessionTotals(
@@ -212,7 +215,7 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         causes=dict(sorted(causes.items())),
         wall_s=whole.span_s,
         device_s=sum(device.busy_s for device in devices.values()),
-        devices=len(devices),
+        devices=max(len({name for name, _ in devices}), most_at_once(devices.values())),
         cpu_s=sum(process.busy_s for process in processes.values()),
         processes=most_at_once(processes.values()),
         idle_share=1 - used_s / span_s if span_s > 0 else None,

@@ -279,7 +279,7 @@ def _unless_imported(column: Any, otherwise: Any) -> Column:
 #: Results that sessions have: measured, or imported.
 SESSIONS = Results(
     find_db,
-    _columns(find_db, *_KEPT, "job_id", "trial_number", "simulated")
+    _columns(find_db, *_KEPT, "job_id", "final_job_id", "trial_number", "simulated")
     | {
         "stored_key": sa.null(),
         "kept_at": find_db.c.updated_at,
@@ -328,12 +328,8 @@ RELEASES = Results(
         "taken_from": _Join(
             find_db,
             _TAKEN_FROM,
-            _columns(find_db, "job_id", "trial_number")
-            | {
-                "present_simulated": find_db.c.simulated,
-                "present_params": find_db.c.params,
-                "measured_by": _MEASURED_BY,
-            },
+            _columns(find_db, "job_id", "final_job_id", "trial_number")
+            | {"present_simulated": find_db.c.simulated, "present_params": find_db.c.params},
             outer=True,
         ),
         "trial": _trial(find_db.c.job_id, find_db.c.trial_number, "taken_from"),

@@ -21,7 +21,7 @@ _COLUMNS = (
     *("config_key", "kind", "driver", "layer", "solver", "family", "algorithm", "params"),
     *("time_ms", "workspace_bytes", "session_id", "source", "noisy", "clock", "simulated"),
     *("environment_id", "times_ms", "max_error", "trial_at", "job_id", "trial_number"),
-    *("worker", "device", "measured_at"),
+    *("worker", "device", "measured_at", "low_ms", "high_ms", "final_job_id"),
 )
 
 
@@ -82,6 +82,9 @@ def _slower(connection: sa.Connection, record: ResultRecord, count: int) -> list
             max_error=row.max_error,
             clock=row.clock,
             measured_at=row.measured_at,
+            low_ms=row.low_ms,
+            high_ms=row.high_ms,
+            final_job_id=None,
         )
         for row in good_trials(connection, record.job_id, record.time_ms, count, other, order=order)
     ]
@@ -124,6 +127,10 @@ def _records(connection: sa.Connection, results: Results) -> Iterator[ResultReco
             row.device or "" if measured else "",
             row.trial_at or row.measured_at if measured else None,
             row.source or None,
+            row.low_ms if measured else None,
+            row.high_ms if measured else None,
+            # a candidate that crashed in finals keeps an earlier time
+            row.final_job_id if measured and row.trial_at == row.measured_at else None,
         )
 
 

@@ -30,6 +30,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.libraries import compressed
 from tuna.libraries.exporter import Entry, Exporter, ExportReport, Pair
 from tuna.libraries.results import KernelOf, ResultEnvironment, ResultRecord, SolverFacts, Spread
+from tuna.vocabulary import BASELINE
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 _ENVIRONMENT = ResultEnvironment(
@@ -126,8 +127,12 @@ class SampleSource:
         names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]  # of a NamedTuple
         return self._stream([row(*(fields[name] for name in names)) for fields in found])
 
-    def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
+    def records(self, n_best: int = 1, *, baselines: bool = False) -> Iterator[ResultRecord]:
         """Yield the samples in the total order; their own trials are no whole records."""
+        found = [sample.record for sample in self._samples]
+        tuned = {one.config_key for one in found if one.family != BASELINE}
+        if not baselines:
+            found = [o for o in found if o.family != BASELINE or o.config_key not in tuned]
 
         def order(record: ResultRecord) -> tuple[Any, ...]:
             return (
@@ -138,7 +143,7 @@ class SampleSource:
                 record.solver,
             )
 
-        return self._stream(sorted((sample.record for sample in self._samples), key=order))
+        return self._stream(sorted(found, key=order))
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Count the samples without a key."""

@@ -25,7 +25,12 @@ _NO_DIGESTS = (
     "../" * 21 + "x",
     "0" * 63 + "\n",
     "0" * 63 + "/",
+    "0" * 64 + ".build",
 )
+
+
+#: A build key; others are made of it.
+_KEY = "5a" * 32
 
 
 class StoreContract:
@@ -116,6 +121,44 @@ class StoreContract:
                 take(digest)
         assert store.put(b"code") == digest
         assert store.get(digest) == elsewhere.get(digest) == b"code"
+
+    def test_a_build_is_found_by_its_key(
+        self, store: ArtifactStore, elsewhere: ArtifactStore
+    ) -> None:
+        """In each process; the last one that was recorded counts."""
+        assert store.find_build(_KEY) is None
+        store.record_build(_KEY, store.put(b"code"))
+        assert store.find_build(_KEY) == elsewhere.find_build(_KEY) == b"code"
+        elsewhere.record_build(_KEY, elsewhere.put(b"other"))
+        assert store.find_build(_KEY) == elsewhere.find_build(_KEY) == b"other"
+        assert store.find_build(_KEY[::-1]) is None
+
+    @pytest.mark.parametrize("damage", [b"evil", None], ids=["other", "gone"])
+    def test_a_build_whose_artifact_is_damaged_is_gone_until_it_is_put_again(
+        self,
+        store: ArtifactStore,
+        elsewhere: ArtifactStore,
+        overwrite: Callable[[str, bytes | None], None],
+        damage: bytes | None,
+    ) -> None:
+        """It is built once more."""
+        digest = store.put(b"code")
+        store.record_build(_KEY, digest)
+        overwrite(digest, damage)
+        assert store.find_build(_KEY) is elsewhere.find_build(_KEY) is None
+        store.record_build(_KEY, store.put(b"code"))
+        assert elsewhere.find_build(_KEY) == b"code"
+
+    @pytest.mark.parametrize("name", _NO_DIGESTS, ids=range(len(_NO_DIGESTS)))
+    def test_a_build_key_that_is_no_hash_is_a_key_error(
+        self, store: ArtifactStore, name: str
+    ) -> None:
+        """It names no file either."""
+        digest = store.put(b"code")
+        with pytest.raises(KeyError):
+            store.record_build(name, digest)
+        with pytest.raises(KeyError):
+            store.find_build(name)
 
     def test_a_full_store_says_so_and_keeps_nothing_of_it(self, full: ArtifactStore) -> None:
         """A worker then returns its chunk."""

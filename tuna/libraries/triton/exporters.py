@@ -1,5 +1,10 @@
 """Exports of tile sizes as folders that vLLM and SGLang load, with a file that says where each came
-from."""
+from.
+
+A consumer's file is for the kernel that it runs: results of Tuna's own kernels are not written. A
+key has the tuned tile only where it is faster beyond doubt, else the consumer's default, for once
+there is a file its reader takes the nearest key of it, and never the default.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +27,9 @@ from tuna.libraries.exporter import (
     ExportTally,
     Findings,
 )
-from tuna.libraries.results import ResultRecord, ResultSource, is_time
-from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS
-from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE, KernelFamily
+from tuna.libraries.results import ResultRecord, ResultSource, is_close, is_time
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL
+from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE, WIDEST_GROUP, KernelFamily
 from tuna.libraries.triton.tiles import TARGETS, Tile, tile_of, tile_text
 from tuna.libraries.triton.tuned_files import (
     GRID,
@@ -45,15 +50,42 @@ class _Answer:
     """Results of one layer: the best tile, and the consumer's default beside it."""
 
     layer: MoeConfig | GemmConfig
+    consumer: str
     best: ResultRecord
     default: ResultRecord
 
     @property
-    def chosen(self) -> ResultRecord:
-        """The result whose tile is written."""
-        assert self.best.time_ms is not None
-        assert self.default.time_ms is not None
-        return self.best if self.default.time_ms >= GAIN * self.best.time_ms else self.default
+    def doubt(self) -> str:
+        """The reason to write the default; empty: the best tile is faster than it by 3 % or more.
+
+        Times of different jobs are minutes apart. They decide only where they are so far apart that
+        finals are not held; where they are close, both must be from the same finals, which measure
+        in turn.
+        """
+        best, default = self.best, self.default
+        assert best.time_ms is not None
+        assert default.time_ms is not None
+        if tile_of(best.params) == tile_of(default.params):
+            return "it is the fastest"
+        if default.time_ms < GAIN * best.time_ms:
+            return "nothing is 3 % faster"
+        if not is_close(default.time_ms, best.time_ms):
+            return ""
+        if best.final_job_id is None or best.final_job_id != default.final_job_id:
+            return "not in the finals of the best tile"
+        low_ms, high_ms = default.low_ms or default.time_ms, best.high_ms or best.time_ms
+        return "" if low_ms > high_ms else "its interval overlaps that of the best tile"
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The facts about the choice, for the file beside."""
+        return {
+            "tile": f"the default: {self.doubt}" if self.doubt else "tuned",
+            "solver": self.best.solver,
+            "session": self.best.session_id,
+            "best": _times(self.best),
+            "default": _times(self.default),
+        }
 
     @property
     def tokens(self) -> int:
@@ -61,12 +93,18 @@ class _Answer:
         return self.layer.tokens if isinstance(self.layer, MoeConfig) else self.layer.m
 
 
+def _times(record: ResultRecord) -> dict[str, Any]:
+    """Return the median, the 95 % interval of it, and the finals that both are from."""
+    names = ("time_ms", "low_ms", "high_ms", "final_job_id")
+    return {name: getattr(record, name) for name in names}
+
+
 class TunedExporter(Exporter[ExportOptions]):
-    """A folder of files; a subclass says whose."""
+    """A folder of files; a subclass says of which kernels."""
 
     is_directory = True
     options = ExportOptions
-    consumer: ClassVar[str]
+    consumers: ClassVar[tuple[str, ...]]
     family: ClassVar[KernelFamily]
 
     def ending(self, source: ResultSource, options: ExportOptions) -> str:
@@ -79,9 +117,9 @@ class TunedExporter(Exporter[ExportOptions]):
         """Write each file with every key of the consumers' grid: a key without a result, or without
         a gain of 3 %, has the consumer's default."""
         files: dict[FileName, list[_Answer]] = defaultdict(list)
-        for answer in _answers(source, self.family, self.consumer, tally.skipped):
+        for answer in _answers(source, self.family, self.consumers, tally.skipped):
             device = answer.best.environment.device
-            files[file_name(answer.layer, device, self.consumer)].append(answer)
+            files[file_name(answer.layer, device, answer.consumer)].append(answer)
         entries, provenance = 0, {}
         for name, answers in sorted(files.items(), key=lambda pair: pair[0].text):
             layers = sorted({_unnamed(one.layer) for one in answers})
@@ -119,27 +157,24 @@ class TunedExporter(Exporter[ExportOptions]):
         """Tiles and origins by key."""
         known = {one.tokens: one for one in answers}
         target = TARGETS[answers[0].best.environment.target]
+        consumer = answers[0].consumer
         tiles: dict[str, Tile] = {}
         origins: dict[str, Any] = {}
-        for tokens in sorted({*GRID, *known}):
-            if tokens in known:
-                answer = known[tokens]
-                tile, won = tile_of(answer.chosen.params), answer.chosen is answer.best
-                origins[str(tokens)] = {
-                    "tile": "tuned" if won else "the default: nothing is 3 % faster",
-                    "solver": answer.best.solver,
-                    "session": answer.best.session_id,
-                    "best_ms": answer.best.time_ms,
-                    "default_ms": answer.default.time_ms,
-                }
-                notes["of which nothing is 3 % faster than the default"] += not won
+        keys = sorted({*GRID, *known})
+        for tokens, after in zip(keys, [*keys[1:], keys[-1]], strict=True):
+            layer, answer = _at(answers[0].layer, tokens), known.get(tokens)
+            if answer is not None and not answer.doubt:
+                last = _at(layer, (tokens + after) // 2)
+                tile = _for_all(self.family, layer, last, tile_of(answer.best.params), consumer)
             else:
-                layer = _at(answers[0].layer, tokens)
-                tile = self.family.canonical(
-                    layer, self.family.default(layer, target, self.consumer), self.consumer
-                )
-                origins[str(tokens)] = {"tile": "the default: not measured"}
-                notes["keys without a result, which have the default"] += 1
+                default = self.family.default(layer, target, consumer)
+                # as the consumer has it, also for the batch sizes between two keys
+                group = {"GROUP_SIZE_M": default["GROUP_SIZE_M"]}
+                tile = {**self.family.canonical(layer, default, consumer), **group}
+                doubt = answer.doubt if answer is not None else "not measured"
+                notes[f"the default is written: {doubt}"] += 1
+            none = {"tile": "the default: not measured"}
+            origins[str(tokens)] = none if answer is None else answer.origin
             tiles[str(tokens)] = dict(json.loads(tile_text(tile)))
         return tiles, origins
 
@@ -169,7 +204,7 @@ class VllmMoeExporter(TunedExporter):
     """The folder that VLLM_TUNED_CONFIG_FOLDER names."""
 
     form, title, endings = "vllm-moe", "folder of vLLM's experts", (".vllm-moe",)
-    consumer, family = "vllm", MOE
+    consumers, family = ("vllm",), MOE
 
     def contents(
         self, name: FileName, tiles: Mapping[str, Tile], version: str
@@ -182,7 +217,7 @@ class SglangMoeExporter(TunedExporter):
     """The folder that SGLANG_MOE_CONFIG_DIR names; both products of a layer have the same tiles."""
 
     form, title, endings = "sglang-moe", "folder of SGLang's experts", (".sglang-moe",)
-    consumer, family = "sglang", MOE
+    consumers, family = ("sglang",), MOE
 
     def contents(
         self, name: FileName, tiles: Mapping[str, Tile], version: str
@@ -198,10 +233,11 @@ class SglangMoeExporter(TunedExporter):
 
 
 class BlockFp8Exporter(TunedExporter):
-    """Files for vLLM's own folder `quantization/utils/configs`: it has no setting for another."""
+    """Files for the folder `configs` beside the kernel in either package, which has no setting for
+    another. The spelling of a name says whose it is, and neither reads the other's."""
 
-    form, title, endings = "block-fp8", "folder of vLLM's block-wise products", (".block-fp8",)
-    consumer, family = "vllm", BLOCK_FP8
+    form, title, endings = "block-fp8", "folder of block-wise fp8 products", (".block-fp8",)
+    consumers, family = ("vllm", "sglang"), BLOCK_FP8
 
 
 class WinnersExporter(Exporter[ExportOptions]):
@@ -219,15 +255,24 @@ class WinnersExporter(Exporter[ExportOptions]):
     ) -> int:
         """Write tiles by architecture, kernel and label of the layer; a default where it is the
         fastest."""
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        for record in source.records():
-            name = record.solver.removesuffix(DEFAULT)
-            if name not in DESCRIPTIONS or not is_time(record.time_ms):
+        fastest: dict[tuple[str, str, str], ResultRecord] = {}
+        versions: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        for record in source.records(baselines=True):
+            name = _kernel_name(record)
+            if not name or not is_time(record.time_ms):
                 tally.skipped["of another library, or without a time"] += 1
                 continue
-            kernels = found.setdefault(record.environment.arch, {}).setdefault(name, {})
+            place = record.environment.arch, name, record.label
             # in order of time, so the first is the fastest
-            kernels.setdefault(record.label, dict(tile_of(record.params)))
+            fastest.setdefault(place, record)
+            versions[place].add(record.config_key)
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for (arch, name, label), record in fastest.items():
+            if len(versions[arch, name, label]) > 1:
+                tally.skipped["versions of a kernel's file have the same label"] += 1
+                continue
+            tile = dict(json.loads(record.params))
+            found.setdefault(arch, {}).setdefault(name, {})[label] = tile
         layers = [label for kernels in found.values() for one in kernels.values() for label in one]
         tally.configs = len(set(layers))
         text = json.dumps({"format": self.form, "tiles": found}, indent=1, sort_keys=True)
@@ -253,6 +298,15 @@ class WinnersExporter(Exporter[ExportOptions]):
         yield from rows
 
 
+def _kernel_name(record: ResultRecord) -> str:
+    """The name of a kernel in a file of tiles: that of its solver, or of the function that came in
+    a file; empty for results of others."""
+    solver = record.solver.removesuffix(DEFAULT)
+    if solver == USER_KERNEL:
+        return str(json.loads(record.config)["function"])
+    return solver if solver in DESCRIPTIONS else ""
+
+
 def check_folders(
     by_form: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Findings
 ) -> None:
@@ -264,26 +318,26 @@ def check_folders(
 
 
 def _answers(
-    source: ResultSource, family: KernelFamily, consumer: str, skipped: Counter[str]
+    source: ResultSource, family: KernelFamily, consumers: Sequence[str], skipped: Counter[str]
 ) -> Iterator[_Answer]:
-    """The layers of a family, measured with the consumer's kernel or with ours."""
-    best: dict[str, ResultRecord] = {}
-    defaults: dict[str, ResultRecord] = {}
-    for record in source.records():
+    """The layers of a family that were measured with a consumer's kernel."""
+    best: dict[tuple[str, str], ResultRecord] = {}
+    defaults: dict[tuple[str, str], ResultRecord] = {}
+    for record in source.records(baselines=True):
         description = DESCRIPTIONS.get(record.solver.removesuffix(DEFAULT))
         if description is None or description.family is not family:
             skipped["of a kernel of another kind"] += 1
-        elif description.package not in ("", consumer):
-            skipped["of another consumer's kernel"] += 1
+        elif description.package not in consumers:
+            skipped[f"of a kernel that {' or '.join(consumers)} does not run"] += 1
         elif not is_time(record.time_ms) or not record.environment.device:
             skipped["without a time or without the name of its device"] += 1
         else:
             # in order of time, so the first is the fastest
             found = defaults if record.solver.endswith(DEFAULT) else best
-            found.setdefault(record.config_key, record)
+            found.setdefault((record.config_key, description.package), record)
     for key in sorted(best.keys() | defaults.keys()):
         if key in best and key in defaults:
-            yield _Answer(_layer(best[key]), best[key], defaults[key])
+            yield _Answer(_layer(best[key]), key[1], best[key], defaults[key])
         else:
             skipped["whose default was not measured, or nothing else"] += 1
 
@@ -298,6 +352,24 @@ def _layer(record: ResultRecord) -> MoeConfig | GemmConfig:
         found = from_json(values)
     assert isinstance(found, MoeConfig | GemmConfig)
     return found
+
+
+def _for_all(
+    family: KernelFamily,
+    layer: MoeConfig | GemmConfig,
+    last: MoeConfig | GemmConfig,
+    tile: Tile,
+    consumer: str,
+) -> Tile:
+    """Return the tile of a key for all batch sizes up to the last that has it as the nearest.
+
+    A group of all rows of tiles at the key, of whatever size, is one for the last of them too: a
+    smaller one would read the other matrix several times.
+    """
+    widest = {**tile, "GROUP_SIZE_M": WIDEST_GROUP}
+    if family.canonical(layer, widest, consumer) != family.canonical(layer, tile, consumer):
+        return tile
+    return family.canonical(last, widest, consumer)
 
 
 def _at(layer: MoeConfig | GemmConfig, tokens: int) -> MoeConfig | GemmConfig:

@@ -29,8 +29,8 @@ class KernelFamily:
 
     name: str
     kind: str  #: of its configs
-    fits: Callable[[Config, Target], bool]
     #: the last argument is the consumer, as in `Description.package`
+    fits: Callable[[Config, Target, str], bool]
     plan: Callable[[Config, Tile, Target, str], Plan]
     points: Callable[[Config, Target], Iterator[Tile]]
     default: Callable[[Config, Target, str], Tile]
@@ -50,7 +50,7 @@ def _with_amd(tile: Tile, target: Target) -> Tile:
     """The default of a consumer with what AMD's compiler takes where a file says nothing."""
     if target.backend != "hip":
         return tile
-    return {**tile, "num_stages": 2, "waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 1}
+    return {**tile, "num_stages": 2, "waves_per_eu": 0, "matrix_instr_nonkdim": 0, "kpack": 1}
 
 
 def _tiles(rows: int, columns: int, tile: Tile) -> tuple[int, int, int]:
@@ -78,12 +78,14 @@ _GEMM_AXES: Mapping[str, Sequence[int]] = {
     "num_warps": (4, 8),
     "num_stages": (2, 3, 4),
 }
+#: Rows of tiles in the largest group that consumers' tuners try.
+WIDEST_GROUP = 64
 #: The space of vLLM's and SGLang's tuners of block-wise fp8 products.
 _BLOCK_FP8_AXES: Mapping[str, Sequence[int]] = {
     "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_N": (32, 64, 128, 256),
     "BLOCK_SIZE_K": (64, 128),
-    "GROUP_SIZE_M": (1, 16, 32, 64),
+    "GROUP_SIZE_M": (1, 16, 32, WIDEST_GROUP),
     "num_warps": (4, 8),
     "num_stages": (2, 3, 4, 5),
 }
@@ -107,7 +109,7 @@ def _is_fp8(config: GemmConfig, target: Target) -> bool:
     return config.data_type is target.fp8 and config.c_type in _WIDE
 
 
-def _gemm_fits(config: Config, target: Target) -> bool:
+def _gemm_fits(config: Config, target: Target, consumer: str) -> bool:
     if not _is_packed(config) or _gemm(config).scale_a or _gemm(config).scale_b:
         return False
     half = _gemm(config).data_type in (DataType.BF16, DataType.FP16)
@@ -127,9 +129,11 @@ def block_sizes(config: GemmConfig) -> tuple[int, int] | None:
     return (block_n, block_k) if fits else None
 
 
-def _block_fp8_fits(config: Config, target: Target) -> bool:
+def _block_fp8_fits(config: Config, target: Target, consumer: str) -> bool:
     if not _is_packed(config) or not _gemm(config).trans_b:
         return False
+    if consumer == "sglang" and target.backend == "hip":
+        return False  # there it has another kernel for small grids, and changes BLOCK_SIZE_K
     return _is_fp8(_gemm(config), target) and block_sizes(_gemm(config)) is not None
 
 
@@ -157,7 +161,8 @@ def _gemm_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Pla
             Buffer("b_scale", "fp32", (wide, deep), "input"),
         ]
         arguments |= {"a_scale_ptr": "a_scale", "b_scale_ptr": "b_scale"}
-        arguments |= {"group_n": block_n, "group_k": block_k, "needs_masking": k % block_k != 0}
+        arguments |= {"group_n": block_n, "group_k": block_k}
+        arguments |= {"needs_masking": k % tile["BLOCK_SIZE_K"] != 0}
         arguments |= {"stride_asm": deep, "stride_ask": 1, "stride_bsk": 1, "stride_bsn": deep}
         # the names that vLLM's and SGLang's kernel has
         old = {"A": "a", "B": "b", "C": "c", "As": "a_scale", "Bs": "b_scale"}
@@ -172,7 +177,8 @@ def _gemm_default(config: Config, target: Target, consumer: str) -> Tile:
 
 def _block_fp8_default(config: Config, target: Target, consumer: str) -> Tile:
     block_n, block_k = block_sizes(_gemm(config)) or (128, 128)
-    return _with_amd(dict(zip(AXES, (64, block_n, block_k, 32, 4, 2), strict=True)), target)
+    values = (64, block_n, block_k, 32, 4, 3 if consumer == "sglang" else 2)
+    return _with_amd(dict(zip(AXES, values, strict=True)), target)
 
 
 def _block_fp8_points(config: Config, target: Target) -> Iterator[Tile]:
@@ -205,7 +211,7 @@ _MOE_AXES: Mapping[str, Sequence[int]] = {
     "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_N": (32, 64, 128, 256),
     "BLOCK_SIZE_K": (64, 128, 256),
-    "GROUP_SIZE_M": (1, 16, 32, 64),
+    "GROUP_SIZE_M": (1, 16, 32, WIDEST_GROUP),
     "num_warps": (4, 8),
     "num_stages": (2, 3, 4, 5),
 }
@@ -216,7 +222,7 @@ def _moe(config: Config) -> MoeConfig:
     return config
 
 
-def _moe_fits(config: Config, target: Target) -> bool:
+def _moe_fits(config: Config, target: Target, consumer: str) -> bool:
     return isinstance(config, MoeConfig) and (config.scheme != FP8 or target.fp8 is not None)
 
 
@@ -234,14 +240,14 @@ def _moe_points(config: Config, target: Target) -> Iterator[Tile]:
 def _moe_default(config: Config, target: Target, consumer: str) -> Tile:
     """Return the default of SGLang 0.5, or of vLLM 0.33: older ones have others."""
     layer = _moe(config)
-    values = (_sglang_default if consumer == "sglang" else _vllm_default)(layer)
+    values = _sglang_default(layer) if consumer == "sglang" else _vllm_default(layer, target)
     return _with_amd(dict(zip(AXES, values, strict=True)), target)
 
 
-def _vllm_default(layer: MoeConfig) -> Sequence[int]:
+def _vllm_default(layer: MoeConfig, target: Target) -> Sequence[int]:
     m = layer.tokens
     if layer.block_n:
-        few = m <= 8 and layer.block_n % 64 == 0
+        few = m <= 8 and layer.block_n % 64 == 0 and target.backend == "cuda"
         stages = 4 if few and m <= 4 else 3
         wide, group = 64 if few else layer.block_n, 1 if m <= 16 else 32
         return 16 if m <= 64 else 64, wide, layer.block_k, group, 4, stages
