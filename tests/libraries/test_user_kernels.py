@@ -12,10 +12,13 @@ import pytest
 
 from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
+from tuna.libraries.kernels import Past
+from tuna.libraries.search.proposal import propose
 from tuna.libraries.triton import kernel_import
 from tuna.libraries.triton.artifact import Answer, Artifact, BadArtifact, Buffer, Launch, from_bytes
 from tuna.libraries.triton.device_problems import DeviceProblem
 from tuna.libraries.triton.kernel_import import read_kernel
+from tuna.libraries.triton.space import TileSpace
 from tuna.libraries.triton.tiles import TARGETS, Tile, tile_of, tile_text
 from tuna.libraries.triton.user_file import parse
 from tuna.libraries.triton.user_kernel import UserKernel, check
@@ -230,6 +233,29 @@ def test_candidates_are_the_valid_points_and_the_default_is_one_of_them() -> Non
     for wrong in ('{"BLOCK": 256}', '{"BLOCK": 256, "num_warps": 4, "x": 1}'):
         with pytest.raises(BadInput, match="no params"):
             tile_of(wrong, kernel.tile_names)
+
+
+def test_a_search_proposes_each_candidate_once_and_the_default_first() -> None:
+    kernel = UserKernel(parse(SOFTMAX, "softmax.py"))
+    config = at(kernel, SHAPE)
+    space, past = TileSpace(kernel, config, SM90), list[Past]()
+    while found := propose(space, past, count=5, seed=3, strategy="exhaustive"):
+        past += [Past(params, 1.0 + len(past)) for params in found]
+    assert past[0].params == '{"BLOCK": 1024, "num_warps": 4}'
+    assert sorted(one.params for one in past) == sorted(
+        tile_text(tile) for tile in kernel.space(config, SM90).tiles
+    )
+    features = space.features_of(past[0].params, at(kernel, {"rows": 96, "columns": 700}))
+    assert features is not None
+    assert (features["BLOCK"], features["programs of launch 0"]) == (1024, 96)
+    # as the kernels of Tuna's own families call them
+    text = SOFTMAX.replace("x_ptr", "a_ptr").replace("y_ptr", "b_ptr")
+    other = UserKernel(parse(text.replace("BLOCK", "BLOCK_SIZE_K"), "softmax.py"))
+    alike = TileSpace(other, at(other, SHAPE), SM90)
+    assert alike.features(next(alike.points())).keys() == {
+        *("BLOCK_SIZE_K", "num_warps", "programs of launch 0")
+    }
+    assert space.features_of('{"BLOCK": 256}') is space.point_of('{"BLOCK": 256}') is None
 
 
 def test_the_right_answer_is_known_where_the_device_is_checked() -> None:

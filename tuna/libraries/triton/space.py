@@ -12,7 +12,7 @@ from tuna.errors import BadInput
 from tuna.libraries.search.cost_model import Features
 from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.triton.artifact import ELEMENT_BYTES
-from tuna.libraries.triton.descriptions import TunedKernel
+from tuna.libraries.triton.descriptions import Description, TunedKernel
 from tuna.libraries.triton.tiles import KernelCall, Plan, Target, Tile, tile_of, tile_text
 
 #: Mutations of a point that are tried until one is a point of the space.
@@ -94,21 +94,20 @@ class TileSpace(Space):
         if shared:
             found |= {"shared bytes": shared, "resident tiles": self._target.shared_bytes // shared}
         for number, call in enumerate(plan.calls):
-            launch = {"programs": math.prod(call.grid), **_product(plan, call, tile)}
+            launch: dict[str, float] = {"programs": math.prod(call.grid)}
+            if isinstance(self._description, Description):
+                launch |= _product(plan, call, tile)
             found |= {f"{name} of launch {number}": value for name, value in launch.items()}
         return found
 
 
 def _product(plan: Plan, call: KernelCall, tile: Tile) -> Mapping[str, float]:
-    """Return the features of a launch that is a matrix product, or one for each expert; none for
-    any other.
+    """Return the features of a launch that is a matrix product, or one for each expert.
 
     How many rows an expert has is not known: those of Poisson's distribution are assumed, for
     experts without any are not met.
     """
     given, buffers = call.arguments, {one.name: one for one in plan.buffers}
-    if not {"a_ptr", "b_ptr", "BLOCK_SIZE_K"} <= given.keys():
-        return {}
     a, b = (buffers[str(given[name])] for name in ("a_ptr", "b_ptr"))
     rows = given.get("M") or given["num_valid_tokens"]
     columns, depth = given["N"], given["K"]

@@ -1,6 +1,6 @@
 """Times of the parts of a run, such as a model's functions.
 
-Revision: 0036
+Revision: 0037
 """
 
 import sqlalchemy as sa
@@ -8,8 +8,8 @@ from alembic import op
 
 from tuna.db.types import LongText
 
-revision = "0036"
-down_revision = "0035"
+revision = "0037"
+down_revision = "0036"
 branch_labels = None
 depends_on = None
 
