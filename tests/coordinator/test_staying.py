@@ -55,7 +55,7 @@ def stay(
     monkeypatch.setattr(session_run, "connect", lambda _: redis_client)
     monkeypatch.setattr(session_run, "make_celery", lambda _: worker)
     return lambda stop, **hooks: run_sessions(
-        engine, get_settings(), None, events=RunEvents(**hooks), stop=stop
+        engine, get_settings(), None, events=RunEvents(**hooks, stop=stop)
     )
 
 

@@ -11,33 +11,13 @@ from tuna import golden
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.exports.registry import line_names
-from tuna.golden import (
-    BuildReport,
-    Explanation,
-    PromotionReport,
-    Version,
-    check_gate,
-    current,
-    to_markdown,
-)
-
-__all__ = [
-    "BuildReport",
-    "Explanation",
-    "PromotionReport",
-    "Version",
-    "build",
-    "check_gate",
-    "current",
-    "explain",
-    "explain_line",
-    "promote",
-    "report",
-    "report_session",
-    "rollback",
-    "to_markdown",
-    "versions",
-]
+from tuna.golden import BuildReport as BuildReport
+from tuna.golden import Explanation as Explanation
+from tuna.golden import PromotionReport as PromotionReport
+from tuna.golden import Version as Version
+from tuna.golden import check_gate as check_gate
+from tuna.golden import current as current
+from tuna.golden import to_markdown as to_markdown
 
 
 def build(

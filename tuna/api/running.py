@@ -73,7 +73,7 @@ def enqueue(
         raise BadInput("A coordinator that stays serves all sessions.")
     if on_progress is not None:
         events = replace(events, on_progress=on_progress)
-    return _work_through(session_id, steps, lambda _: (), policy, events, stop=stop)
+    return _work_through(session_id, steps, lambda _: (), policy, replace(events, stop=stop))
 
 
 def _work_through(
@@ -83,7 +83,6 @@ def _work_through(
     policy: str | None,
     events: RunEvents,
     on_log: Callable[[Path], None] | None = None,
-    stop: threading.Event | None = None,
     lasting: LastingWorkers | None = None,
 ) -> Progress:
     settings = get_settings()
@@ -109,7 +108,6 @@ def _work_through(
             workers=workers,
             lasting=lasting,
             events=events,
-            stop=stop,
         )
     if session_id is None:
         return found

@@ -162,7 +162,7 @@ def total(parts: Mapping[int, Progress]) -> Progress:
 
 @dataclass(frozen=True)
 class RunEvents:
-    """Callbacks of a run."""
+    """Callbacks of a run, and what ends it."""
 
     on_progress: Callable[[Progress], None] = lambda _: None
     #: as of `local_workers`, when they end before their work
@@ -173,6 +173,8 @@ class RunEvents:
     on_stored: Callable[[Collection[int]], None] = lambda _: None
     #: with a session that has no open jobs any more, and its progress, where the coordinator stays
     on_ended: Callable[[int, Progress], None] = lambda *_: None
+    #: the run goes on until it is set, whether there are jobs or not
+    stop: threading.Event | None = None
 
 
 def run_sessions(
@@ -184,16 +186,15 @@ def run_sessions(
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
     lasting: LastingWorkers | None = None,
     events: RunEvents | None = None,
-    stop: threading.Event | None = None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
     meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
-    with the run, or are `lasting` ones. With `stop` it stays until that is set, whether there are
-    jobs or not.
+    with the run, or are `lasting` ones.
     """
     events = events or RunEvents()
+    stop = events.stop
     quarantine = Quarantine(engine)
     _load_followers(engine, session_ids, steps, quarantine)
     with reading(engine) as connection:
@@ -206,7 +207,7 @@ def run_sessions(
             name in {step.name for step in work.steps} for work in works
         ):
             works[0].library.step(name)
-    watch = _Watch(engine, works, session_ids, steps, events, quarantine, stays=stop is not None)
+    watch = _Watch(engine, works, session_ids, steps, events, quarantine)
     state = watch.now()
     if not state.unfinished and stop is None:
         if quarantine.faults:
@@ -296,8 +297,6 @@ class _Watch:
         steps: Sequence[str],
         events: RunEvents,
         quarantine: Quarantine,
-        *,
-        stays: bool,
     ) -> None:
         self._engine = engine
         self._quarantine = quarantine
@@ -306,7 +305,7 @@ class _Watch:
         self._session_ids = session_ids
         self._steps = steps
         self._events = events
-        self._stays = stays
+        self._stays = events.stop is not None
         self._counts = Throttle(_COUNT_EVERY_S, _COUNT_SHARE)
         self._idle_counts = Throttle(share=_IDLE_COUNT_SHARE)
         self._still = Throttle()

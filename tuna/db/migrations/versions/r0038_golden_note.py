@@ -1,6 +1,6 @@
 """Who promoted a golden version, with what note.
 
-Revision: 0036
+Revision: 0038
 """
 
 import sqlalchemy as sa
@@ -8,8 +8,8 @@ from alembic import op
 
 from tuna.db.types import LongText
 
-revision = "0036"
-down_revision = "0035"
+revision = "0038"
+down_revision = "0037"
 branch_labels = None
 depends_on = None
 
