@@ -1,6 +1,6 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
-from tuna import golden as golden
+from tuna.api import golden as golden
 from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model
@@ -118,6 +118,7 @@ from tuna.api.sessions import set_session as set_session
 from tuna.api.sessions import warm_starts as warm_starts
 from tuna.api.sessions import watcher as watcher
 from tuna.api.sessions import workers_aside as workers_aside
+from tuna.api.sessions import write_timeline as write_timeline
 from tuna.api.workers import Worker as Worker
 from tuna.api.workers import WorkerBoards as WorkerBoards
 from tuna.api.workers import count_workers as count_workers

@@ -134,6 +134,18 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
     )
 
 
+def check_not_upgraded(engine: sa.Engine) -> None:
+    """Raise SchemaError if the schema has been upgraded since `open_database`, or is being
+    upgraded."""
+    require(engine, embedded=False)
+    if engine.dialect.name != "sqlite":  # where a revision and its number are one transaction
+        with reading(engine) as connection:
+            if connection.execute(sa.text("SELECT IS_USED_LOCK('tuna_schema')")).scalar():
+                raise SchemaError(
+                    "The database is being upgraded.", hint="start it again after that"
+                )
+
+
 def upgrade(engine: sa.Engine) -> None:
     """Upgrade the database to HEAD, safe to call concurrently, and again where one was cut off.
 
