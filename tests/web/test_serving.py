@@ -21,9 +21,11 @@ import pytest
 import sqlalchemy as sa
 from private_servers import wait_until
 
+from tuna.db import requests
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.db.models import RequestRow, TrialRow
+from tuna.requests import uploads
 
 
 @contextmanager
@@ -162,4 +164,11 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
     with reading(open_database()) as connection:
         jobs = sa.select(sa.func.count(), sa.func.count(TrialRow.job_id.distinct()))
         assert connection.execute(jobs.select_from(TrialRow)).one() == (60, 60)
+    for path in (home / "uploads").iterdir():
+        os.utime(path, (0, 0))
+    uploads.sweep()
     assert not list((home / "uploads").iterdir())
+    with reading(open_database()) as connection:
+        needed = requests.files(connection)
+    kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
+    assert {*kept} <= needed  # example has no artifacts of its own

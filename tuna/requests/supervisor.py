@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between two looks, and requests that are worked on at a time.
 _EVERY_S, _AT_A_TIME = 0.5, 2
+#: Seconds between two looks for files that killed processes left.
+_SWEEP_EVERY_S = 60.0
 #: Seconds until a process that ended too early is started again, doubled each time, and those
 #: after which it counts as one that works.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _WORKS_S = 0.5, 15.0, 30.0
@@ -95,12 +97,14 @@ class Supervisor:
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            uploads.sweep()
+        swept_at = 0.0
         try:
             while not self._ends.wait(_EVERY_S):
                 try:
                     self._look()
+                    if not swept_at or time.monotonic() - swept_at > _SWEEP_EVERY_S:
+                        uploads.sweep()
+                        swept_at = time.monotonic()
                 except Exception as error:  # the next look may succeed
                     level = log.warning if server_errors.is_passing(error) else log.error
                     level("requests not looked at", error=str(error)[:300])

@@ -35,7 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Name of a file that is in the store too: the digest, before what makes the name its own.
 _STORED = re.compile(r"([0-9a-f]{64})\.[0-9a-f]{16}", re.ASCII)
 #: Seconds after which a file of nobody was left by a process that was killed.
-_LEFT_S = 60.0
+_LEFT_S = 5.0
 #: Bounds of a .pt2 file, a zip archive: its directory, and a pickle in it.
 _DIRECTORY_BYTES, _PICKLE_BYTES = 4 << 20, 16 << 20
 #: What torch.save's pickles of tensors call; what loads such a file lets them call even less.

@@ -1,6 +1,6 @@
 """Requests of visitors of the service.
 
-Revision: 0038
+Revision: 0039
 """
 
 import sqlalchemy as sa
@@ -9,8 +9,8 @@ from alembic import op
 from tuna.db.models import TABLE_OPTIONS
 from tuna.db.types import LongText, UtcDateTime
 
-revision = "0038"
-down_revision = "0037"
+revision = "0039"
+down_revision = "0038"
 branch_labels = None
 depends_on = None
 
