@@ -27,6 +27,8 @@ from tuna.requests.known import ExactResult
 from tuna.requests.uploads import folder, forget
 from tuna.vocabulary import RequestState
 
+#: Numbers of a built model, which hold for whoever gets it.
+FACTS = ("layers", "exact", "complete", "time_ms", "untuned_ms", "errors", "device")
 #: Bytes of an answer that are sent at a time.
 PART_BYTES = 1 << 20
 
@@ -157,12 +159,13 @@ def _answer_model(request: TuningRequest) -> None:
         earlier = requests.answers(connection, "model", request.upload, request.session_id or 0)
     for one in earlier:
         before = Asked.model_validate(one.wanted)
-        same = all(getattr(before, name) == getattr(asked, name) for name in ("batch", "shapes"))
-        if not (same and before.name == asked.name and one.progress.get("complete")):
+        fields = ("name", "batch", "shapes", "untuned")
+        same = all(getattr(before, name) == getattr(asked, name) for name in fields)
+        if not (same and one.progress.get("complete")):
             continue
         if asked.target_ms is None or one.progress["time_ms"] <= asked.target_ms:
-            facts = {name: one.progress[name] for name in ("layers", "exact", "time_ms", "errors")}
-            facts |= {"complete": True, "as_of": one.id}
+            facts = {name: one.progress[name] for name in FACTS if name in one.progress}
+            facts |= {"as_of": one.id}
             values = {
                 "tag": one.tag,
                 "files": requests.files_text(one.files),

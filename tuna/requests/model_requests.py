@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -185,7 +186,8 @@ class ModelRequestWork:
         self._watch.look(step="build")
         with tempfile.TemporaryDirectory(dir=folder()) as place:
             path = Path(place) / name
-            built = api.build_model(self._request.tag, path, work=work)
+            checks = api.Checks(rivals=False, untuned=self._asked.untuned)
+            built = api.build_model(self._request.tag, path, work=work, checks=checks)
             with reading(open_database()) as connection:
                 found = known.exact(connection, self._environment, list(layers))
             arch = self._environment.arch
@@ -196,11 +198,14 @@ class ModelRequestWork:
                 "coverage.json": json_text(coverage, indent=1).encode(),
             }
             self._watch.look()
-            facts = {
+            facts: dict[str, object] = {
                 "layers": len(layers),
                 "exact": len(found),
                 "complete": len(found) == len(layers),
                 "time_ms": built.time_ms,
                 "errors": dict(built.errors),
+                "device": built.device,
             }
+            if untuned := built.times_ms.get("untuned"):
+                facts["untuned_ms"] = statistics.median(untuned)
             answers.finish(self._watch.request, Answer(state, documents, message), **facts)
