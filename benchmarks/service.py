@@ -21,10 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -68,60 +67,59 @@ class Visitor:
     """Somebody with a token, who speaks HTTP."""
 
     def __init__(self, address: str, token: str) -> None:
-        self._address, self._token = address, token
+        self._host = address.partition("//")[2]
+        self._headers = {"authorization": f"Bearer {token}"}
 
     def get(self, path: str) -> bytes:
         """Return what is there."""
-        return self._send(urllib.request.Request(f"{self._address}{path}"))
+        return self._ask("GET", path)
 
     def submit(self, path: Path, **fields: object) -> dict[str, Any]:
         """Submit a file; return the request."""
         boundary = uuid.uuid4().hex
-        parts = [
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in fields.items()
-        ]
-        head = (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{path.name}"'
-        )
-        body = "".join(parts).encode() + f"{head}\r\n\r\n".encode() + path.read_bytes()
-        sent = urllib.request.Request(
-            f"{self._address}/v1/requests", body + f"\r\n--{boundary}--\r\n".encode(), method="POST"
-        )
-        sent.add_header("content-type", f"multipart/form-data; boundary={boundary}")
-        found: dict[str, Any] = json.loads(self._send(sent))
+        head = f"--{boundary}\r\nContent-Disposition: form-data; name="
+        parts = [f'{head}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
+        parts.append(f'{head}"file"; filename="{path.name}"\r\n\r\n')
+        body = "".join(parts).encode() + path.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
+        kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
+        found: dict[str, Any] = json.loads(self._ask("POST", "/v1/requests", body, kind))
         return found
 
     def ended(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Watch a request by its events; return it once it is over."""
-        path = f"{self._address}/v1/requests/{request['id']}/events"
         last = ""
-        while True:
-            with contextlib.suppress(OSError), self._open(urllib.request.Request(path)) as stream:
-                for line in stream:
-                    if not line.startswith(b"data: {"):
-                        continue
-                    found: dict[str, Any] = json.loads(line[6:])
-                    shown = f"{found['state']} {found['progress']}"
-                    if shown != last:
-                        last = shown
-                        _say(f"  request {found['id']}: {shown}")
-                    if found["ended_at"] is not None:
-                        if found["state"] not in ("built", "known"):
-                            raise SystemExit(f"{found['state']}: {found['message']}")
-                        return found
+        for line in self._lines(f"/v1/requests/{request['id']}/events"):
+            if line.startswith(b"data: {"):
+                found: dict[str, Any] = json.loads(line[6:])
+                shown = f"{found['state']} {found['progress']}"
+                if shown != last:
+                    last = shown
+                    _say(f"  request {found['id']}: {shown}")
+                if found["ended_at"] is not None:
+                    if found["state"] not in ("built", "known"):
+                        raise SystemExit(f"{found['state']}: {found['message']}")
+                    return found
+        raise SystemExit("the events ended")
 
-    def _open(self, request: urllib.request.Request) -> Any:
-        request.add_header("authorization", f"Bearer {self._token}")
-        return urllib.request.urlopen(request, timeout=60)
+    def _lines(self, path: str) -> Iterator[bytes]:
+        with contextlib.closing(self._connection()) as connection:
+            connection.request("GET", path, headers=self._headers)
+            with connection.getresponse() as answer:
+                yield from answer
 
-    def _send(self, request: urllib.request.Request) -> bytes:
-        try:
-            with self._open(request) as answer:
-                found: bytes = answer.read()
-                return found
-        except urllib.error.HTTPError as error:
-            raise SystemExit(f"{error.code}: {error.read().decode()}") from None
+    def _ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        with contextlib.closing(self._connection()) as connection:
+            connection.request(method, path, body, {**self._headers, **(headers or {})})
+            with connection.getresponse() as answer:
+                found = answer.read()
+        if answer.status >= 400:
+            raise SystemExit(f"{answer.status}: {found.decode()}")
+        return found
+
+    def _connection(self) -> HTTPConnection:
+        return HTTPConnection(self._host, timeout=60)
 
 
 class _Run:

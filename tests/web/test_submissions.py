@@ -18,7 +18,7 @@ from jobs_builder import make_jobs
 
 from tuna import api
 from tuna.api.documents import json_text
-from tuna.db import sessions
+from tuna.db import requests, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, RequestRow, Session
 from tuna.libraries.registry import get_library
@@ -326,23 +326,22 @@ def test_a_request_is_streamed_whenever_it_changed(
     there: None, holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visitor = holder("submit")
-    number = visitor.post("/v1/requests", json=ASKED).json()["id"]
+    numbers = [visitor.post("/v1/requests", json=ASKED).json()["id"] for _ in range(2)]
     monkeypatch.setattr("tuna.web.events._EVERY_S", 0.0)
     live = Live(submissions.RequestTexts({"json": json_text}))
 
-    async def watch() -> list[str]:
+    async def watch(number: int) -> list[str]:
         states = []
         async for text in live.watch(number, "json"):
             states.append(json.loads(text)["state"])
             if len(states) == 1:
                 visitor.post(f"/v1/requests/{number}/cancel")
             else:
-                visitor_deletes(number)
+                with writing(api.open_database()) as connection:
+                    requests.remove(connection, number)
         return states
 
-    assert asyncio.run(watch()) == ["accepted", "canceled"]
+    async def watch_both() -> list[list[str]]:
+        return [await watch(number) for number in numbers]  # the second when nobody watches
 
-
-def visitor_deletes(number: int) -> None:
-    with writing(api.open_database()) as connection:
-        connection.execute(sa.delete(RequestRow).where(RequestRow.id == number))
+    assert asyncio.run(watch_both()) == [["accepted", "canceled"]] * 2

@@ -60,7 +60,7 @@ class Asked(BaseModel):
     )
 
     untuned: bool = Field(
-        False, description="time a model in turn with what TVM makes of it untuned, which takes long"
+        False, description="time a model in turn with the untuned one too, which takes long"
     )
 
     def digest(self, kind: Kind, upload: str) -> str:
