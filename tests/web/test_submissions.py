@@ -123,6 +123,7 @@ def test_a_visitor_sees_cancels_and_takes_away_its_own_requests_alone(
             assert reader.request(method, path).status_code == 403, path
     assert reader.get(f"/v1/requests/{number}").status_code == 200
     assert reader.post("/v1/requests", json=ASKED).status_code == 403
+    assert reader.get(f"/v1/requests/{2**70}").status_code == 422
     assert admin.post(f"/v1/requests/{number}/cancel").status_code == 200
     assert owner.get(f"/v1/requests/{number}").json()["state"] == "canceled"
     assert owner.post(f"/v1/requests/{number}/cancel").status_code == 409

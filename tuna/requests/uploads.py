@@ -103,17 +103,20 @@ class Upload:
     def close(self) -> None:
         """Remove it."""
         if self._stored:
-            forget(self.digest)
+            forget(self.digest, mine=self._path)
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what it has not written may not fit
             self.file.close()
 
 
-def forget(*digests: str) -> None:
-    """Remove artifacts that no request, model or job needs."""
+def forget(*digests: str, mine: Path | None = None) -> None:
+    """Remove artifacts that no request, model or job needs, nor an upload but `mine`, whose request
+    is not written down yet."""
     with reading(open_database()) as connection:
         needed = requests.files(connection) | networks.files(connection)
         needed |= needed_artifacts.needed(connection, digests)
+    names = {path.name for path in folder().iterdir() if path != mine}
+    needed |= {found[1] for name in names if (found := _STORED.fullmatch(name))}
     if unneeded := sorted({*digests} - needed - {""}):
         artifacts_of_models().remove(unneeded)
 
@@ -129,7 +132,7 @@ def sweep() -> None:
             if time.time() - path.stat().st_mtime < _LEFT_S:
                 continue
             if found := _STORED.fullmatch(path.name):
-                forget(found[1])
+                forget(found[1], mine=path)
             path.unlink()
             log.info("upload of a killed process removed", file=path.name)
 
