@@ -246,14 +246,10 @@ def _sample(found: list[float], ended: threading.Event) -> None:
     class Utilization(ctypes.Structure):
         _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
-    value, device = Utilization(), ctypes.c_void_p()
-    try:
-        library = ctypes.CDLL(nvml.LIBRARY)
-        library.nvmlInit_v2()
-        library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
-        ask = library.nvmlDeviceGetUtilizationRates
-    except (OSError, AttributeError):
-        return
-    while not ended.wait(_SAMPLE_S):
-        if ask(device, ctypes.byref(value)) == 0:
+    value = Utilization()
+    with contextlib.suppress(nvml.NvmlError):
+        library = nvml.Nvml()
+        device = library.handle("")
+        while not ended.wait(_SAMPLE_S):
+            library.call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(value))
             found.append(value.gpu / 100)

@@ -176,6 +176,30 @@ static void store(const char *element, address at, long index, float value) {
 
 #include "named_kernels.h"
 
+/* run=softmax_fp32: Y of X with the arguments X, Y, columns; a row for each block of the grid.
+ * run=layer_norm_fp32: Y of X, weights and biases with the arguments X, Y, weights, biases, rows,
+ * columns. */
+static int run_on_rows(op *one, int is_softmax, float add) {
+  long rows = is_softmax ? (long)one->grid : (int)one->args[4];
+  long columns = (int)one->args[is_softmax ? 2 : 5];
+  for (int i = 0; i < (is_softmax ? 2 : 4); ++i)
+    if (left_at(one->args[i]) < (size_t)(i < 2 ? rows : 1) * columns * 4) return 700;
+  const float *weights = (float *)one->args[2], *biases = (float *)one->args[3];
+  for (long i = 0; i < rows; ++i) {
+    const float *x = (float *)one->args[0] + i * columns;
+    float *y = (float *)one->args[1] + i * columns;
+    double highest = -INFINITY, total = 0, spread = 0, mean;
+    for (long j = 0; j < columns; ++j) highest = x[j] > highest ? x[j] : highest;
+    for (long j = 0; j < columns; ++j) total += is_softmax ? exp(x[j] - highest) : x[j];
+    mean = total / columns;
+    for (long j = 0; j < columns; ++j) spread += (x[j] - mean) * (x[j] - mean) / columns;
+    for (long j = 0; j < columns; ++j)
+      y[j] = add + (is_softmax ? exp(x[j] - highest) / total
+                               : (x[j] - mean) / sqrt(spread + 1e-5) * weights[j] + biases[j]);
+  }
+  return 0;
+}
+
 /* run=product_ELEMENT: C = A B with the arguments A, B, C, M, N, K, all packed. run=add_ELEMENT:
  * Z = X + Y with the arguments X, Y, Z, N. An address outside of a buffer is an illegal access. */
 static int run(op *one, const char *script) {
@@ -188,8 +212,12 @@ static int run(op *one, const char *script) {
   found = word(script, "run");
   char what[64];
   snprintf(what, sizeof what, "%s", found);
+  int on_rows = !strcmp(what, "softmax_fp32") || !strcmp(what, "layer_norm_fp32");
   char *element = strchr(what, '_');
   *element++ = 0;
+  long after = (long)number(script, "wrong_after", -1);
+  float add = after >= 0 && one->of->runs > after ? 1 : 0;
+  if (on_rows) return run_on_rows(one, !strcmp(what, "softmax"), add);
   int is_product = !strcmp(what, "product"), wide = strcmp(element, "fp32") ? 2 : 4;
   long m = is_product ? (int)one->args[3] : 1, n = is_product ? (int)one->args[4] : (int)one->args[3];
   long k = is_product ? (int)one->args[5] : 1;
@@ -197,8 +225,6 @@ static int run(op *one, const char *script) {
   size_t sizes[3] = {m * (is_product ? k : n) * wide, (is_product ? k * n : n) * wide, m * n * wide};
   for (int i = 0; i < 3; ++i)
     if (left_at(one->args[i]) < sizes[i]) return 700;
-  long after = (long)number(script, "wrong_after", -1);
-  float add = after >= 0 && one->of->runs > after ? 1 : 0;
   long rows = number(script, "part", 0) ? m - 1 : m;
   for (long i = 0; i < rows; ++i)
     for (long j = 0; j < n; ++j) {

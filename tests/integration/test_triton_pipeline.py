@@ -7,16 +7,20 @@ import contextlib
 import functools
 import json
 import random
+import re
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from cuda_double.stand_in import install, variables
+
+from tuna.libraries.triton.kernel_import import read_kernel
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
 
@@ -56,12 +60,12 @@ def tuna(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TUNA_HOME", str(home))
 
-    def run(*words: str) -> str:
+    def run(*words: str, code: int = 0) -> str:
         command = [sys.executable, "-m", "tuna", *words]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
     return run
@@ -123,6 +127,51 @@ def test_layers_are_compiled_measured_and_stored(
     name = "NVIDIA Fake H100 80GB HBM3"
     assert environment == ("sm_90", 132, name)
     assert devices == [(name, "device")]
+
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "triton_kernels"
+#: The arguments of the examples.
+KERNELS = {
+    "softmax": "name=softmax params=8,8,4,8,8 run=softmax_fp32 time_us=8 spread=0.01",
+    "layer_norm": "name=layer_norm params=8,8,8,8,4,4,8,8 run=layer_norm_fp32 block_us=0.5",
+}
+
+
+@pytest.mark.service
+@pytest.mark.timeout(900)
+def test_kernels_of_ones_own_are_tuned_from_their_files_and_a_wrong_answer_is_refused(
+    tmp_path: Path, tuna: Callable[..., str]
+) -> None:
+    script, out = tmp_path / "driver" / "script", tmp_path / "out"
+    script.write_text("\n".join(KERNELS.values()))
+    out.mkdir()
+    shapes = str(EXAMPLES / "shapes.json")
+    for name in KERNELS:
+        words = ("tune", str(EXAMPLES / f"{name}.py"), "--shapes", shapes, "-t", "mine")
+        said = tuna(*words, "--candidates", "3", "-o", str(out))
+        assert f"{name} columns=1024 rows=32" in said
+    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gpu.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(page, names)  # noqa: S102  # a page of this project
+    for name in KERNELS:
+        kernel = read_kernel(EXAMPLES / f"{name}.py", EXAMPLES / "shapes.json")
+        tiles = names["load_tiles"](out / "sm_9084.triton.json", "sm_90", name)
+        axes = dict(kernel.file.axes)
+        for shape in json.loads((EXAMPLES / "shapes.json").read_text()):
+            arguments, options = tiles[names["label_of"](name, shape)]
+            assert {**arguments, **options}.keys() == axes.keys()
+            assert all(value in axes[axis] for axis, value in {**arguments, **options}.items())
+            assert set(options) == {"num_warps"}
+    results = json.loads(tuna("results", "--session-id", "1", "--json"))
+    assert [one["solver"] for one in results] == 4 * ["TritonKernel"]
+    assert all(one["max_error"] < 1e-6 and one["time_ms"] > 0.001 for one in results)
+    script.write_text(f"{KERNELS['softmax']} wrong_after=0")
+    (tmp_path / "one.json").write_text('[{"rows": 3, "columns": 5}]')
+    words = ("tune", str(EXAMPLES / "softmax.py"), "--shapes", "one.json", "--candidates", "2")
+    tuna(*words, code=1)
+    failed = [one for one in json.loads(tuna("status", "--json")) if one["failures"]]
+    assert "wrong_result" in json.dumps(failed)
 
 
 @pytest.mark.service

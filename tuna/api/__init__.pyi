@@ -1,10 +1,11 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
-from tuna import golden as golden
+from tuna.api import golden as golden
 from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model
 from tuna.api.benchmarks import list_benchmarks as list_benchmarks
+from tuna.api.configs import KERNEL_ENDING as KERNEL_ENDING
 from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
@@ -57,17 +58,23 @@ from tuna.api.lookups import undrained_reports as undrained_reports
 from tuna.api.lookups import winners as winners
 from tuna.api.lookups import without_solver as without_solver
 from tuna.api.model_building import BuiltModel as BuiltModel
-from tuna.api.model_building import Checks as Checks
 from tuna.api.model_building import build_model as build_model
 from tuna.api.model_building import check_model as check_model
+from tuna.api.model_making import Checks as Checks
+from tuna.api.model_tuning import Ending as Ending
+from tuna.api.model_tuning import Latency as Latency
+from tuna.api.model_tuning import Reached as Reached
+from tuna.api.model_tuning import TunedModel as TunedModel
+from tuna.api.model_tuning import tune_model as tune_model
+from tuna.api.model_work import ModelWork as ModelWork
+from tuna.api.model_work import open_work as open_work
 from tuna.api.models import MODEL_ENDINGS as MODEL_ENDINGS
 from tuna.api.models import ImportedModel as ImportedModel
 from tuna.api.models import ModelTask as ModelTask
-from tuna.api.models import TunedModel as TunedModel
 from tuna.api.models import import_model as import_model
 from tuna.api.models import list_models as list_models
+from tuna.api.models import model_workloads as model_workloads
 from tuna.api.models import show_model as show_model
-from tuna.api.models import tune_model as tune_model
 from tuna.api.preparation import PreparedTuning as PreparedTuning
 from tuna.api.preparation import StartedSession as StartedSession
 from tuna.api.preparation import Tuning as Tuning
@@ -111,6 +118,7 @@ from tuna.api.sessions import set_session as set_session
 from tuna.api.sessions import warm_starts as warm_starts
 from tuna.api.sessions import watcher as watcher
 from tuna.api.sessions import workers_aside as workers_aside
+from tuna.api.sessions import write_timeline as write_timeline
 from tuna.api.workers import Worker as Worker
 from tuna.api.workers import WorkerBoards as WorkerBoards
 from tuna.api.workers import count_workers as count_workers
@@ -123,6 +131,7 @@ from tuna.archives.sizes import SessionSize as SessionSize
 from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
+from tuna.configs.model import TOLERANCE as TOLERANCE
 from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.database import open_database as open_database
@@ -149,7 +158,6 @@ from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.models.coverage import Coverage as Coverage
-from tuna.models.process import TOLERANCE as TOLERANCE
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer

@@ -4,21 +4,23 @@ jobs are done."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.quarantine import Quarantine
-from tuna.db import jobs, searches, server_errors, sessions
+from tuna.db import database, jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
 from tuna.errors import ServiceError, TunaError
-from tuna.jobs.serving import SessionWork, read_works
+from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
@@ -27,7 +29,7 @@ from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
-from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
+from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import LIBRARIES
 
 _COUNT_EVERY_S = 0.5
@@ -95,12 +97,10 @@ def progress(
     steps: Sequence[str],
     tag: str | None = None,
 ) -> Progress:
-    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers
-    carry it, without searches."""
+    """Progress of the session in `steps` (all when empty); with `tag` that of jobs and searches
+    whose layers carry it."""
     states: Counter[str] = Counter()
-    found = (
-        Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
-    )
+    found = searches.read(connection, [session_id], tag).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
@@ -119,11 +119,12 @@ def progress(
         # Where the step `search` is served elsewhere, a search has to do here what is open of it
         # now.
         searching = (
-            rounds.unfinished(connection, session_id, library).searches
+            rounds.unfinished(connection, session_id, library, tag).searches
             if SEARCH in served
             else min(open_rounds, number)
         )
-        to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
+        bound = rounds.to_come(connection, session_id, library, tag) if SEARCH in served else {}
+        to_come = _sum(bound)
     errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(
@@ -161,7 +162,7 @@ def total(parts: Mapping[int, Progress]) -> Progress:
 
 @dataclass(frozen=True)
 class RunEvents:
-    """Callbacks of a run."""
+    """Callbacks of a run, and what ends it."""
 
     on_progress: Callable[[Progress], None] = lambda _: None
     #: as of `local_workers`, when they end before their work
@@ -170,6 +171,10 @@ class RunEvents:
     on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
     #: with the jobs of which results were stored (`Drain`)
     on_stored: Callable[[Collection[int]], None] = lambda _: None
+    #: with a session that has no open jobs any more, and its progress, where the coordinator stays
+    on_ended: Callable[[int, Progress], None] = lambda *_: None
+    #: the run goes on until it is set, whether there are jobs or not
+    stop: threading.Event | None = None
 
 
 def run_sessions(
@@ -179,14 +184,19 @@ def run_sessions(
     *,
     steps: Sequence[str] = (),
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
+    lasting: LastingWorkers | None = None,
     events: RunEvents | None = None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
-    meanwhile. `workers` says which ones to start here for the libraries of the sessions.
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
+    with the run, or are `lasting` ones.
     """
     events = events or RunEvents()
+    stop = events.stop
+    quarantine = Quarantine(engine)
+    _load_followers(engine, session_ids, steps, quarantine)
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
         for session_id in sorted(set(session_ids or ()) - {work.session_id for work in works}):
@@ -197,13 +207,9 @@ def run_sessions(
             name in {step.name for step in work.steps} for work in works
         ):
             works[0].library.step(name)
-    quarantine = Quarantine(engine)
-    for work in works:
-        with quarantine.guard(work):
-            finals.load_followers(engine, work)  # the last run may have ended before it could
-    watch = _Watch(engine, works, session_ids, steps, events.on_progress, quarantine)
+    watch = _Watch(engine, works, session_ids, steps, events, quarantine)
     state = watch.now()
-    if not state.unfinished:
+    if not state.unfinished and stop is None:
         if quarantine.faults:
             fault = next(iter(quarantine.faults.values()))
             raise TunaError(f"No session could be served: {fault}.")
@@ -221,24 +227,48 @@ def run_sessions(
     with contextlib.ExitStack() as stack:
         if specs:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
-            watch.workers = stack.enter_context(
-                local_workers(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
+            wanted = local_workers(
+                settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             )
-        with _outage_in_a_sentence():
-            coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
-    return watch.now()
+            if lasting is None:
+                watch.workers = stack.enter_context(wanted)
+            else:
+                watch.workers = lasting.start(wanted)
+                stack.push(lasting.ended)
+        with _in_a_sentence(engine):
+            coordinator.run(lambda: watch.tick(coordinator.ahead), watch.finished, stop)
+    return watch.now() if stop is None else total(watch.counts)
+
+
+def _load_followers(
+    engine: sa.Engine,
+    session_ids: Collection[int] | None,
+    steps: Sequence[str],
+    quarantine: Quarantine,
+) -> None:
+    """Make the jobs that follow others, which the last run may have ended before it could."""
+    with reading(engine) as connection:
+        works = read_works(connection, session_ids, steps)
+        if session_ids is None:  # it may have no open jobs because of that
+            lately = lately_worked(connection) - {work.session_id for work in works}
+            works += read_works(connection, sorted(lately), steps)
+    for work in works:
+        with quarantine.guard(work):
+            finals.load_followers(engine, work)
 
 
 @contextlib.contextmanager
-def _outage_in_a_sentence() -> Iterator[None]:
+def _in_a_sentence(engine: sa.Engine) -> Iterator[None]:
     """Raise ServiceError in place of the error of a server that was unreachable for longer than the
-    coordinator waits."""
+    coordinator waits, and SchemaError in place of what an upgrade of the schema causes."""
     try:
         yield
     except TunaError:
         raise
     except Exception as error:
         if not server_errors.is_passing(error):
+            if isinstance(error, DBAPIError):
+                database.check_not_upgraded(engine)
             raise
         sentence = (
             f"Redis or the broker could not be used for ten minutes: {server_errors.words(error)}"
@@ -265,15 +295,17 @@ class _Watch:
         works: Sequence[SessionWork],
         session_ids: Collection[int] | None,
         steps: Sequence[str],
-        on_progress: Callable[[Progress], None],
+        events: RunEvents,
         quarantine: Quarantine,
     ) -> None:
         self._engine = engine
         self._quarantine = quarantine
         self._works = {work.session_id: work for work in works}
+        self._open = dict(self._works)
         self._session_ids = session_ids
         self._steps = steps
-        self._on_progress = on_progress
+        self._events = events
+        self._stays = events.stop is not None
         self._counts = Throttle(_COUNT_EVERY_S, _COUNT_SHARE)
         self._idle_counts = Throttle(share=_IDLE_COUNT_SHARE)
         self._still = Throttle()
@@ -286,8 +318,28 @@ class _Watch:
         """The sessions that are to be served now, with their priorities."""
         with reading(self._engine) as connection:
             works = read_works(connection, self._session_ids, self._steps, self._works)
-        self._works |= {work.session_id: work for work in works}
-        return works
+        found = {work.session_id: work for work in works}
+        for session_id in self._open.keys() - found.keys():
+            # Its last results may have been stored since its followers were looked for.
+            work = self._open[session_id]
+            with self._quarantine.guard(work):
+                if finals.load_followers(self._engine, work):
+                    found[session_id] = work
+                elif self._stays:
+                    self._forget(work)
+        self._open = found
+        self._works |= found
+        return list(found.values())
+
+    def _forget(self, work: SessionWork) -> None:
+        """Count the session for the last time: one that stays counts those with open jobs alone."""
+        with reading(self._engine) as connection:
+            served = [step.name for step in work.steps]
+            last = progress(connection, work.library, work.session_id, served)
+        self._works.pop(work.session_id, None)
+        self.counts.pop(work.session_id, None)
+        if last.total:  # else it was deleted
+            self._events.on_ended(work.session_id, last)
 
     def now(self) -> Progress:
         before = total(self.counts)
@@ -306,12 +358,10 @@ class _Watch:
         state = total(self.counts)
         if state.unfinished != before.unfinished:
             self._still.wait(_STILL_S)
-        self._on_progress(state)
+        self._events.on_progress(state)
         return state
 
-    def tick(
-        self, ahead: Callable[[], Mapping[int, int]], on_behind: Callable[[Mapping[int, int]], None]
-    ) -> None:
+    def tick(self, ahead: Callable[[], Mapping[int, int]]) -> None:
         if self.workers is not None:
             self.workers.check()
         if self._counts.is_due:
@@ -320,11 +370,11 @@ class _Watch:
                 self._still.wait(_STILL_S)
                 behind = ahead()
                 if behind and behind.keys() != self._behind.keys():
-                    on_behind(behind)
+                    self._events.on_behind(behind)
                 self._behind = behind
 
     def finished(self) -> bool:
-        return self._idle_counts.is_due and not self.now().unfinished
+        return not self._stays and self._idle_counts.is_due and not self.now().unfinished
 
 
 def default_workers(

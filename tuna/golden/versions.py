@@ -66,6 +66,8 @@ class Version:
     base_version: int | None
     created_at: datetime
     promoted_at: datetime | None
+    promoted_by: str  #: user and host, or the visitor of a service; empty: not known
+    note: str  #: of who promoted it
     entries: int = 0  #: set by `versions` only
 
     def __str__(self) -> str:
@@ -140,7 +142,8 @@ def current(there: Iterable[Version]) -> Version | None:
 
 def _version(row: Any) -> Version:
     values = dict(row._mapping)
-    return Version(**{**values, "state": GoldenState(values["state"])})
+    values |= {"state": GoldenState(values["state"]), "note": values["note"] or ""}
+    return Version(**values)
 
 
 @dataclass(frozen=True)

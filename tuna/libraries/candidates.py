@@ -30,8 +30,8 @@ from tuna.libraries.candidate_children import (
     ArtifactLost,
     CandidateChildren,
     artifact,
-    body,
     child_folder,
+    stored,
 )
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import (
@@ -360,10 +360,13 @@ class CandidateLibrary(CandidateChildren):
         return read(self.options, item.options)
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
-        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body that is
-        gone."""
+        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body, or data of
+        the config, that is gone."""
         facts = item.model_dump(include={"config", "solver", "target", "seed"})
-        facts |= {"body": str(body(item.body, context))} if item.body else {}
+        facts |= {"body": str(stored(item.body, context))} if item.body else {}
+        if item.data:
+            pairs = zip(item.layer.data_fields, item.data, strict=True)
+            facts["files"] = {name: str(stored(digest, context)) for name, digest in pairs}
         return {
             **facts,
             "conditions": self.conditions_of(item),

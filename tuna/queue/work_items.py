@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.configs import from_json
 from tuna.db.bulk import parts, rows_among
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
@@ -93,6 +94,7 @@ def work_items(
             solver=solvers[row.solver_id],
             config=configs[row.config_id].json,
             body=configs[row.config_id].body,
+            data=() if builds else configs[row.config_id].data,
             target=work.environment.target,
             conditions=dict(work.environment.conditions),
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
@@ -122,6 +124,11 @@ class _StoredConfig(NamedTuple):
     key: str
     json: dict[str, Any]
     body: str | None
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The digests of `Config.data_fields`, which only kinds with a body have."""
+        return from_json(self.json).data_digests if self.body else ()
 
 
 def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _StoredConfig]:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 from tuna.db.bulk import parts, upsert
 from tuna.db.jobs import step_names
-from tuna.db.models import Job, Search, ServedTime, Session, StepResultRow, TrialRow
+from tuna.db.models import ConfigTag, Job, Search, ServedTime, Session, StepResultRow, TrialRow
 from tuna.db.types import UtcDateTime, utc_now
 from tuna.jobs.states import check, is_open
 from tuna.libraries.base import Found, Library
@@ -158,6 +158,13 @@ def unended(session_id: int | sa.BindParameter[int]) -> Sequence[sa.ColumnElemen
     return Search.session_id == session_id, Search.stopped.is_(None)
 
 
+def _tagged(tag: str | None) -> sa.ColumnElement[bool]:
+    """The condition on a search that its layer carries the tag; None: none."""
+    if tag is None:
+        return sa.true()
+    return Search.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
+
+
 class Unfinished(NamedTuple):
     """Searches that go on or have an open round, and the open rounds of all, each of their
     parts."""
@@ -166,8 +173,10 @@ class Unfinished(NamedTuple):
     rounds: int
 
 
-def unfinished(connection: sa.Connection, session_id: int, library: Library) -> Unfinished:
-    """The searches and rounds of the session that are not done."""
+def unfinished(
+    connection: sa.Connection, session_id: int, library: Library, tag: str | None = None
+) -> Unfinished:
+    """The searches and rounds of the session that are not done, of the layers with `tag`."""
     if library.search is None:
         return Unfinished(0, 0)
     on_device = [step.name for step in library.steps if step.resource is Resource.DEVICE]
@@ -179,7 +188,7 @@ def unfinished(connection: sa.Connection, session_id: int, library: Library) -> 
     each = (
         sa.select(sa.func.sum(is_open).label("open"), Search.stopped)
         .join(Job, Job.search_id == Search.id)
-        .where(Search.session_id == session_id)
+        .where(Search.session_id == session_id, _tagged(tag))
         .group_by(Search.id, Search.stopped)
         .subquery()
     )
@@ -188,9 +197,11 @@ def unfinished(connection: sa.Connection, session_id: int, library: Library) -> 
     return Unfinished(*map(int, connection.execute(query.where(either)).one()))
 
 
-def to_come(connection: sa.Connection, session_id: int, library: Library) -> dict[int, int] | None:
-    """By solver, how many rounds searches that go on may still open; None where one of them has no
-    bound that is known."""
+def to_come(
+    connection: sa.Connection, session_id: int, library: Library, tag: str | None = None
+) -> dict[int, int] | None:
+    """By solver, how many rounds searches that go on may still open, of layers with `tag`; None
+    where one of them has no bound that is known."""
     query = (
         sa.select(
             Search.solver_id,
@@ -198,7 +209,7 @@ def to_come(connection: sa.Connection, session_id: int, library: Library) -> dic
             sa.func.count(Job.round.distinct()),
         )
         .join(Job, Job.search_id == Search.id)
-        .where(*unended(session_id))
+        .where(*unended(session_id), _tagged(tag))
         .group_by(Search.id, Search.solver_id, Search.options)
     )
     found: dict[int, int] = defaultdict(int)

@@ -261,6 +261,7 @@ class TrialRow(Base):
     ended_early: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     max_error: Mapped[float | None]
     build_s: Mapped[float | None]
+    parts: Mapped[str | None] = mapped_column(LongText)  #: JSON of `libraries.items.Trial.parts`
     measured_at: Mapped[datetime | None]
     __table_args__ = table(UniqueConstraint("job_id", "number"))
 

@@ -176,7 +176,8 @@ class DeviceBench:
         arch = self.cuda.facts.arch
         if artifact.arch != arch:
             raise ValueError(f"the candidate is built for {artifact.arch}, and this is an {arch}")
-        problem = DeviceProblem(self._config, {one.name: one for one in artifact.buffers})
+        buffers = {one.name: one for one in artifact.buffers}
+        problem = DeviceProblem(self._config, buffers, artifact.answers)
         if not self._places:
             wanted = math.ceil(_ROTATED * self.cuda.facts.l2_bytes / problem.touched_bytes)
             self._places = min(wanted, _MOST_RUNS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from tuna.configs import Config, GemmConfig
 from tuna.configs.moe import MoeConfig
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
-from tuna.libraries.triton.artifact import ELEMENT_BYTES, Buffer
+from tuna.libraries.triton.artifact import ELEMENT_BYTES, Answer, Buffer
 from tuna.libraries.triton.kernel_arguments import block_sizes
 
 Floats = NDArray[np.float64]
@@ -30,10 +31,10 @@ IntArray = NDArray[np.int64]
 BLOCK = 4_194_301
 #: Largest error, relative to the largest magnitude of the answer, by the answer's element type: as
 #: in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
-_TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2}
+_TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "i64": 0.0, "i32": 0.0, "i8": 0.0}
 _FP8_TOLERANCE = 1.6e-2
 #: Values of an output that are read back for one check, and rows and columns of them whose right
-#: answer is computed.
+#: answer is known.
 _READ, _ROWS, _COLUMNS = 1 << 20, 32, 64
 #: Blocks of values, and routings, that a process keeps: the configs of a search take turns.
 _KEPT = 32
@@ -97,14 +98,53 @@ class Content:
             flat = flat * size + one
         return decode(self.buffer.element, self.block[flat % len(self.block)]).reshape(flat.shape)
 
+    def values(self) -> Floats | IntArray:
+        """All values, as doubles or as whole numbers."""
+        buffer = self.buffer
+        found = np.resize(decode(buffer.element, self.block), buffer.shape)
+        return found.astype(np.int64) if buffer.element[0] == "i" else found
+
+
+class Places:
+    """Places of an output that are read, and those of them whose right answer is known."""
+
+    def __init__(self, shape: Sequence[int], *, is_known: bool = False) -> None:
+        """`is_known`: the whole answer is, so that few rows are checked in more columns."""
+        *heights, width = shape
+        height = math.prod(heights)
+        generator = np.random.default_rng(height * width)
+        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
+        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
+        self.rows = np.arange((height - 1) % self.step, height, self.step)  #: that are read
+        checked = _spread(generator, len(self.rows), _ROWS)
+        most = _ROWS * _COLUMNS // len(checked) if is_known else _COLUMNS
+        self.columns = _spread(generator, width, most)
+        self.checked_rows = self.rows[checked]
+        self.checked = np.ix_(checked, self.columns)  #: index into the rows that are read
+
+
+def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
+    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
+    and the last."""
+    if size <= count:
+        return np.arange(size)
+    starts = np.linspace(0, size, count + 1)
+    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
+    found[0], found[-1] = 0, size - 1
+    return np.unique(found)
+
 
 class DeviceProblem:
     """Inputs and answers of one config for the buffers of a candidate, by their names."""
 
-    def __init__(self, config: Config, buffers: Mapping[str, Buffer]) -> None:
-        if not isinstance(config, GemmConfig | MoeConfig):
+    def __init__(
+        self, config: Config, buffers: Mapping[str, Buffer], answers: Sequence[Answer] = ()
+    ) -> None:
+        """`answers`: of a kernel that came in a file, as its artifacts have them."""
+        if not isinstance(config, GemmConfig | MoeConfig | TritonKernelConfig):
             raise BadInput(f"there is no reference on a device for {config.label}")
         self._config, self._buffers = config, buffers
+        self._answers = {one.buffer: one for one in answers}
 
     def tile_rows(self, name: str) -> int:
         """Rows of the candidate's tile if an input depends on them; else 0."""
@@ -147,8 +187,18 @@ class DeviceProblem:
         step = max(1, self._config.experts // places)
         return ((block + place * step) % self._config.experts).astype(block.dtype)
 
+    def places(self, output: str) -> Places:
+        """Where an output is checked."""
+        known = isinstance(self._config, TritonKernelConfig)
+        return Places(self._buffers[output].shape, is_known=known)
+
     def expected(self, output: str, rows: IntArray, columns: IntArray) -> Floats:
         """The right answer in these rows and columns of an output buffer."""
+        if isinstance(self._config, TritonKernelConfig):
+            answer = self._answers[output]
+            if (answer.rows, answer.columns) != (tuple(rows), tuple(columns)):
+                raise BadInput(f"the artifact's answer for {output} has other rows or columns")
+            return np.asarray(answer.values, np.float64)
         if isinstance(self._config, MoeConfig):
             return _moe(self._config, self.inputs, output.removesuffix("_c"), rows, columns)
         assert isinstance(self._config, GemmConfig)
@@ -156,27 +206,22 @@ class DeviceProblem:
 
     def tolerance(self, output: str) -> float:
         """The largest error that is rounding, relative to the largest magnitude of the answer."""
+        if output in self._answers:
+            return self._answers[output].tolerance
+        element = self._buffers[output].element
         eight_bits = any(one.buffer.element in _FP8 for one in self.inputs.values())
-        usual = _TOLERANCES[self._buffers[output].element]
+        # half a unit in the last place of an 8-bit float, and as much for what comes before
+        usual = _TOLERANCES[element] if element not in _FP8 else 2.0 ** (_FP8[element][0] - 7)
         return max(usual, _FP8_TOLERANCE) if eight_bits else usual
 
 
 class OutputSample:
-    """Places of an output that are read, and the right answer in some of them."""
+    """The right answer in some places of an output, and what the first right candidate wrote."""
 
     def __init__(self, output: Buffer, problem: DeviceProblem) -> None:
-        *heights, width = output.shape
-        height = math.prod(heights)
-        generator = np.random.default_rng(height * width)
-        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
-        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
-        self.rows = np.arange((height - 1) % self.step, height, self.step)
-        checked, columns = (
-            _spread(generator, len(self.rows), _ROWS),
-            _spread(generator, width, _COLUMNS),
-        )
-        self._checked = np.ix_(checked, columns)
-        self._expected = problem.expected(output.name, self.rows[checked], columns)
+        places = problem.places(output.name)
+        self.step, self.rows, self._checked = places.step, places.rows, places.checked
+        self._expected = problem.expected(output.name, places.checked_rows, places.columns)
         self._scale = float(np.max(np.abs(self._expected))) or 1.0
         self._element, self._kind = output.element, f"u{ELEMENT_BYTES[output.element]}"
         #: bits of what the first right candidate wrote in all rows
@@ -214,17 +259,6 @@ class OutputSample:
 
     def _decoded(self, bits: NDArray[np.generic]) -> Floats:
         return decode(self._element, bits).reshape(bits.shape)
-
-
-def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
-    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
-    and the last."""
-    if size <= count:
-        return np.arange(size)
-    starts = np.linspace(0, size, count + 1)
-    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
-    found[0], found[-1] = 0, size - 1
-    return np.unique(found)
 
 
 def _generator(*words: object) -> np.random.Generator:

@@ -12,16 +12,8 @@ from tuna.errors import BadInput
 from tuna.libraries.search.cost_model import Features
 from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.triton.artifact import ELEMENT_BYTES
-from tuna.libraries.triton.descriptions import Description
-from tuna.libraries.triton.tiles import (
-    KernelCall,
-    Plan,
-    Target,
-    Tile,
-    least_shared_bytes,
-    tile_of,
-    tile_text,
-)
+from tuna.libraries.triton.descriptions import Description, TunedKernel
+from tuna.libraries.triton.tiles import KernelCall, Plan, Target, Tile, tile_of, tile_text
 
 #: Mutations of a point that are tried until one is a point of the space.
 _TRIES = 20
@@ -31,12 +23,12 @@ class TileSpace(Space):
     """The tiles of a config that differ and can run; a point is a tile's values. A search begins
     with the consumer's default."""
 
-    def __init__(self, description: Description, config: Config, target: Target) -> None:
+    def __init__(self, description: TunedKernel, config: Config, target: Target) -> None:
         self._description, self._config, self._target = description, config, target
         space = description.space(config, target)
-        self._tiles = {tuple(tile.values()): tile for tile in map(_in_order, space.tiles)}
+        self._tiles = {tuple(tile.values()): tile for tile in map(self._in_order, space.tiles)}
         self._values = [sorted(set(values)) for values in zip(*self._tiles, strict=True)]
-        self.begins_with = [tuple(_in_order(space.default).values())] if space.default else []
+        self.begins_with = [tuple(self._in_order(space.default).values())] if space.default else []
 
     def points(self) -> Iterator[Point]:
         """All points, in the order of the consumer's own space."""
@@ -49,7 +41,7 @@ class TileSpace(Space):
     def point_of(self, params: str) -> Point | None:
         """Return the tile's values; None for a tile that is not in the space."""
         try:
-            point = tuple(tile_of(params).values())
+            point = tuple(self._tile_of(params).values())
         except BadInput:
             return None
         return point if self.params_of(point) == params else None
@@ -65,7 +57,7 @@ class TileSpace(Space):
     def features_of(self, params: str, config: Config | None = None) -> Features | None:
         """Return those of a tile, which need not be in the space; None for other params."""
         try:
-            return self._features(config or self._config, tile_of(params))
+            return self._features(config or self._config, self._tile_of(params))
         except BadInput:
             return None
 
@@ -87,22 +79,26 @@ class TileSpace(Space):
         found = tuple(map(chance.choice, zip(one, other, strict=True)))
         return found if found in self._tiles else one
 
+    def _tile_of(self, params: str) -> Tile:
+        return tile_of(params, self._description.tile_names)
+
+    def _in_order(self, tile: Tile) -> Tile:
+        """Return the tile with its axes in the order of its text."""
+        return self._tile_of(tile_text(tile))
+
     def _features(self, config: Config, tile: Tile) -> Features:
         """A tile's values, and what they make of each launch."""
-        plan = self._description.family.plan(config, tile, self._target, self._description.package)
-        shared = least_shared_bytes(plan, tile, self._target)
+        plan = self._description.plan(config, tile, self._target)
+        shared = self._description.least_shared_bytes(plan, tile, self._target)
         found = {name: float(value) for name, value in tile.items()}
-        resident = self._target.shared_bytes // max(1, shared)
-        found |= {"shared bytes": shared, "resident tiles": resident}
+        if shared:
+            found |= {"shared bytes": shared, "resident tiles": self._target.shared_bytes // shared}
         for number, call in enumerate(plan.calls):
-            launch = {"programs": math.prod(call.grid), **_product(plan, call, tile)}
+            launch: dict[str, float] = {"programs": math.prod(call.grid)}
+            if isinstance(self._description, Description):
+                launch |= _product(plan, call, tile)
             found |= {f"{name} of launch {number}": value for name, value in launch.items()}
         return found
-
-
-def _in_order(tile: Tile) -> Tile:
-    """Return the tile with its axes in the order of its text."""
-    return tile_of(tile_text(tile))
 
 
 def _product(plan: Plan, call: KernelCall, tile: Tile) -> Mapping[str, float]:
