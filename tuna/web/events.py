@@ -1,10 +1,11 @@
-"""Server-sent events: the state of sessions, read once a second for all who watch."""
+"""Server-sent events: the state of sessions and requests, read once a second for all who watch."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 
 import structlog
@@ -28,32 +29,39 @@ _EVERY_S, _SHARE = 1.0, 1 / 20
 _ALIVE_S = 15.0
 
 
-class LiveSessions:
-    """The latest state of each session, in some forms of text; read while somebody watches."""
+#: Texts by form, by the id of what they are of.
+Texts = Mapping[int, Mapping[str, str]]
 
-    def __init__(self, forms: Mapping[str, Callable[[LiveSession], str]]) -> None:
-        self._watcher: Watcher | None = None
-        self._forms = forms
-        self._texts: dict[int, dict[str, str]] = {}
+
+class Live:
+    """The latest state of what somebody watches, in some forms of text; read while somebody
+    does."""
+
+    def __init__(self, read: Callable[[Collection[int]], Texts]) -> None:
+        """`read` is given the ids that are watched; it may read others too."""
+        self._read_texts = read
+        self._watched: Counter[int] = Counter()
+        self._texts: Texts = {}
         self._changed: asyncio.Condition | None = None
         self._task: asyncio.Task[None] | None = None
         self._viewers = 0
         self._reads = 0  #: counts, so that a viewer knows whether it has seen one
 
-    async def watch(self, session_id: int, form: str) -> AsyncIterator[str]:
-        """Yield the state of a session whenever it changed, and an empty text now and then; ends
-        where the session is deleted."""
+    async def watch(self, number: int, form: str) -> AsyncIterator[str]:
+        """Yield the state whenever it changed, and an empty text now and then; ends where what is
+        watched is deleted."""
         self._viewers += 1
+        self._watched[number] += 1
         if self._changed is None:
             self._changed = asyncio.Condition()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read_on(), name="live sessions")
+            self._task = asyncio.create_task(self._read_on(), name="live texts")
         seen, sent, told_at = -1, "", time.monotonic()
         try:
             while True:
                 if seen == self._reads:
                     await self._next_read()
-                text = self._texts.get(session_id, {}).get(form)
+                text = self._texts.get(number, {}).get(form)
                 if text is None and self._reads > max(seen, 0):
                     return  # it was deleted
                 seen = self._reads
@@ -65,6 +73,7 @@ class LiveSessions:
                     yield ""
         finally:
             self._viewers -= 1
+            self._watched -= Counter((number,))
 
     async def _next_read(self) -> None:
         assert self._changed is not None
@@ -77,7 +86,7 @@ class LiveSessions:
         while self._viewers:
             began_at = time.monotonic()
             try:
-                self._texts = await to_thread.run_sync(self._read)
+                self._texts = await to_thread.run_sync(self._read_texts, tuple(self._watched))
                 self._reads += 1
             except Exception as error:
                 level = log.warning if server_errors.is_passing(error) else log.error
@@ -87,7 +96,16 @@ class LiveSessions:
             took_s = time.monotonic() - began_at
             await asyncio.sleep(max(_EVERY_S, took_s / _SHARE) - took_s)
 
-    def _read(self) -> dict[int, dict[str, str]]:
+
+class SessionTexts:
+    """Reads the state of all sessions."""
+
+    def __init__(self, forms: Mapping[str, Callable[[LiveSession], str]]) -> None:
+        self._watcher: Watcher | None = None
+        self._forms = forms
+
+    def __call__(self, _: Collection[int]) -> Texts:
+        """Return the texts of all sessions, by id and form."""
         if self._watcher is None:
             self._watcher = api.watcher()
         snapshot = self._watcher.look()
@@ -123,9 +141,14 @@ async def session_live(request: Request, _: Reader, session_id: int) -> Streamin
 
 async def _stream(request: Request, session_id: int, form: str, event: str) -> StreamingResponse:
     await to_thread.run_sync(partial(api.status, session_id, commands=False))  # raises NotFound
+    return streamed(request.app.state.live, session_id, form, event)
+
+
+def streamed(live: Live, number: int, form: str, event: str) -> StreamingResponse:
+    """Return the stream of what is watched, which must be there."""
 
     async def stream() -> AsyncIterator[str]:
-        async for text in request.app.state.live.watch(session_id, form):
+        async for text in live.watch(number, form):
             data = "".join(f"data: {line}\n" for line in text.splitlines())
             yield f"event: {event}\n{data}\n" if text else ": alive\n\n"
         yield "event: end\ndata:\n\n"

@@ -22,12 +22,14 @@ from tuna.reports import formats
 from tuna.vocabulary import Cause, State
 from tuna.web import changes
 from tuna.web.lookups import Wanted, WantedJobs
-from tuna.web.visitors import Admin, Reader, Role, Visitor
+from tuna.web.visitors import Admin, Anyone, Reader, Role, Visitor
 
 router = APIRouter(include_in_schema=False)
 
+_REQUESTS = ("/requests", "Requests")
 _PLACES = (
     ("/sessions", "Sessions"),
+    _REQUESTS,
     ("/query", "Results"),
     ("/models", "Models"),
     ("/golden", "Golden"),
@@ -40,9 +42,9 @@ _MOST_COMPARED = 500
 
 
 @router.get("/")
-def front() -> Response:
+def front(visitor: Anyone) -> Response:
     """Go to the first page."""
-    return RedirectResponse("/sessions", 303)
+    return RedirectResponse(_places(visitor)[0][0], 303)
 
 
 @router.get("/static/{name}")
@@ -55,7 +57,7 @@ def static(name: Literal["tuna.css", "live.js"]) -> Response:
 @router.get("/sessions")
 def sessions(visitor: Reader) -> Response:
     """List sessions."""
-    return _page("sessions.html.j2", visitor, "Sessions", "/sessions", sessions=api.status())
+    return html_page("sessions.html.j2", visitor, "Sessions", "/sessions", sessions=api.status())
 
 
 @router.get("/sessions/{session_id}")
@@ -66,7 +68,7 @@ def session(visitor: Reader, session_id: int, told: str = "") -> Response:
         actions = audit.latest(connection, 10, subject=f"session {session_id}")
     title = f"Session {session_id}: {found.reason}"
     facts = {"session": found, "actions": actions, "more": "", "told": told[:300]}
-    return _page("session.html.j2", visitor, title, "/sessions", **facts)
+    return html_page("session.html.j2", visitor, title, "/sessions", **facts)
 
 
 @router.get("/sessions/{session_id}/jobs")
@@ -80,17 +82,19 @@ def jobs(visitor: Reader, session_id: int, wanted: Annotated[WantedJobs, Query()
         "wanted": wanted.model_dump(),
         "states": [one.value for one in State],
         "causes": [one.value for one in Cause],
-        "more": _more(place, wanted, page.jobs[-1].id if page.more else None),
+        "more": next_page(place, wanted, page.jobs[-1].id if page.more else None),
         "csv": "",
     }
-    return _page("jobs.html.j2", visitor, f"Jobs of session {session_id}", "/sessions", **facts)
+    return html_page("jobs.html.j2", visitor, f"Jobs of session {session_id}", "/sessions", **facts)
 
 
 @router.get("/jobs/{job_id}")
 def job(visitor: Reader, job_id: int, told: str = "") -> Response:
     """Show a job with every attempt and its trials."""
     found = api.show_job(job_id)
-    return _page("job.html.j2", visitor, f"Job {job_id}", "/sessions", job=found, told=told[:300])
+    return html_page(
+        "job.html.j2", visitor, f"Job {job_id}", "/sessions", job=found, told=told[:300]
+    )
 
 
 @router.get("/query")
@@ -104,10 +108,10 @@ def query(visitor: Reader, wanted: Annotated[Wanted, Query()]) -> Response:
     facts = {
         "rows": rows.rows,
         "wanted": given.model_dump(),
-        "more": _more("/query", given, rows.cursor or None),
-        "csv": _more("/v1/query", given, "", format="csv"),
+        "more": next_page("/query", given, rows.cursor or None),
+        "csv": next_page("/v1/query", given, "", format="csv"),
     }
-    return _page("query.html.j2", visitor, "Results", "/query", **facts)
+    return html_page("query.html.j2", visitor, "Results", "/query", **facts)
 
 
 @router.get("/golden")
@@ -115,7 +119,7 @@ def golden_versions(visitor: Reader) -> Response:
     """List golden versions."""
     with reading(api.open_database()) as connection:
         found = golden.versions(connection)
-    return _page("golden.html.j2", visitor, "Golden versions", "/golden", versions=found)
+    return html_page("golden.html.j2", visitor, "Golden versions", "/golden", versions=found)
 
 
 @router.get("/models")
@@ -124,14 +128,16 @@ def models(visitor: Reader, name: str = "", arch: str = "") -> Response:
     coverage = api.coverage(name, arch) if name and arch else None
     facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
     wanted = {"name": name, "arch": arch}
-    return _page("models.html.j2", visitor, "Models", "/models", wanted=wanted, **facts)
+    return html_page("models.html.j2", visitor, "Models", "/models", wanted=wanted, **facts)
 
 
 @router.get("/workers")
 def workers(visitor: Reader, told: str = "") -> Response:
     """List workers."""
     found = api.list_workers()
-    return _page("workers.html.j2", visitor, "Workers", "/workers", workers=found, told=told[:300])
+    return html_page(
+        "workers.html.j2", visitor, "Workers", "/workers", workers=found, told=told[:300]
+    )
 
 
 @router.get("/compare")
@@ -157,7 +163,7 @@ def compare(visitor: Reader, left: int, right: int) -> Response:
     facts = {"layers": layers, "columns": columns, "compared": found}
     title = f"Session {left} beside session {right}"
     wanted = {"left": left, "right": right}
-    return _page("compare.html.j2", visitor, title, "/sessions", wanted=wanted, **facts)
+    return html_page("compare.html.j2", visitor, title, "/sessions", wanted=wanted, **facts)
 
 
 @router.get("/actions")
@@ -166,7 +172,9 @@ def actions(visitor: Reader, cursor: int | None = None) -> Response:
     with reading(api.open_database()) as connection:
         found = audit.latest(connection, 101, cursor)
     more = f"/actions?cursor={found[99].id}" if len(found) > 100 else ""
-    return _page("actions.html.j2", visitor, "Changes", "/actions", actions=found[:100], more=more)
+    return html_page(
+        "actions.html.j2", visitor, "Changes", "/actions", actions=found[:100], more=more
+    )
 
 
 # -- what changes something: a question, then the form that it has
@@ -178,28 +186,28 @@ def ask_retry(visitor: Admin, session_id: int, cause: str = "") -> Response:
     (found,) = api.status(session_id, commands=False)
     number = found.jobs.get(State.ERRORED.value, 0) + found.searches.parts.get("errored", 0)
     question = f"{number} jobs of session {session_id} failed for good. Send them back?"
-    return _ask(visitor, question, "Retry", f"/sessions/{session_id}", {"cause": cause})
+    return ask(visitor, question, "Retry", f"/sessions/{session_id}", {"cause": cause})
 
 
 @router.post("/sessions/{session_id}/retry")
 def retry(visitor: Admin, session_id: int, cause: Annotated[str, Form()] = "") -> Response:
     """Send failed jobs of a session back."""
     asked = changes.Retried.model_validate({"cause": cause or None})
-    return _done(changes.retry_session(visitor, session_id, asked), f"/sessions/{session_id}")
+    return done(changes.retry_session(visitor, session_id, asked), f"/sessions/{session_id}")
 
 
 @router.get("/sessions/{session_id}/cancel")
 def ask_cancel(visitor: Admin, session_id: int) -> Response:
     """Ask before jobs are ended."""
     question = f"End all jobs of session {session_id} that are not finished?"
-    return _ask(visitor, question, "Cancel them", f"/sessions/{session_id}", danger=True)
+    return ask(visitor, question, "Cancel them", f"/sessions/{session_id}", danger=True)
 
 
 @router.post("/sessions/{session_id}/cancel")
 def cancel(visitor: Admin, session_id: int) -> Response:
     """End jobs of a session."""
-    done = changes.cancel(visitor, session_id, changes.Canceled())
-    return _done(done, f"/sessions/{session_id}")
+    canceled = changes.cancel(visitor, session_id, changes.Canceled())
+    return done(canceled, f"/sessions/{session_id}")
 
 
 @router.get("/sessions/{session_id}/options")
@@ -208,26 +216,26 @@ def ask_options(visitor: Admin, session_id: int) -> Response:
     (found,) = api.status(session_id, commands=False)
     inputs = [("priority", "Priority, 0 to 9: the highest is served first", found.options.priority)]
     question = f"Options of session {session_id}"
-    return _ask(visitor, question, "Set", f"/sessions/{session_id}", inputs=inputs)
+    return ask(visitor, question, "Set", f"/sessions/{session_id}", inputs=inputs)
 
 
 @router.post("/sessions/{session_id}/options")
 def set_options(visitor: Admin, session_id: int, priority: Annotated[int, Form()]) -> Response:
     """Set the priority of a session."""
     asked = changes.SessionChange(priority=priority)
-    return _done(changes.change_session(visitor, session_id, asked), f"/sessions/{session_id}")
+    return done(changes.change_session(visitor, session_id, asked), f"/sessions/{session_id}")
 
 
 @router.get("/jobs/{job_id}/retry")
 def ask_retry_job(visitor: Admin, job_id: int) -> Response:
     """Ask before a job is sent back."""
-    return _ask(visitor, f"Send job {job_id} back?", "Retry", f"/jobs/{job_id}")
+    return ask(visitor, f"Send job {job_id} back?", "Retry", f"/jobs/{job_id}")
 
 
 @router.post("/jobs/{job_id}/retry")
 def retry_job(visitor: Admin, job_id: int) -> Response:
     """Send a failed job back."""
-    return _done(changes.retry_job(visitor, job_id), f"/jobs/{job_id}")
+    return done(changes.retry_job(visitor, job_id), f"/jobs/{job_id}")
 
 
 @router.get("/workers/{name}/{state}")
@@ -235,16 +243,16 @@ def ask_worker(visitor: Admin, name: str, state: Literal["active", "cordoned"]) 
     """Ask before a worker is cordoned, or takes work again."""
     verb = "Cordon" if state == "cordoned" else "Uncordon"
     question = f"{verb} the worker {name}? A cordoned one takes nothing new."
-    return _ask(visitor, question, verb, "/workers", action=f"/workers/{name}/{state}")
+    return ask(visitor, question, verb, "/workers", action=f"/workers/{name}/{state}")
 
 
 @router.post("/workers/{name}/{state}")
 def change_worker(visitor: Admin, name: str, state: Literal["active", "cordoned"]) -> Response:
     """Cordon a worker, or let it take work again."""
-    return _done(changes.change_worker(visitor, name, state), "/workers")
+    return done(changes.change_worker(visitor, name, state), "/workers")
 
 
-def _ask(
+def ask(
     visitor: Visitor,
     question: str,
     verb: str,
@@ -253,18 +261,18 @@ def _ask(
     **more: Any,
 ) -> Response:
     facts = {"hidden": hidden or {}, "inputs": [], "danger": False, "action": "", **more}
-    return _page(
+    return html_page(
         "confirm.html.j2", visitor, verb, "", question=question, verb=verb, back=back, **facts
     )
 
 
-def _done(answer: Response, back: str) -> Response:
+def done(answer: Response, back: str) -> Response:
     outcome = json.loads(bytes(answer.body))
     told = urlencode({"told": f"Done: {json.dumps(outcome['done'])}"})
     return RedirectResponse(f"{back}?{told}", 303)
 
 
-def _more(place: str, wanted: Any, cursor: object, **more: object) -> str:
+def next_page(place: str, wanted: Any, cursor: object, **more: object) -> str:
     """Return the address of a page with this cursor; empty without one."""
     if cursor is None:
         return ""
@@ -273,11 +281,15 @@ def _more(place: str, wanted: Any, cursor: object, **more: object) -> str:
     return f"{place}?{urlencode({**given, **({'cursor': cursor} if cursor else {})}, doseq=True)}"
 
 
-def _page(template: str, visitor: Visitor, title: str, place: str, **facts: Any) -> Response:
+def html_page(template: str, visitor: Visitor, title: str, place: str, **facts: Any) -> Response:
     may_change = visitor.role is Role.ADMIN
     common = {"visitor": visitor, "title": title, "place": place, "may_change": may_change}
-    text = render(template, **{"told": "", **common, **facts})
+    text = render(template, **{"told": "", "places": _places(visitor), **common, **facts})
     return HTMLResponse(text)
+
+
+def _places(visitor: Visitor) -> tuple[tuple[str, str], ...]:
+    return (_REQUESTS,) if visitor.role is Role.SUBMIT else _PLACES
 
 
 def refused(request: Request, status: int, error: str, hint: str = "") -> Response:
@@ -301,7 +313,7 @@ def wants_html(request: Request) -> bool:
 
 def render(template: str, **facts: Any) -> str:
     """Return a template with these facts; every text in it is escaped."""
-    return _environment().get_template(template).render(places=_PLACES, **facts)
+    return _environment().get_template(template).render({"places": _PLACES, **facts})
 
 
 @functools.cache
