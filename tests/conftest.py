@@ -333,6 +333,13 @@ def knows_machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
     return share
 
 
+@pytest.fixture(autouse=True)
+def fresh_settings() -> Iterator[None]:
+    """Forget the settings after each test: the next one may have other variables."""
+    yield
+    get_settings.cache_clear()
+
+
 @pytest.fixture()
 def tuna_home(
     tmp_path: Path,

@@ -28,7 +28,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EntryMeasurement:
     """Repeats of the measurement that an entry's time is the median of."""
 
     low_ms: float | None  #: 95 % interval of the median
@@ -118,7 +118,9 @@ class EntryInVersion:
 class Evidence:
     """All that speaks for an entry, and against it."""
 
-    measurement: Measurement | None  #: None: it was imported, or its session has another result now
+    measurement: (
+        EntryMeasurement | None
+    )  #: None: it was imported, or its session has another result now
     others: tuple[OtherSolver, ...]  #: the fastest first
     failures: tuple[LayerFailure, ...]  #: the most frequent first
     history: tuple[EntryInVersion, ...]
@@ -208,9 +210,11 @@ def _measured_by(row: Any) -> int:
     return int(row.final_job_id or row.job_id)
 
 
-def _measurement(row: Any, drifts: Mapping[int, float | None]) -> Measurement:
+def _measurement(row: Any, drifts: Mapping[int, float | None]) -> EntryMeasurement:
     times = json.loads(row.times_ms) if row.times_ms else []
-    return Measurement(row.low_ms, row.high_ms, spread_of(times), drifts.get(_measured_by(row)))
+    return EntryMeasurement(
+        row.low_ms, row.high_ms, spread_of(times), drifts.get(_measured_by(row))
+    )
 
 
 def _other(row: Any, other: Any) -> OtherSolver:

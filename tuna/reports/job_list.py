@@ -37,7 +37,7 @@ class JobFilter:
 
 
 @dataclass(frozen=True)
-class JobLine:
+class ListedJob:
     """One job in a list."""
 
     id: int
@@ -56,7 +56,7 @@ class JobLine:
 class JobPage:
     """Jobs by id; `more`: there are others behind them."""
 
-    jobs: tuple[JobLine, ...]
+    jobs: tuple[ListedJob, ...]
     more: bool
 
 
@@ -97,7 +97,7 @@ class TrialFigures:
 
 
 @dataclass(frozen=True)
-class JobFigures(JobLine):
+class JobFigures(ListedJob):
     """One job with its attempts and trials."""
 
     session_id: int
@@ -141,7 +141,7 @@ def read_page(connection: sa.Connection, wanted: JobFilter) -> JobPage:
         for group in _groups(connection, wanted)
     ]
     rows = list(heapq.merge(*parts, key=attrgetter("id")))[: wanted.limit + 1]
-    lines = tuple(JobLine(**row._mapping) for row in rows[: wanted.limit])
+    lines = tuple(ListedJob(**row._mapping) for row in rows[: wanted.limit])
     return JobPage(lines, len(rows) > wanted.limit)
 
 

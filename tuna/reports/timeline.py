@@ -46,7 +46,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a file with a timeline has."""
+    """Counts of a file with a timeline."""
 
     items: int
     machines: int

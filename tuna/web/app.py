@@ -55,7 +55,7 @@ _STATUS: dict[type[TunaError], int] = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a service stands on, and where it is reached."""
+    """The database, the settings and the addresses of a service."""
 
     engine: sa.Engine
     settings: Settings
