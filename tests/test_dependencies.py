@@ -284,7 +284,7 @@ def test_debians_package_of_each_program_is_known_and_documented() -> None:
         )
         for name in ("demo-model", "demo-service", "install", "quickstart")
     }
-    compiling = dict.fromkeys(("demo-model", "demo-service", "quickstart"), {"c++"})
+    compiling = {name: {"c++"} for name in ("demo-model", "demo-service", "quickstart")}
     assert scripts == {"install": {"venv"}, **compiling}
     assert set(packages) == {*PROGRAMS, "c++", "venv"}
     documented = re.search(
