@@ -199,8 +199,8 @@ class _Run:
             "known_trials": again["progress"]["trials"],
             "second_trials": second["progress"]["trials"],
         }
-        if "untuned_ms" in progress:
-            figures["untuned_ms"] = progress["untuned_ms"]
+        if "untuned" in asked:
+            figures |= {key: progress[key] for key in ("untuned_ms", "in_turn_ms")}
         return {f"{name}_{key}": value for key, value in figures.items()}, folder / "residual.so"
 
     def _visitor(self, home: Mapping[str, str]) -> Visitor:

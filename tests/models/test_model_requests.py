@@ -3,21 +3,26 @@ files is left."""
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nets
+import numpy as np
 import onnx
 import pytest
+import sqlalchemy as sa
 from nets import Net
 
 from tuna import api
 from tuna.db import access_tokens, requests
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.models import RequestRow
 from tuna.db.requests import TuningRequest
+from tuna.errors import BadInput
 from tuna.requests import answers, process
 from tuna.requests.asked import Asked
 from tuna.requests.submission import Submission, submit
@@ -60,15 +65,28 @@ def unknown() -> bytes:
     return model.SerializeToString()
 
 
-def outside() -> bytes:
-    """A model whose weights are in a file outside of its folder."""
-    model = nets.dense()
-    tensor = model.graph.initializer[0]
+def move_outside(tensor: onnx.TensorProto) -> None:
+    """Have the bytes of a tensor in a file outside of the model's folder."""
     tensor.ClearField("raw_data")
     tensor.ClearField("float_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="../../../etc/passwd")
+
+
+def outside_of_a_node() -> bytes:
+    """A model with such a tensor where only an import finds it."""
+    model = nets.dense()
+    tensor = onnx.numpy_helper.from_array(np.zeros(64, np.float32), "far")
+    move_outside(tensor)
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["far"], value=tensor))
     return model.SerializeToString()
+
+
+def files() -> list[Path]:
+    """What is stored or received."""
+    home = get_settings().home
+    stored = [one for one in (home / "artifacts").rglob("*") if len(one.name) == 64]
+    return [*stored, *(home / "uploads").iterdir()]
 
 
 def exported(path: Path) -> bytes:
@@ -81,11 +99,9 @@ def exported(path: Path) -> bytes:
 def test_what_an_import_finds_wrong_ends_a_request_and_leaves_nothing(
     token: str, tmp_path: Path
 ) -> None:
-    good = nets.dense().SerializeToString()
     for name, content, words in (
-        ("net.onnx", good[: len(good) // 2], ["net.onnx is no ONNX model"]),
         ("net.onnx", unknown(), ["Nobodys0", "Nobodys1"]),
-        ("net.onnx", outside(), ["passwd", "not in its folder"]),
+        ("net.onnx", outside_of_a_node(), ["passwd", "not in its folder"]),
         ("net.pt2", exported(tmp_path / "x"), ["torch"]),
     ):
         ended = worked_on(submitted(token, name, content))
@@ -93,9 +109,22 @@ def test_what_an_import_finds_wrong_ends_a_request_and_leaves_nothing(
         for word in words:
             assert word in ended.message
         assert (ended.upload_bytes, ended.ended_at is not None) == (0, True)
-        home = get_settings().home
-        assert not [one for one in (home / "artifacts").rglob("*") if len(one.name) == 64]
-        assert not list((home / "uploads").iterdir())
+        assert not files()
+
+
+def test_a_file_in_onnx_that_cannot_be_a_whole_model_is_refused_at_once(token: str) -> None:
+    model = nets.dense()
+    good = model.SerializeToString()
+    cuts = [good[:place] for place in (1, len(good) // 2, len(good) - 1)]
+    for content in (*cuts, b"\x00" * 100, b"\xff" * 99, b"PK\x03\x04", b"\x3a" + b"\xff" * 99):
+        with pytest.raises(BadInput, match=r"net\.onnx is no ONNX model, or is cut off"):
+            submitted(token, "net.onnx", content)
+    move_outside(model.graph.initializer[-1])
+    with pytest.raises(BadInput, match="weights in a file of their own"):
+        submitted(token, "net.onnx", model.SerializeToString())
+    with reading(open_database()) as connection:
+        assert requests.latest(connection, 9, None, None, None) == []
+    assert not files()
 
 
 def test_a_request_that_is_canceled_meanwhile_takes_no_further_step(
@@ -127,7 +156,13 @@ def test_the_same_model_is_known_once_it_was_built_for_the_environment(token: st
     first = submitted(token, "net.onnx", content)
     with writing(open_database()) as connection:
         requests.move(connection, first.id, RequestState.TUNING)
-    facts = {"layers": 2, "exact": 2, "complete": True, "time_ms": 3.0, "errors": {}}
+    facts: dict[str, Any] = {
+        "layers": 2,
+        "exact": 2,
+        "complete": True,
+        "time_ms": 3.0,
+        "errors": {},
+    }
     documents = {"net.so": b"code", "net.so.json": b"{}"}
     answers.finish(first, answers.Answer(RequestState.BUILT, documents), **facts)
     again = submitted(token, "net.onnx", content)
@@ -138,3 +173,10 @@ def test_the_same_model_is_known_once_it_was_built_for_the_environment(token: st
     assert submitted(token, "net.onnx", content, target_ms=3.0).state == "known"
     for other in ({"target_ms": 2.0}, {"batch": 2}, {"untuned": True}):
         assert submitted(token, "net.onnx", content, **other).state == "accepted"
+    with writing(open_database()) as connection:  # as where a target ended it early
+        progress = json.dumps({**facts, "exact": 1, "complete": False})
+        everything = sa.update(RequestRow).values(progress=progress)
+        connection.execute(everything)
+    assert submitted(token, "net.onnx", content).state == "accepted"
+    again = submitted(token, "net.onnx", content, target_ms=3.0)
+    assert (again.state, again.progress["known"]) == ("known", 1)

@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from pathlib import Path
 
@@ -206,6 +205,6 @@ class ModelRequestWork:
                 "errors": dict(built.errors),
                 "device": built.device,
             }
-            if untuned := built.times_ms.get("untuned"):
-                facts["untuned_ms"] = statistics.median(untuned)
+            if built.untuned_ms is not None:
+                facts["untuned_ms"], facts["in_turn_ms"] = built.untuned_ms
             answers.finish(self._watch.request, Answer(state, documents, message), **facts)
