@@ -60,6 +60,8 @@ _LOADERS = {
     "tuna/libraries/triton/driver.py",
     "tuna/sandbox/nvml.py",
 }
+#: Runs the functions of a kernel's file that its user gave, in a box.
+_OWN_KERNELS = "tuna/libraries/triton/user_kernel.py"
 _SQL = {
     "execute",
     "executemany",
@@ -164,8 +166,8 @@ def test_no_text_is_run_as_code_or_by_a_shell() -> None:
             ):
                 continue
             if name in _BUILTINS | _CALLS or shell:
-                found.append((file, call.lineno, name))
-    assert found == []
+                found.append((file, name))
+    assert found == [(_OWN_KERNELS, "exec"), (_OWN_KERNELS, "compile")]
 
 
 def test_yaml_is_read_without_making_objects() -> None:
