@@ -8,7 +8,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuna.db import sessions
+from tuna.db import overview, sessions
+from tuna.db.bulk import Page
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
@@ -20,7 +21,7 @@ from tuna.policies import POLICIES
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import Comparison, compare
 from tuna.reports.html import write
-from tuna.reports.job_list import JobFigures, JobFilter, JobPage, read_job, read_page
+from tuna.reports.job_list import JobFigures, JobFilter, JobLine, read_job, read_page
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
 from tuna.results.best import BestResult, LayerIndex, Scope
@@ -30,22 +31,34 @@ from tuna.simulation.recorded import recorded
 from tuna.simulation.scenario import Scenario, Simulated
 
 
-def report(session_id: int, against: int | None = None) -> ReportFigures:
+def report(
+    session_id: int, against: int | None = None, *, most_jobs: int | None = None
+) -> ReportFigures:
     """All figures of a session's report, beside the times of session `against`; raises NotFound,
-    BadInput."""
+    BadInput, also for a session with more than `most_jobs` jobs."""
     with reading(open_database()) as connection:
+        if most_jobs is not None:
+            overview.require_session(connection, session_id)
+            jobs = sum(overview.jobs_by_state(connection, session_id).values())
+            if jobs > most_jobs:
+                raise BadInput(
+                    f"A report of {jobs} jobs is too large for one answer.",
+                    hint=f"type `tuna report --session-id {session_id} --json`",
+                )
         return read_figures(connection, session_id, against)
 
 
-def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+def compare_sessions(
+    session_ids: Sequence[int], tag: str | None = None, *, most_layers: int | None = None
+) -> Comparison:
     """Layer by layer the results of two sessions or more, each against the first; with `tag` only
     its layers.
 
-    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no
-    layer in common.
+    Raises BadInput for fewer than two sessions, or more than `most_layers` layers; NotFound for an
+    unknown session, or where they have no layer in common.
     """
     with reading(open_database()) as connection:
-        return compare(connection, session_ids, tag)
+        return compare(connection, session_ids, tag, most_layers)
 
 
 def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
@@ -103,7 +116,7 @@ def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulat
     return run(scenario, POLICIES[policy], seed)
 
 
-def list_jobs(wanted: JobFilter) -> JobPage:
+def list_jobs(wanted: JobFilter) -> Page[JobLine]:
     """A page of a session's jobs; raises NotFound, BadInput."""
     with reading(open_database()) as connection:
         return read_page(connection, wanted)

@@ -5,31 +5,37 @@ from tuna.golden.compare import PromotionReport, report, report_session
 from tuna.golden.explain import Explanation, explain
 from tuna.golden.release import check_gate, promote, rollback
 from tuna.golden.versions import (
+    EntryFilter,
     GateViolated,
     GoldenExists,
     GoldenFrozen,
     NotReleasable,
+    ReleaseEntry,
     ResultsChanged,
     SessionChanged,
     Version,
     current,
+    entry_page,
     versions,
 )
 
 __all__ = [
     "BuildReport",
+    "EntryFilter",
     "Explanation",
     "GateViolated",
     "GoldenExists",
     "GoldenFrozen",
     "NotReleasable",
     "PromotionReport",
+    "ReleaseEntry",
     "ResultsChanged",
     "SessionChanged",
     "Version",
     "build",
     "check_gate",
     "current",
+    "entry_page",
     "explain",
     "promote",
     "report",

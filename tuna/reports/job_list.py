@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import overview
+from tuna.db.bulk import Page
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
@@ -50,14 +51,6 @@ class JobLine:
     failures: int
     round: int
     updated_at: datetime
-
-
-@dataclass(frozen=True)
-class JobPage:
-    """Jobs by id; `more`: there are others behind them."""
-
-    jobs: tuple[JobLine, ...]
-    more: bool
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ _LINE = (
 MOST_TRIALS = 1000
 
 
-def read_page(connection: sa.Connection, wanted: JobFilter) -> JobPage:
+def read_page(connection: sa.Connection, wanted: JobFilter) -> Page[JobLine]:
     """Return a page of jobs; raises NotFound for a session or solver that there is not, BadInput
     for a state that is none."""
     overview.require_session(connection, wanted.session_id)
@@ -141,8 +134,7 @@ def read_page(connection: sa.Connection, wanted: JobFilter) -> JobPage:
         for group in _groups(connection, wanted)
     ]
     rows = list(heapq.merge(*parts, key=attrgetter("id")))[: wanted.limit + 1]
-    lines = tuple(JobLine(**row._mapping) for row in rows[: wanted.limit])
-    return JobPage(lines, len(rows) > wanted.limit)
+    return Page.of([JobLine(**row._mapping) for row in rows], wanted.limit)
 
 
 def _lines() -> Any:

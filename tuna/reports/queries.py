@@ -54,13 +54,13 @@ def read_figures(
     Raises NotFound for an unknown session, BadInput if both are the same.
     """
     session = sessions.get(connection, session_id)
-    row = connection.execute(
-        sa.select(Session.environment_id, Session.created_at).where(Session.id == session_id)
-    ).one()
+    created_at = connection.execute(
+        sa.select(Session.created_at).where(Session.id == session_id)
+    ).scalar_one()
     other, others = (
         (None, {}) if against is None else _read_against(connection, session_id, against)
     )
-    steps = _read_steps(connection, session_id, row.environment_id)
+    steps = _read_steps(connection, session_id)
     counts: dict[str, dict[int, int]] = defaultdict(dict)
     for config_id, by_model in networks.occurrences(connection).items():
         for name, count in by_model.items():
@@ -74,7 +74,7 @@ def read_figures(
         library=session.environment.library,
         device=session.environment.device,
         environment=_described(session.environment),
-        created_at=row.created_at,
+        created_at=created_at,
         first=steps.first,
         last=steps.last,
         simulated=of_session.count(connection, "simulated"),
@@ -94,12 +94,9 @@ def read_figures(
     )
 
 
-def _read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
+def _read_steps(connection: sa.Connection, session_id: int) -> Steps:
     """Read the accepted attempts of the session's jobs."""
-    by_name = sa.select(DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source).where(
-        DeviceRow.environment_id == environment_id
-    )
-    peaks = {name: (gflops, source) for name, gflops, source in connection.execute(by_name)}
+    peaks = read_peaks(connection, session_id)
     row = StepResultRow
     mine = row.job_id.in_(sa.select(Job.id).where(Job.session_id == session_id))
     began, ended = sa.func.min(row.started_at), sa.func.max(row.ended_at)
@@ -115,16 +112,28 @@ def _read_steps(connection: sa.Connection, session_id: int, environment_id: int)
     devices = tuple(
         DeviceFigures(
             name=name,
-            peak_gflops=peaks.get(name, (None, ""))[0],
             steps=count,
             busy_s=busy or 0.0,
             span_s=(end - start).total_seconds() if start and end else 0.0,
-            peak_source=peaks.get(name, (None, ""))[1],
+            **peaks.get(name, {}),
         )
         for name, count, busy, start, end in connection.execute(query)
     )
     pairs = sa.select(row.job_id, row.device).where(*on_device).order_by(row.id)
     return Steps(first, last, devices, {one[0]: one[1] for one in connection.execute(pairs)})
+
+
+def read_peaks(connection: sa.Connection, session_id: int) -> dict[str, dict[str, Any]]:
+    """Return `peak_gflops` and `peak_source` of the devices of a session's environment, by name."""
+    query = (
+        sa.select(DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source)
+        .join(Session, Session.environment_id == DeviceRow.environment_id)
+        .where(Session.id == session_id)
+    )
+    return {
+        name: {"peak_gflops": gflops, "peak_source": source}
+        for name, gflops, source in connection.execute(query)
+    }
 
 
 def _totals(layers: Sequence[LayerFigures], networks: Counts) -> tuple[TotalFigures, ...]:

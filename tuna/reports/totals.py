@@ -55,6 +55,21 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class DeviceUse:
+    """The use of one device between its first and its last measurement."""
+
+    name: str
+    steps: int
+    busy_s: float
+    span_s: float
+
+    @property
+    def idle_share(self) -> float | None:
+        """Part of the span in which it measured nothing; None if the span is not known."""
+        return min(1.0, max(0.0, 1 - self.busy_s / self.span_s)) if self.span_s > 0 else None
+
+
+@dataclass(frozen=True)
 class SessionTotals:
     """Cost of one session so far; times are in seconds."""
 
@@ -68,6 +83,7 @@ class SessionTotals:
     cpu_s: float
     processes: int  #: most compile processes at one time
     idle_share: float | None  #: of the devices, each from its first to its last measurement
+    uses: tuple[DeviceUse, ...]  #: of each device
 
     @property
     def lower_bound_s(self) -> float:
@@ -216,6 +232,10 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         cpu_s=sum(process.busy_s for process in processes.values()),
         processes=most_at_once(processes.values()),
         idle_share=1 - used_s / span_s if span_s > 0 else None,
+        uses=tuple(
+            DeviceUse(name, device.attempts, device.busy_s, device.span_s)
+            for name, device in sorted(devices.items())
+        ),
     )
 
 

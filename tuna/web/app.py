@@ -70,8 +70,10 @@ def create_app(site: Site) -> ASGIApp:
     app.state.visitors = Visitors(site.engine)
     app.state.collector = Collector(site.engine, site.settings)
     app.state.layers = LayerIndex()
+    app.state.sizes = lookups.Sizes()
     app.state.live = events.LiveSessions(
-        {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)}
+        site.engine,
+        {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)},
     )
     for router in (machine.router, lookups.router, changes.router, events.router, pages.router):
         app.include_router(router)
