@@ -1,92 +1,304 @@
 """Everything about an NVIDIA GPU that needs one, in stages of nine minutes at most; on a machine
-without one a stand-in of its driver (figure `stand_in`: 1), which says nothing about speed.
+without one a stand-in of its driver and smaller layers (figure `stand_in`: 1), which says nothing
+about speed.
 
-    scripts/bench gpu --stage smoke       # one product through real workers, from import to SQL
-    scripts/bench gpu --stage shape       # E=512, N=128, fp8: all candidates of some batch sizes
-    scripts/bench gpu --stage cold        # Mixtral, two ranks, bf16: all candidates of one token
-    scripts/bench gpu --stage faults      # planted faults: each named, the next candidate fine
+    scripts/bench gpu --stage smoke     # launches beside Triton's own, in the box and out of it
+    scripts/bench gpu --stage shape     # E=512, N=128, fp8, 18 batch sizes, in four parts or by
+                                        # --part: exhaustive, search, again (search), versus
+    scripts/bench gpu --stage cold      # Mixtral, two ranks, bf16, one token: all 1,920 candidates
+    scripts/bench gpu --stage faults    # planted faults: each named, the next candidate fine
 
-Figures of `shape` and `cold`: seconds, trials, failures, results, the idle share of the device, and
-by the geometric mean how much slower the consumer's default is than the best. `--out FILE` adds the
-figures as a line, and `--trials FILE` every trial. A machine without a network is prepared by
+`versus` times the consumer's default and what `tuna export` writes in turn, through Triton's own
+JIT. Parts leave what later ones need in the folder `--home`. `--out FILE` adds the figures as a
+line, and `--trials FILE` every trial: `benchmarks/gpu_corpus.py` makes a corpus of that. A machine
+without a network, and without most of what Tuna needs, is prepared by
 
-    pip download -d wheels --only-binary=:all: --python-version 3.12 '.[triton]' psutil  # elsewhere
-    python3 -m venv --system-site-packages .venv
-    .venv/bin/pip install --no-index --find-links wheels --no-build-isolation -e '.[triton]' psutil
+    scripts/gpu-wheels download FOLDER  # where there is a network: wheels for Python 3.12
+    scripts/gpu-wheels install FOLDER   # there: makes .venv beside the machine's own packages
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
-import math
 import os
 import shutil
-import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_smoke
+from benchmarks.gpu_faults import PRODUCT, faults
+from benchmarks.gpu_tuning import Run, add_trials, agreeing, behind
 from benchmarks.harness import Outcome, command_line
 from benchmarks.triton_builds import layer as wide_layer
-from tuna.configs import Config, DataType, GemmConfig
 from tuna.configs.moe import MoeConfig
-from tuna.libraries.context import DeviceHandle
-from tuna.libraries.items import Candidate, WorkItem
 from tuna.libraries.kernels import DeviceLost
-from tuna.libraries.triton.artifact import (
-    PROFILE_SCRATCH,
-    Artifact,
-    Buffer,
-    Launch,
-    Param,
-    from_bytes,
-)
 from tuna.libraries.triton.driver import Cuda
+from tuna.libraries.triton.exporters import GAIN
 from tuna.libraries.triton.library import TritonLibrary
-from tuna.testing.rehearsal import run_context
-from tuna.vocabulary import BASELINE
+from tuna.libraries.triton.tiles import AXES, tile_of, tile_text
+from tuna.libraries.triton.tuned_files import GRID, read_tiles
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("smoke", "shape", "cold", "faults")
-LIMIT_S = 540
-_STAND_IN = "GPU_BENCH_STAND_IN"  #: its folder
-PRODUCT = GemmConfig(96, 80, 64, data_type=DataType.FP16)
-#: Of the stand-in: the arguments of Tuna's own product where only strides within a row are 1.
-SCRIPT = (
-    "name=gemm params=8,8,8,4,4,4,4,4,4,8,8 run=product_fp16 time_us=8 block_us=0.5 spread=0.01"
-)
-ALL = 10_000
+PARTS = ("exhaustive", "search", "again", "versus")
+#: Seconds for a whole call, for each part of `shape` as the issue allows it, and for `cold`.
+CALL_S = 540.0
+LIMITS_S = {"exhaustive": 360.0, "search": 90.0, "again": 90.0, "versus": 240.0, "cold": 180.0}
+#: Limits that say nothing where there is no device.
+OF_SPEED = ("seconds", "idle_share")
+MOST_IDLE, MOST_BEHIND = 0.15, 0.01
+_STAND_IN = "GPU_BENCH_STAND_IN"  #: variable
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__, candidates=0)
     parser.add_argument("--stage", choices=STAGES, default="smoke")
-    parser.add_argument("--tokens", default="1,64,1024", help="batch sizes of `shape`")
+    parser.add_argument("--part", choices=PARTS, help="of `shape`; default: all of them")
+    parser.add_argument("--tokens", help="batch sizes of `shape`; default: the consumers' 18")
+    parser.add_argument("--home", type=Path, help="folder with what earlier parts left")
     parser.add_argument("--out", type=Path, help="file to which the figures are added")
     parser.add_argument("--trials", type=Path, help="file to which every trial is added")
     asked = parser.parse_args(argv)
-    stand_in = _stand_in(sys.argv[1:] if argv is None else argv)
-    with tempfile.TemporaryDirectory() as folder:
-        if asked.stage == "faults":
-            outcome = faults(Path(folder), stand_in)
+    stand_in = _stand_in(sys.argv[1:] if argv is None else argv, asked.home)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) if asked.home is None else asked.home.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = Stage(folder, stand_in, asked.trials, asked.out, asked.candidates)
+        if asked.stage == "smoke":
+            outcomes = [stage.smoke()]
+        elif asked.stage == "faults":
+            with tempfile.TemporaryDirectory() as scratch:
+                outcomes = [stage.told("faults", faults(Path(scratch), stand_in))]
+        elif asked.stage == "cold":
+            outcomes = [stage.cold()]
         else:
-            layers, candidates = _layers(asked.stage, asked.tokens, stand_in)
-            outcome = tuned(
-                asked.stage, layers, asked.candidates or candidates, Path(folder), asked.trials
+            outcomes = stage.shape(asked.tokens, [asked.part] if asked.part else PARTS)
+    return max(outcome.print() for outcome in outcomes)
+
+
+@dataclasses.dataclass
+class Stage:
+    """Runs the stages, and writes what they find."""
+
+    folder: Path
+    stand_in: bool
+    trials: Path | None
+    out: Path | None
+    candidates: int
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    def told(self, name: str, outcome: Outcome, **more: Any) -> Outcome:
+        """The outcome, marked and added to the file."""
+        outcome.figures["stand_in"] = float(self.stand_in)
+        if self.stand_in:
+            outcome.limits = {
+                name: most for name, most in outcome.limits.items() if name not in OF_SPEED
+            }
+        if self.out:
+            line = {"stage": name, **outcome.figures, **more, "budget": outcome.budget}
+            with self.out.open("a") as file:
+                file.write(json.dumps({**line, "limits": outcome.limits}) + "\n")
+        return outcome
+
+    def smoke(self) -> Outcome:
+        """Launches in three ways, then one product from import to SQL."""
+        with tempfile.TemporaryDirectory() as scratch:
+            found = gpu_smoke.launches(Path(scratch))
+        print("\n".join(found.notes), file=sys.stderr, flush=True)
+        figures = found.figures
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Run("smoke", Path(scratch))
+            run.tune([PRODUCT], ["--candidates", str(self.candidates or 8)], self._left_s())
+            self._keep(run)
+        figures |= {f"pipeline_{name}": value for name, value in run.figures.items()}
+        count = figures["candidates"]
+        budget = dict.fromkeys(("right", "triton_equal", "box_equal"), max(count, 1.0))
+        outcome = Outcome(
+            *("gpu", figures),
+            budget={**budget, "pipeline_layers": 1.0},
+            limits={"pipeline_failed": 0.0},
+        )
+        return self.told("smoke", outcome, notes=found.notes)
+
+    def cold(self) -> Outcome:
+        """All candidates of a layer, with nothing built before."""
+        layer = MoeConfig(1, 8, 7168, 4096, 2)
+        if self.stand_in:
+            layer = dataclasses.replace(layer, intermediate=224, hidden=128)
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Run("cold", Path(scratch))
+            run.tune([layer], self._options(exhaustive=True), self._left_s())
+            self._keep(run)
+        outcome = Outcome(
+            "gpu",
+            run.figures,
+            budget={"layers": 1.0},
+            limits={"seconds": LIMITS_S["cold"], "wrong": 0.0},
+        )
+        return self.told("cold", outcome)
+
+    def shape(self, tokens: str | None, parts: Sequence[str]) -> list[Outcome]:
+        """The parts in order; the last ones are left out where a call's time ends."""
+        sizes = [int(one) for one in tokens.split(",")] if tokens else list(GRID)
+        layers = [wide_layer(one) for one in sizes]
+        if self.stand_in:
+            few = layers if tokens else [wide_layer(1), wide_layer(64)]
+            layers = [dataclasses.replace(one, experts=8, topk=2, hidden=256) for one in few]
+        found: list[Outcome] = []
+        for part in parts:
+            if found and not self.stand_in and self._left_s() < 1.1 * LIMITS_S[part]:
+                print(f"no time is left for {part}: call it with --part", file=sys.stderr)
+                break
+            work: Callable[[Sequence[MoeConfig]], Outcome] = getattr(self, f"_{part}")
+            found.append(work(layers))
+        return found
+
+    def _exhaustive(self, layers: Sequence[MoeConfig]) -> Outcome:
+        run = self._tuned("exhaustive", layers, self._options(exhaustive=True))
+        return self._of_part(run, layers, {}, {"idle_share": MOST_IDLE})
+
+    def _search(self, layers: Sequence[MoeConfig]) -> Outcome:
+        run = self._tuned("search", layers, self._options(exhaustive=False))
+        every, limits = self._run("exhaustive"), {"idle_share": MOST_IDLE}
+        if every.is_done:
+            run.figures |= behind(run, every)
+            limits |= {"behind": MOST_BEHIND}
+        return self._of_part(run, layers, {}, limits)
+
+    def _again(self, layers: Sequence[MoeConfig]) -> Outcome:
+        before, every = self._run("search"), self._run("exhaustive")
+        if not before.is_done:
+            raise SystemExit("--part again needs --part search before it, in the same --home.")
+        run = self._tuned("again", layers, self._options(exhaustive=False))
+        run.figures |= agreeing(run, before, every.times() if every.is_done else before.times())
+        return self._of_part(run, layers, {"same_or_close": len(layers) - 1.0}, {})
+
+    def _versus(self, layers: Sequence[MoeConfig]) -> Outcome:
+        """The export of the best session beside the consumer's default."""
+        run = next((one for name in PARTS if (one := self._run(name)).is_done), None)
+        if run is None:
+            raise SystemExit("--part versus needs a part that tuned before it, in the same --home.")
+        started = time.monotonic()
+        answers = self._compared(run, self._pairs(run, layers))
+        failed = [one for one in answers if "failed" in one]
+        timed = [one for one in answers if "ratio" in one]
+        ratios = [one["ratio"] for one in answers if "ratio" in one]
+        figures = {
+            "seconds": time.monotonic() - started,
+            "layers": float(len(answers)),
+            "tuned_keys": float(len(timed)),
+            "failed": float(len(failed)),
+            "by_torch": float(any(one.get("events") == "torch" for one in timed)),
+            # certainly slower: the whole interval
+            "slower": float(sum(one["high"] < 1 for one in timed)),
+            "gain": statistics.geometric_mean(ratios + [1.0] * (len(answers) - len(ratios))),
+            "least_gain": min(ratios, default=1.0),
+            "largest_gain": max(ratios, default=1.0),
+        }
+        outcome = Outcome(
+            *("gpu", figures),
+            budget={"layers": float(len(layers))},
+            limits={"slower": 0.0, "failed": 0.0},
+        )
+        return self.told("versus", outcome, pairs=answers)
+
+    def _pairs(self, run: Run, layers: Sequence[MoeConfig]) -> list[dict[str, Any]]:
+        """For each layer the default, and what is exported for it."""
+        shutil.rmtree(run.home / "out", ignore_errors=True)
+        results = run.results()
+        of_vllm = any(best and best.solver == "VllmMoe" for best, _ in results.values())
+        form = "vllm-moe" if of_vllm else "triton-json"
+        run.tuna("export", "--session-id", "1", "--form", form, "-d", "out")
+        (path,) = (run.home / "out").rglob("E=*.json" if of_vllm else "*.triton.json")
+        by_label = {} if of_vllm else json.loads(path.read_text())["tiles"]
+        pairs = []
+        for layer in layers:
+            best, default = results.get(layer.text(), (None, None))
+            if best is None or default is None:
+                continue
+            if of_vllm:
+                tile = read_tiles(path)[1][layer.tokens]
+            else:
+                tile = by_label[run.environment()["arch"]][best.solver][layer.label]
+            tuned = tile_text({name: tile[name] for name in AXES})
+            if not of_vllm and default.time_ms < GAIN * best.time_ms:
+                tuned = default.params  # as vLLM's folder would have it
+            common = {"config": layer.to_json(), "solver": best.solver}
+            pairs.append({**common, "default": default.params, "tuned": tuned})
+        return pairs
+
+    def _compared(self, run: Run, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The answers of `gpu_versus`; a pair of the same tile is not timed."""
+        differ = [one for one in pairs if tile_of(one["default"]) != tile_of(one["tuned"])]
+        same = [one for one in pairs if one not in differ]
+        path, paths = run.home / "pairs.json", [os.environ.get("PYTHONPATH"), str(ROOT)]
+        path.write_text(json.dumps(differ))
+        seconds = max(30.0, min(LIMITS_S["versus"], self._left_s()) - 90)  # Triton compiles too
+        with tempfile.TemporaryDirectory() as cache:
+            env = {**os.environ, "TRITON_CACHE_DIR": cache}
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            command = [sys.executable, "-m", "benchmarks.gpu_versus", str(path), str(seconds)]
+            done = subprocess.run(
+                command, env=env, stdout=subprocess.PIPE, text=True, check=False, timeout=CALL_S
             )
-    outcome.figures["stand_in"] = float(stand_in)
-    if asked.out:
-        with asked.out.open("a") as file:
-            file.write(json.dumps({"stage": asked.stage, **outcome.figures}) + "\n")
-    return outcome.print()
+        answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+        answers += [{"config": one["config"], "same": True} for one in same]
+        if len(answers) < len(pairs):
+            answers.append({"failed": f"gpu_versus ended with code {done.returncode}"})
+        return answers
+
+    def _tuned(self, name: str, layers: Sequence[MoeConfig], options: Sequence[str]) -> Run:
+        run = self._run(name)
+        shutil.rmtree(run.home, ignore_errors=True)
+        run.tune(layers, options, self._left_s())
+        self._keep(run)
+        return run
+
+    def _run(self, name: str) -> Run:
+        return Run(name, self.folder / name)
+
+    def _of_part(
+        self,
+        run: Run,
+        layers: Sequence[MoeConfig],
+        budget: Mapping[str, float],
+        limits: Mapping[str, float],
+    ) -> Outcome:
+        outcome = Outcome(
+            *("gpu", run.figures),
+            budget={"layers": float(len(layers)), **budget},
+            limits={"seconds": LIMITS_S[run.name], "wrong": 0.0, **limits},
+        )
+        return self.told(run.name, outcome)
+
+    def _options(self, *, exhaustive: bool) -> list[str]:
+        """Job options; of the stand-in few candidates, for nothing is learnt from more."""
+        few = self.candidates or (6 if self.stand_in else 0)
+        limit = ["--candidates", str(few)] if few else []
+        # tiles that spill most registers take 20 seconds of a core, and are slow for it
+        limit += ["--option", f"build_timeout_s={60 if self.stand_in else 6}"]
+        if "strategy" not in TritonLibrary.options.model_fields:
+            return limit if few else [*limit, "--candidates", "10000" if exhaustive else "64"]
+        return [*limit, *(["--strategy", "exhaustive"] if exhaustive else [])]
+
+    def _keep(self, run: Run) -> None:
+        """Add every trial to the file that was asked for."""
+        if self.trials:
+            add_trials(self.trials, run, stand_in=self.stand_in)
+
+    def _left_s(self) -> float:
+        return CALL_S - (time.monotonic() - self.started)
 
 
-def _stand_in(argv: Sequence[str]) -> bool:
+def _stand_in(argv: Sequence[str], home: Path | None) -> bool:
     """Whether there is no device: then this program starts again beside a stand-in of its driver,
     which the loader finds by a variable that it reads at the start."""
     made = os.environ.get(_STAND_IN)
@@ -95,211 +307,15 @@ def _stand_in(argv: Sequence[str]) -> bool:
     except DeviceLost:
         if made:
             raise
-        folder = tempfile.mkdtemp()
-        source = ROOT / "tests" / "cuda_double" / "libcuda.c"
-        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-            words = ["cc", "-O2", "-shared", "-fPIC", "-o", f"{folder}/{name}", str(source), "-lm"]
-            subprocess.run(words, check=True)
-        Path(folder, "script").write_text(SCRIPT)
-        variables = {**os.environ, _STAND_IN: folder, "LD_LIBRARY_PATH": folder}
-        command = [sys.executable, "-m", "benchmarks.gpu", *argv]
-        try:
-            raise SystemExit(
-                subprocess.run(command, env=variables, check=False).returncode
-            ) from None
-        finally:
-            shutil.rmtree(folder)
+        sys.path.insert(0, str(ROOT / "tests"))
+        stand_in = importlib.import_module("cuda_double.stand_in")
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = home.absolute() / "stand_in" if home else Path(scratch)
+            variables = {**stand_in.variables(stand_in.install(folder)), _STAND_IN: "1"}
+            command = [sys.executable, "-m", "benchmarks.gpu", *argv]
+            done = subprocess.run(command, env={**os.environ, **variables}, check=False)
+        raise SystemExit(done.returncode) from None
     return bool(made)
-
-
-def _layers(stage: str, tokens: str, stand_in: bool) -> tuple[Sequence[Config], int]:
-    """The layers of a stage, and how many candidates of each; of a stand-in products alone."""
-    if stage == "smoke" or stand_in:
-        count = 1 if stage == "smoke" else 3
-        return [dataclasses.replace(PRODUCT, m=96 * (1 + n)) for n in range(count)], 8
-    if stage == "shape":
-        return [wide_layer(int(one)) for one in tokens.split(",")], ALL
-    return [MoeConfig(1, 8, 7168, 4096, 2)], ALL
-
-
-def tuned(
-    stage: str, layers: Sequence[Config], candidates: int, folder: Path, trials: Path | None
-) -> Outcome:
-    """Tune layers through real workers, from import to SQL."""
-    home = folder / "home"
-    (folder / "layers.jsonl").write_text("".join(f"{layer.text()}\n" for layer in layers))
-
-    def tuna(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tuna", *words],
-            cwd=folder,
-            env={**os.environ, "TUNA_HOME": str(home), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"tuna {' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    tuna("init-session", "triton", "-l", stage)
-    tuna("import", "layers.jsonl", "-t", stage)
-    tuna("update-solvers", "triton")
-    tuna("applicability", "--session-id", "1")
-    tuna("load-jobs", "--session-id", "1", "-t", stage, "--candidates", str(candidates))
-    started = time.monotonic()
-    tuna("run", "--session-id", "1")
-    seconds = time.monotonic() - started
-    report = json.loads(tuna("report", "--session-id", "1", "--json"))
-    with sqlite3.connect(home / "tuna.sqlite") as connection:
-        if trials:
-            _write_trials(connection, trials)
-        facts = _facts(connection)
-    facts |= {"seconds": seconds, "idle_share": float(report.get("idle_share") or 0.0)}
-    return Outcome(
-        "gpu", facts, budget={"results": float(len(layers))}, limits={"seconds": LIMIT_S}
-    )
-
-
-def _facts(connection: sqlite3.Connection) -> dict[str, float]:
-    counted = "SELECT count(*), count(cause), sum(cause = 'wrong_result') FROM trial"
-    trials, failed, wrong = connection.execute(counted).fetchone()
-    rows = connection.execute(
-        "SELECT find_db.config_id, min(CASE WHEN solver.algorithm = ? THEN time_ms END),"
-        " min(time_ms), max(noisy) FROM find_db JOIN solver ON solver.id = find_db.solver_id"
-        " GROUP BY find_db.config_id",
-        [BASELINE],
-    ).fetchall()
-    gains = [math.log(default / best) for _, default, best, _ in rows if default]
-    compared = {"default_over_best": math.exp(sum(gains) / len(gains))} if gains else {}
-    return {
-        **compared,
-        "trials": float(trials),
-        "failed": float(failed),
-        "wrong": float(wrong or 0),
-        "results": float(len(rows)),
-        "noisy": float(sum(bool(noisy) for *_, noisy in rows)),
-    }
-
-
-def _write_trials(connection: sqlite3.Connection, path: Path) -> None:
-    rows = connection.execute(
-        "SELECT config.json, solver.name, trial.params, trial.time_ms, trial.cause, trial.build_s"
-        " FROM trial JOIN job ON job.id = trial.job_id JOIN config ON config.id = job.config_id"
-        " JOIN solver ON solver.id = job.solver_id ORDER BY trial.id"
-    )
-    with path.open("a") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
-
-
-#: PTX of kernels that do harm; the driver compiles it for its device.
-_PTX = """.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry gemm({params})
-{{
-  .reg .u64 %a;
-{body}
-  ret;
-}}
-"""
-_BODIES = {
-    "illegal access": "  mov.u64 %a, 8;\n  st.global.u32 [%a], 1;",
-    "trap": "  trap;",
-    "hang": "again:\n  membar.gl;\n  bra again;",
-    "unwritten": "",
-}
-_WORDS = {
-    "illegal access": "error=700",
-    "trap": "error=719",
-    "hang": "hang=1",
-    "unwritten": "",
-    "good": "run=product_fp16 time_us=20",
-}
-
-
-def faults(folder: Path, stand_in: bool) -> Outcome:
-    """Measure planted faults in one item, each followed by a candidate that is right."""
-    library, context = TritonLibrary(), run_context(folder)
-    name = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    device = DeviceHandle("gpu", name or "gpu", {"CUDA_VISIBLE_DEVICES": name} if name else {})
-    context = dataclasses.replace(context, device=dataclasses.replace(device, cpus=context.cpus))
-    good = planted("good", stand_in) if stand_in else _compiled(library, context)
-    codes = [good]
-    for number, fault in enumerate(_BODIES):
-        codes += [planted(fault, stand_in), dataclasses.replace(good, triton=f"{number}")]
-    item = _item(
-        candidates=tuple(
-            Candidate(index=index, artifact=context.artifacts.put(code.to_bytes()))
-            for index, code in enumerate(codes)
-        )
-    )
-    try:
-        (result,) = library.run(library.step("eval"), [item], context)
-    finally:
-        library.close()
-    causes = {
-        name: str(trial.cause.value if trial.cause else "none")
-        for name, trial in zip(_BODIES, result.trials[1::2], strict=True)
-    }
-    for name, trial in zip(_BODIES, result.trials[1::2], strict=True):
-        print(f"{name}: {causes[name]}: {trial.output_tail.splitlines()[-1:]}", file=sys.stderr)
-    wanted = {
-        **dict.fromkeys(("illegal access", "trap"), "run_error"),
-        **{"hang": "run_timeout", "unwritten": "wrong_result"},
-    }
-    figures = {
-        "named": float(sum(causes[name] == cause for name, cause in wanted.items())),
-        "fine": float(sum(trial.cause is None for trial in result.trials[::2])),
-        "planted": float(len(wanted)),
-    }
-    return Outcome("gpu", figures, budget={"named": len(wanted), "fine": len(wanted) + 1})
-
-
-def planted(fault: str, stand_in: bool) -> Artifact:
-    """A candidate for PRODUCT that behaves so."""
-    config = PRODUCT
-    params = (
-        *(Param(f"{letter}_ptr", "ptr", letter) for letter in "abc"),
-        *(Param(size, "i32", value=getattr(config, size)) for size in "mnk"),
-        *(Param(f"scratch{number}", "ptr", PROFILE_SCRATCH) for number in range(2)),
-    )
-    if stand_in:
-        code = f"FAKE params=8,8,8,4,4,4,8,8 {_WORDS[fault]}"
-    else:
-        kinds = {"ptr": "u64", "i32": "u32"}
-        listed = [f".param .{kinds[one.type]} p{place}" for place, one in enumerate(params)]
-        code = _PTX.format(params=", ".join(listed), body=_BODIES[fault])
-    shapes = {
-        "a": ((config.m, config.k), "input"),
-        "b": ((config.k, config.n), "input"),
-        "c": ((config.m, config.n), "output"),
-    }
-    buffers = tuple(Buffer(one, "fp16", shape, role) for one, (shape, role) in shapes.items())
-    launch = Launch(0, "gemm", (4, 1, 1), 4, 32, 0, 0, 1, 0, 1, params)
-    return Artifact(_arch(), "0", "0" * 64, buffers, (launch,), (code.encode(),))
-
-
-def _arch() -> str:
-    return TritonLibrary().environment().arch
-
-
-def _compiled(library: TritonLibrary, context: Any) -> Artifact:
-    """Tuna's own product by its default, compiled by Triton."""
-    item = _item(step="compile", target=_arch(), options={"candidates": 1})
-    (result,) = library.run(library.step("compile"), [item], context)
-    return from_bytes(context.artifacts.get(result.trials[0].artifact or ""))
-
-
-def _item(**facts: Any) -> WorkItem:
-    common: Mapping[str, Any] = {
-        **{"job_id": 1, "attempt": 1, "session_id": 1, "library": "triton", "step": "eval"},
-        **{"solver": "TritonGemm", "options": {"measure_timeout_s": 10}},
-        "config": PRODUCT.to_json(),
-    }
-    return WorkItem(**{**common, **facts})
 
 
 if __name__ == "__main__":

@@ -139,9 +139,9 @@ class _Run:
         """Latency and ratios, and where the time goes."""
         figures, ratios = self._outcome.figures, self._outcome.ratios
         medians = {name: statistics.median(times) for name, times in built.times_ms.items()}
-        ours, untuned = medians.pop("tuna"), medians.pop("untuned", None)
+        ours = medians.pop("tuna")
         figures[f"{key} ms"] = ours
-        figures[f"{key} wall ms"] = statistics.median(built.wall_ms["tuna"])
+        figures[f"{key} wall ms"] = statistics.median(built.wall_ms.get("tuna", [ours]))
         figures[f"{key} largest error"] = max(built.errors.values())
         _say(
             f"{key}: {ours:.2f} ms ({_spread(built, 'tuna')}), largest error"
@@ -155,10 +155,13 @@ class _Run:
         if medians:
             ratios[f"{key} against the better runtime"] = ours / min(medians.values())
             self._outcome.limits[f"{key} against the better runtime"] = limit
-        if untuned is not None:
-            ratios[f"{key} untuned TVM against it"] = untuned / ours
+        if built.untuned_ms is not None:
+            untuned, in_turn = built.untuned_ms
+            ratios[f"{key} untuned TVM against it"] = untuned / in_turn
             self._outcome.budget[f"{key} untuned TVM against it"] = _SLOWER_UNTUNED
-            _say(f"{key}: untuned TVM takes {untuned / ours:.0f} times as long, {untuned:.0f} ms")
+            _say(
+                f"{key}: untuned TVM takes {untuned / in_turn:.0f} times as long, {untuned:.0f} ms"
+            )
         self._where_the_time_goes(key, built, ours)
 
     def _where_the_time_goes(self, key: str, built: BuiltModel, ours: float) -> None:
@@ -260,10 +263,8 @@ class _Run:
 
 
 def _spread(built: BuiltModel, name: str) -> str:
-    times = built.times_ms[name]
-    return (
-        f"{min(times):.2f} to {max(times):.2f}, wall {statistics.median(built.wall_ms[name]):.2f}"
-    )
+    times, wall_ms = built.times_ms[name], built.wall_ms.get(name, built.times_ms[name])
+    return f"{min(times):.2f} to {max(times):.2f}, wall {statistics.median(wall_ms):.2f}"
 
 
 def _say(text: str) -> None:

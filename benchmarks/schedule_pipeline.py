@@ -33,7 +33,6 @@ from tuna.jobs.serving import SessionWork, read_works
 from tuna.policies import POLICIES, Policy, Share, Snapshot
 from tuna.queue.announcements import NAMESPACES_KEY
 from tuna.queue.connection import connect, ensure_services, make_celery, release_services
-from tuna.search import rounds
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import IN_FLIGHT
 from tuna.workers.launch import WorkerSpec, local_workers
@@ -90,7 +89,7 @@ def coordinate() -> int:
     parser.add_argument("--late", action="store_true")
     options = parser.parse_args()
     logs.configure("WARNING", "console")
-    rounds.LOOK_AHEAD = options.look_ahead
+    SimulatedDevice.look_ahead = lambda *_: options.look_ahead  # type: ignore[method-assign]
     settings = get_settings()
     engine = make_engine(settings.sql_url)
     database.upgrade(engine)

@@ -11,6 +11,11 @@ to within 5 % of the best: the median over the seeds.
 `search` has a prior that was trained on the tables of the other operators, `alone` has none; a warm
 start has none either, but knows the whole table of the task's sibling, which is the same solver at
 another size, and is compared with `alone`.
+
+With `--functions TRIALS` nothing is replayed: five functions of a block of BERT without a
+convolution or product are tuned on this machine, with so many trials by the search and at random,
+in two sessions that are run at the same time. The ratio is the geometric mean of the best times,
+random's over the search's. The first trial of both is the schedule by rule.
 """
 
 from __future__ import annotations
@@ -19,14 +24,22 @@ import argparse
 import gzip
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+import sqlalchemy as sa
+
 from benchmarks.harness import Outcome
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource, learn
+from tuna.configs import Config
+from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search.cost_model import learn
 from tuna.libraries.search.proposal import Point, Space, Strategy, propose
 from tuna.libraries.tvm.decisions import Design
 
@@ -35,6 +48,16 @@ FOLDER = Path(__file__).parent / "trials"
 #: random's; share of the tasks with a warm start that needs at most half of the trials.
 _BETTER, _WORSE, _FASTER = 0.75, 0.95, 0.5
 _NEAR = 1.05
+#: Functions of a block of BERT that `--functions` tunes.
+_FUNCTIONS = {
+    "softmax",
+    "layer_norm",
+    "fused_reshape4_divide",
+    "fused_reshape6_transpose",
+    "fused_reshape2_transpose_reshape",
+}
+_WHOLE = "random over search, geometric mean"
+_MAKE = Path(__file__).resolve().parents[1] / "examples" / "make_models.py"
 #: Trees of a prior, and their depth.
 _TREES, _DEPTH = 60, 4
 
@@ -44,7 +67,7 @@ class Table(Space):
     """A table as a space: its rows are all points that there are."""
 
     name: str
-    rows: Sequence[KnownTrial]
+    rows: Sequence[Past]
     described: Mapping[str, Mapping[str, float]]  #: features by params, of all tables
     prior: bytes | None = None
 
@@ -64,7 +87,7 @@ class Table(Space):
     def features(self, point: Point) -> Mapping[str, float]:
         return self.described[self.rows[point[0]].params]
 
-    def features_of(self, params: str) -> Mapping[str, float] | None:
+    def features_of(self, params: str, config: Config | None = None) -> Mapping[str, float] | None:
         return self.described.get(params)
 
     def random(self, chance: Random) -> Point:
@@ -76,15 +99,15 @@ class Table(Space):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         return one
 
-    def measured(self, params: str) -> KnownTrial:
+    def measured(self, params: str) -> Past:
         """The trial as it was recorded."""
         point = self.point_of(params)
         assert point is not None
         return self.rows[point[0]]
 
     def best(self) -> float:
-        """Seconds of the fastest candidate."""
-        return min(row.seconds for row in self.rows if row.seconds is not None)
+        """Milliseconds of the fastest candidate."""
+        return min(row.time_ms for row in self.rows if row.time_ms is not None)
 
 
 def main() -> int:
@@ -101,7 +124,12 @@ def main() -> int:
         action="append",
         help="only this table; a part of the whole has no verdict of its own",
     )
+    parser.add_argument(
+        "--functions", type=int, metavar="TRIALS", help="tune functions of a model instead"
+    )
     given = parser.parse_args()
+    if given.functions:
+        return functions(given.functions).print()
     known = read(FOLDER)
     tables = {name: known[name] for name in given.task or known}
     figures: dict[str, float] = {}
@@ -158,6 +186,75 @@ def main() -> int:
     return Outcome("search", figures, ratios=ratios, budget={} if given.task else budget).print()
 
 
+def functions(trials: int) -> Outcome:
+    """The best times of the functions by the search, and at random."""
+    with tempfile.TemporaryDirectory(prefix="tuna-search-") as folder:
+        os.environ["TUNA_HOME"] = folder
+        from tuna import api
+        from tuna.db.database import open_database
+        from tuna.db.engine import reading
+        from tuna.db.models import ConfigRow
+
+        path = Path(folder) / "bert.onnx"
+        command = [sys.executable, str(_MAKE), "bert", "-o", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        model = api.import_model("bert", path).model
+        tasks = {entry.task.key: entry.task for entry in model.manifest.tasks}
+        keys = [key for key, task in tasks.items() if task.name in _FUNCTIONS]
+        assert len(keys) == len(_FUNCTIONS), sorted(task.name for task in tasks.values())
+        with reading(open_database()) as connection:
+            wanted = sa.select(ConfigRow.id).where(ConfigRow.key.in_(keys))
+            only = api.Only(config_ids=list(connection.execute(wanted).scalars()))
+        api.update_solvers("tvm")
+        sessions = {}
+        for way in ("random", "search"):
+            session_id = sessions[way] = api.init_session("tvm", way).id
+            api.update_applicability(session_id, model.tag)
+            options = {"candidates": trials, "search": way, "warm_start": False}
+            api.load_jobs(
+                session_id,
+                tag=None,
+                reason=way,
+                solvers=["TvmFunction"],
+                options=options,
+                only=only,
+            )
+        api.run(list(sessions.values()))
+        times_ms = {way: _best_ms(session_id) for way, session_id in sessions.items()}
+    figures, ratios = dict[str, float](), dict[str, float]()
+    for kind, what in enumerate(("", " without the schedule by rule")):
+        for label, random_ms in times_ms["random"].items():
+            search_ms = times_ms["search"][label]
+            figures[f"{label}{what} ms, random"] = random_ms[kind]
+            figures[f"{label}{what} ms, search"] = search_ms[kind]
+            ratios[f"{label}{what}"] = random_ms[kind] / search_ms[kind]
+        found = [ratio for name, ratio in ratios.items() if name.endswith(what or name)]
+        ratios[f"{_WHOLE}{what}"] = statistics.geometric_mean(found)
+    return Outcome("search", figures, ratios=ratios, budget={_WHOLE: 1.0})
+
+
+def _best_ms(session_id: int) -> dict[str, tuple[float, float]]:
+    """The best time of each function, with and without its first trial, the schedule by rule."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.db.models import ConfigRow, Job, TrialRow
+
+    query = (
+        sa.select(ConfigRow.label, Job.round, TrialRow.number, TrialRow.time_ms)
+        .join(Job, Job.id == TrialRow.job_id)
+        .join(ConfigRow, ConfigRow.id == Job.config_id)
+        .where(Job.session_id == session_id, TrialRow.time_ms.is_not(None))
+    )
+    found: dict[str, tuple[float, float]] = {}
+    with reading(open_database()) as connection:
+        for label, round_, number, timed in connection.execute(query):
+            best, sampled = found.get(label, (math.inf, math.inf))
+            time_ms = timed or math.inf
+            by_rule = (round_, number) == (0, 0)
+            found[label] = min(best, time_ms), sampled if by_rule else min(sampled, time_ms)
+    return found
+
+
 def read(folder: Path) -> dict[str, Table]:
     """The tables by name."""
     described: dict[str, Mapping[str, float]] = {}
@@ -168,7 +265,8 @@ def read(folder: Path) -> dict[str, Table]:
         rows = []
         for index, line in enumerate(lines):
             design, *values = line["point"]
-            rows.append(KnownTrial(f"{header['task']} {index}", line["seconds"], line["cause"]))
+            time_ms = None if line["seconds"] is None else 1000 * line["seconds"]
+            rows.append(Past(f"{header['task']} {index}", time_ms, line["cause"]))
             described[rows[-1].params] = designs[design].features(tuple(values))
         tables[header["task"]] = Table(header["task"], rows, described)
     return tables
@@ -188,9 +286,9 @@ def replay(
     table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table
 ) -> list[float]:
     """The curve of one search."""
-    history: list[KnownTrial] = []
+    history: list[Past] = []
     strategy: Strategy = "random" if way == "random" else "search"
-    others = [TrialSource(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
+    others = [Known(sibling.name, sibling.rows, same=False)] if way == "warm" else []
     while len(history) < trials:
         asked = min(batch, trials - len(history))
         proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, others=others)
@@ -199,7 +297,7 @@ def replay(
             break
     best, fastest, curve = table.best(), math.inf, []
     for trial in history:
-        fastest = min(fastest, trial.seconds or math.inf)
+        fastest = min(fastest, trial.time_ms or math.inf)
         curve.append(best / fastest)
     return curve
 
@@ -217,8 +315,8 @@ def prior_of(tables: Iterable[Table]) -> bytes:
         for row in table.rows
     }
     return learn(
-        described.get,
-        [TrialSource(table.name, table.rows) for table in known],
+        lambda params, _: described.get(params),
+        [Known(table.name, table.rows) for table in known],
         trees=_TREES,
         depth=_DEPTH,
     )

@@ -31,15 +31,14 @@ class NotPlain(OSError):
 def read_plain(path: Path, most_bytes: int) -> bytes:
     """Read a file that an untrusted process wrote, following no link and waiting for no pipe.
 
-    Raises FileNotFoundError, and NotPlain unless it is a regular file of at most `most_bytes`; from
-    the error of the system, if it was one.
+    Raises NotPlain unless it is a regular file of at most `most_bytes`, and OSError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise NotPlain(f"{path.name} is no plain file: {error.strerror}") from error
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+        raise NotPlain(f"{path.name} is no plain file: {error.strerror}") from None
     found = os.fstat(descriptor)
     try:
         if not stat.S_ISREG(found.st_mode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from tuna import api
-from tuna.configs import GemmConfig, parse_line
+from tuna.configs import GemmConfig, TaskConfig, Workload, parse_line
+from tuna.db import configs
 from tuna.db.database import open_database
-from tuna.db.engine import writing
+from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Session, TrialRow
 from tuna.errors import BadInput
 from tuna.queue.connection import release_services
@@ -21,7 +23,11 @@ from tuna.settings import get_settings
 
 pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
 PLAN = api.MasterPlan(
-    "any", [GemmConfig(m=8, n=8, k=k) for k in (1, 2)], "mine", {"trials": True}, library="noop"
+    "any",
+    [Workload(GemmConfig(m=8, n=8, k=k)) for k in (1, 2)],
+    "mine",
+    {"trials": True},
+    library="noop",
 )
 
 
@@ -94,7 +100,7 @@ def test_a_master_prepares_its_session(tmp_path: Path) -> None:
 def test_layers_that_no_solver_can_run_are_named(tmp_path: Path) -> None:
     (layer,) = parse_line("MIOpenDriver bnorm -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1")
     with api.start_master(
-        replace(PLAN, layers=[*PLAN.layers, layer]), tmp_path / "trace"
+        replace(PLAN, workloads=[*PLAN.workloads, Workload(layer)]), tmp_path / "trace"
     ) as master:
         assert master.unsolved == [layer.label]
         assert master.counts().total == 2
@@ -104,7 +110,8 @@ def test_with_its_database_the_session_goes_on(tmp_path: Path) -> None:
     with api.start_master(PLAN, tmp_path / "trace") as master:
         first = master.session_id
     end_jobs(3)  # not traced: the master was killed
-    more = replace(PLAN, layers=[*PLAN.layers, GemmConfig(m=8, n=8, k=3)], options={})
+    third = Workload(GemmConfig(m=8, n=8, k=3))
+    more = replace(PLAN, workloads=[*PLAN.workloads, third], options={})
     with api.start_master(more, tmp_path / "trace") as master:
         assert (master.session_id, master.restored, master.loaded.added) == (first, False, 10)
         assert master.others == 20
@@ -120,7 +127,7 @@ def test_without_its_database_the_session_is_restored(home: Path, tmp_path: Path
         first = master.commit(tmp_path / "table", 3)
     forget_database(home)
     with api.start_master(
-        replace(PLAN, layers=[], log_url=str(tmp_path / "logs")), tmp_path / "trace"
+        replace(PLAN, workloads=[], log_url=str(tmp_path / "logs")), tmp_path / "trace"
     ) as master:
         assert master.restored
         assert master.loaded.added == 0
@@ -177,3 +184,20 @@ def test_a_plan_that_cannot_be_leaves_no_trace(tmp_path: Path) -> None:
     ):
         pass
     assert not (tmp_path / "trace").exists()
+
+
+def test_the_bodies_of_tasks_come_with_them(tmp_path: Path) -> None:
+    body = b"a function"
+    digest = hashlib.sha256(body).hexdigest()
+    task = Workload(TaskConfig(name="softmax", body=digest), body)
+    plan = replace(PLAN, workloads=[*PLAN.workloads, task])
+    with api.start_master(plan, tmp_path / "trace") as master:
+        assert master.unsolved == [task.config.label], "the library has no solver for it"
+        with reading(open_database()) as connection:
+            assert configs.body(connection, digest) == body
+    lacking = replace(plan, workloads=[Workload(replace(task.config, body="0" * 64))])
+    with (
+        pytest.raises(BadInput, match="needs the body 000"),
+        api.start_master(lacking, tmp_path / "other"),
+    ):
+        pass

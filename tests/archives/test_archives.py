@@ -16,14 +16,17 @@ import sqlalchemy as sa
 from builders import DatabaseBuilder
 from jobs_builder import make_jobs
 
-from tuna.archives import removal, sizes, tables
+from tuna.archives import removal, tables
 from tuna.archives.archive import archive, verify
 from tuna.archives.restore import restore
-from tuna.db import sessions
+from tuna.configs import Config, ConvConfig, from_json_text, parse_line
+from tuna.db import configs, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import (
     Base,
     ConfigRow,
+    ConvConfigRow,
+    EnvironmentRow,
     FindDb,
     FindDbKernel,
     Job,
@@ -37,9 +40,17 @@ from tuna.db.models import (
 )
 from tuna.db.searches import begin_as_recorded
 from tuna.errors import BadInput, NotFound
+from tuna.libraries.base import Environment
+from tuna.libraries.miopen.problem import text_of
 
 SESSIONS = range(1, 6)
 LAYER = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -F 1"
+ENVIRONMENT = Environment("tvm", "0.27.0", "znver5", 2, "tvm-0.27.0")
+
+
+def from_driver(line: str) -> Config:
+    (layer,) = parse_line(line)
+    return layer
 
 
 def counts(engine: sa.Engine) -> dict[str, int]:
@@ -237,6 +248,12 @@ def _row(lines: list[Any], name: str) -> list[Any]:
     return next(line[1] for line in lines if line[0] == name)
 
 
+def _changed(lines: list[Any], name: str, **values: Any) -> None:
+    """Change columns of the first row of a table."""
+    for column, value in values.items():
+        _row(lines, name)[lines[0][1]["columns"][name].index(column)] = value
+
+
 def _without(lines: list[Any], name: str) -> None:
     lines.remove(next(line for line in lines if line[0] == name))
 
@@ -263,8 +280,14 @@ def _without(lines: list[Any], name: str) -> None:
         lambda lines: _without(lines, "job"),
         lambda lines: _without(lines, "session"),
         lambda lines: _without(lines, "environment"),
+        lambda lines: _changed(lines, "config", key="0" * 64),
+        lambda lines: _changed(lines, "config", json=from_driver(LAYER).json_text()),
+        lambda lines: _changed(lines, "config", json="{}"),
+        lambda lines: _changed(lines, "config", json='{"kind":"of nobody"}'),
+        lambda lines: _changed(lines, "environment", key="0" * 16),
+        lambda lines: _changed(lines, "environment", library_version="9.9"),
     ],
-    ids=range(19),
+    ids=range(25),
 )
 def test_a_forged_file_leaves_nothing(
     sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, forge: Any
@@ -278,6 +301,34 @@ def test_a_forged_file_leaves_nothing(
     with pytest.raises(BadInput):
         restore(sqlite_engine, rewritten(path, lines))
     assert counts(sqlite_engine) == before
+
+
+def test_what_a_layer_determines_is_computed_whatever_the_file_says(
+    engine: sa.Engine, tmp_path: Path, whole: bytes
+) -> None:
+    """Older versions had other keys of MIOpen's, and wrote the typed columns."""
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    lines = contents(path)
+    names = lines[0][1]["columns"]
+    stranger = from_driver(LAYER)
+    texts = {"driver": stranger.text(), "label": stranger.label, "kind": "gemm"}
+    _changed(lines, "config", **texts, problem_key=text_of(stranger))
+    _changed(lines, "environment", machine_key="0" * 16)
+    place, config = next((i, row) for i, (name, row) in enumerate(lines) if name == "config")
+    typed = {**stranger.to_json(), "config_id": config[0]}
+    lines.insert(place + 1, ["conv_config", [typed[name] for name in names["conv_config"]]])
+    restore(engine, rewritten(path, lines))
+    with reading(engine) as connection:
+        for row in connection.execute(sa.select(ConfigRow.__table__)).mappings().all():
+            layer = from_json_text(row["json"])
+            computed = configs.computed_columns(layer)
+            assert {name: row[name] for name in computed} == computed
+            if isinstance(layer, ConvConfig):
+                in_h = sa.select(ConvConfigRow.in_h).where(ConvConfigRow.config_id == row["id"])
+                assert connection.execute(in_h).scalar_one() == layer.in_h
+        keys = connection.execute(sa.select(EnvironmentRow.key, EnvironmentRow.machine_key)).all()
+        assert [row.key for row in keys] == [row.machine_key for row in keys]
 
 
 def test_a_file_of_an_older_schema_gets_the_defaults_of_newer_columns(
@@ -322,7 +373,8 @@ def test_searches_of_a_file_that_is_older_than_their_table_are_restored(
     """Their first job said why they had ended, and had the warm start."""
     with writing(engine) as connection:
         build = DatabaseBuilder(connection)
-        session_id, config_id, solver_id = build.session(), build.config(LAYER), build.solver("S")
+        session_id, _ = sessions.create(connection, ENVIRONMENT, "a search")
+        config_id, solver_id = build.config(LAYER), build.solver("S")
         ids = (session_id, config_id, solver_id)
         jobs = [
             build.job(*ids, round=number, steps="search,compile,eval", stopped="enough")
@@ -433,29 +485,3 @@ def _more(engine: sa.Engine, layers: int) -> int:
         connection.execute(sa.delete(Job))
         connection.execute(sa.delete(Session))
     return make_jobs(engine, layers)
-
-
-def test_what_sessions_have_and_take(source: sa.Engine) -> None:
-    found = sizes.read(source)
-    assert [one.id for one in found] == list(SESSIONS)
-    with reading(source) as connection:
-        for one in found:
-            jobs = sa.select(sa.func.count()).where(Job.session_id == one.id)
-            assert sum(one.jobs.values()) == connection.execute(jobs).scalar_one()
-            trials = (
-                sa.select(sa.func.count())
-                .select_from(TrialRow)
-                .join(Job)
-                .where(Job.session_id == one.id)
-            )
-            assert one.trials == connection.execute(trials).scalar_one()
-            results = sa.select(sa.func.count()).where(FindDb.session_id == one.id)
-            assert one.results == connection.execute(results).scalar_one()
-            assert (one.trial_bytes > 0) is (one.trials > 0)
-            assert (one.artifact_bytes > 0) is (one.artifacts > 0)
-            assert one.state in ("running", "waiting", "ended", "empty")
-    assert len({one.uuid for one in found}) == 5
-    assert any(one.golden for one in found)
-    assert sizes.read(source, 3) == [found[2]]
-    with pytest.raises(NotFound):
-        sizes.read(source, 99)

@@ -1,4 +1,5 @@
-"""Deleting a session frees what nothing else needs, and golden versions keep what they need."""
+"""Deleting a session frees what nothing else needs, and golden versions keep what they need; sizes
+of sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 
-from tuna.archives import removal
+from tuna.archives import removal, sizes
 from tuna.archives.archive import archive
 from tuna.archives.restore import restore
 from tuna.artifacts.signatures import Keys
@@ -215,3 +216,29 @@ def test_a_deletion_that_was_interrupted_goes_on(
     assert count(engine, Job) == 16
     assert removal.delete(engine, session_id, set().update).jobs == 16
     assert count(engine, Session) == 0
+
+
+def test_what_sessions_have_and_take(source: sa.Engine) -> None:
+    found = sizes.read(source)
+    assert [one.id for one in found] == [1, 2, 3, 4, 5]
+    with reading(source) as connection:
+        for one in found:
+            jobs = sa.select(sa.func.count()).where(Job.session_id == one.id)
+            assert sum(one.jobs.values()) == connection.execute(jobs).scalar_one()
+            trials = (
+                sa.select(sa.func.count())
+                .select_from(TrialRow)
+                .join(Job)
+                .where(Job.session_id == one.id)
+            )
+            assert one.trials == connection.execute(trials).scalar_one()
+            results = sa.select(sa.func.count()).where(FindDb.session_id == one.id)
+            assert one.results == connection.execute(results).scalar_one()
+            assert (one.trial_bytes > 0) is (one.trials > 0)
+            assert (one.artifact_bytes > 0) is (one.artifacts > 0)
+            assert one.state in ("running", "waiting", "ended", "empty")
+    assert len({one.uuid for one in found}) == 5
+    assert any(one.golden for one in found)
+    assert sizes.read(source, 3) == [found[2]]
+    with pytest.raises(NotFound):
+        sizes.read(source, 99)

@@ -228,16 +228,30 @@ def test_a_trace_that_cannot_be_restored_changes_nothing(
         assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 1
 
 
-def test_an_artifact_with_other_bytes_is_refused(
-    source: sa.Engine, sqlite_engine: sa.Engine, tmp_path: Path
+def _other_bytes(lines: list[Any]) -> None:
+    found = next(line["result"]["artifacts"] for line in lines if line["result"]["artifacts"])
+    found[min(found)] = packed(b"other code")
+
+
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        (_other_bytes, "other bytes than its name says"),
+        (lambda lines: lines[0]["job"].__setitem__("key", "0" * 64), "the key of .* is .*, not 00"),
+        (lambda lines: lines[0]["job"]["config"].__setitem__("batchsize", 77), "the key of"),
+        (lambda lines: lines[0]["job"]["config"].__setitem__("kind", "of nobody"), "unknown kind"),
+    ],
+    ids=range(4),
+)
+def test_contents_that_do_not_have_their_key_are_refused(
+    source: sa.Engine, sqlite_engine: sa.Engine, tmp_path: Path, forge: Any, said: str
 ) -> None:
     copy_solvers(source, sqlite_engine)
     traced(source, tmp_path / "trace", 4).close()
     lines = documents(tmp_path / "trace")
-    found = next(line["result"]["artifacts"] for line in lines[1:] if line["result"]["artifacts"])
-    found[min(found)] = packed(b"other code")
+    forge(lines[1:])
     (tmp_path / "trace").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with pytest.raises(BadInput, match="other bytes than its name says"):
+    with pytest.raises(BadInput, match=said):
         restore(sqlite_engine, Trace(tmp_path / "trace"))
     with reading(sqlite_engine) as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 0

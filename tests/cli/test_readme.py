@@ -27,13 +27,19 @@ TABLE = (
     .split("\n\n")[-1]
 )
 TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
-#: What tunes: a drill types it with a layer and a model.
-TUNING = [line for line in TYPED if line.startswith(("tuna tune ", ".venv/bin/python "))]
 #: Commands that another test types, and where.
 ELSEWHERE = {
     "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py",
     "tuna serve": "web/test_serving.py",
+    "tuna tune layers.jsonl --library triton -t mymodel -o out": "integration/test_vllm_page.py",
+    "tuna tune kernel.py --shapes shapes.json -o out": "integration/test_triton_pipeline.py",
 }
+#: What tunes: a drill types it with a layer and a model.
+TUNING = [
+    line
+    for line in TYPED
+    if line.startswith(("tuna tune ", ".venv/bin/python ")) and line not in ELSEWHERE
+]
 READING = [line for line in TYPED if line not in {*TUNING, *ELSEWHERE}]
 
 

@@ -77,14 +77,17 @@ def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None
                     40,
                     f"layer {number} in session 9",
                 )
-                connection.execute("INSERT INTO warm_start VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                named = "search_id, number, digest, origin, noisy, trials, label"
+                connection.execute(
+                    f"INSERT INTO warm_start ({named}) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+                )
     lines = [
         line
         for line in loaded("tuna", "session", "show", 1).out.splitlines()
         if line.startswith("warm start")
     ]
     said = (
-        "7 searches learned from earlier ones: 7 of the same layer in other sessions, 7 of other"
+        "7 searches learned from others: 7 of the same layer in other sessions, 7 of other"
         " layers, 7 in other"
     )
     assert said in lines[0]

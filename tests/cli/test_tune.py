@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder
 
+from tuna import api
 from tuna.api import running
 from tuna.cli import model, tune
-from tuna.coordinator.session_run import Progress, RunEvents
+from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import ConfigRow, ConfigTag, Job
 
@@ -89,7 +91,63 @@ def test_some_files_are_models(
     assert (seen["output"], seen["candidates"]) == (tmp_path / "net.so", 4)
     ended = type_in("tuna", "tune", tmp_path / name, "-t", "x")
     assert ended.code == 2
-    assert "--tag is for layers, and FILE is a model" in ended.err
+    assert "--tag is for layers and kernels, and FILE is a model" in ended.err
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "triton_kernels"
+SHAPES = ("--shapes", EXAMPLES / "shapes.json")
+
+
+def test_a_kernel_is_imported_with_its_shapes(type_in: TypeIn) -> None:
+    for added in (2, 0):
+        ended = type_in("tuna", "import", EXAMPLES / "softmax.py", *SHAPES, "-t", "mine")
+        assert f"2 layers: {added} added" in ended.out, ended
+    listed = type_in("tuna", "configs", "-t", "mine").out
+    assert "softmax columns=1024 rows=32" in listed
+    (first, _) = map(
+        json.loads, type_in("tuna", "configs", "-t", "mine", "--json").out.splitlines()
+    )
+    again = type_in("tuna", "import", EXAMPLES / "layer_norm.py", *SHAPES, "-t", "other")
+    assert "2 layers: 2 added" in again.out
+    assert first["shape"] == {"columns": 700, "rows": 48}
+
+
+@pytest.mark.parametrize("command", ["tune", "import"])
+@pytest.mark.parametrize(
+    ("old", "new", "words", "said"),
+    [
+        ("@triton.jit", "", SHAPES, "softmax.py has no kernel"),
+        ("return raised /", "return raised.sum() * ", SHAPES, "y_ptr as float64 of shape (48, 1)"),
+        ("", "", (), "nothing says for which shapes"),
+        ("", "", ("--shapes", EXAMPLES / "softmax.py"), "is no JSON"),
+    ],
+    ids=range(4),
+)
+def test_a_kernel_that_is_refused_leaves_nothing(
+    type_in: TypeIn,
+    tmp_path: Path,
+    worked: list[int],
+    command: str,
+    old: str,
+    new: str,
+    words: tuple[object, ...],
+    said: str,
+) -> None:
+    path = tmp_path / "softmax.py"
+    path.write_text((EXAMPLES / "softmax.py").read_text().replace(old or "\0", new))
+    ended = type_in("tuna", command, path, *words, "-t", "mine")
+    assert (ended.code, said in ended.err) == (2, True), ended
+    assert type_in("tuna", "configs", "-t", "mine").code == 3
+    assert worked == []
+
+
+def test_options_of_layers_are_none_of_a_kernel(type_in: TypeIn, layers: Path) -> None:
+    ended = type_in("tuna", "tune", EXAMPLES / "softmax.py", *SHAPES, "--library", "tvm")
+    assert "--library is for layers, and FILE is a kernel" in ended.err
+    ended = type_in("tuna", "tune", layers, "-t", "small", *SHAPES)
+    assert "--shapes is for kernels, and FILE is a list of layers" in ended.err
+    ended = type_in("tuna", "import", layers, "-t", "small", *SHAPES)
+    assert "is no kernel, which is a file *.py: leave --shapes out" in ended.err
 
 
 NORM = "./bin/MIOpenDriver bnorm -n 8 -c 16 -H 14 -W 14 -F 1 -m 1"
@@ -282,13 +340,15 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
 ) -> None:
     """It was silent for as long as workers finished their work."""
 
-    def interrupted(*_: object, events: RunEvents, **__: object) -> None:
-        events.on_wait(30, "")
+    def interrupted(*_: object, work: api.ModelWork, **__: object) -> None:
+        work.events.on_wait(30, "")
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")
     monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
     monkeypatch.setattr(model, "show_import", lambda _: None)
+    open_work = partial(api.open_work, model="")
+    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
     monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 0.0)
     monkeypatch.setattr(model.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
@@ -303,11 +363,11 @@ def test_help_says_what_an_option_means_for_layers_and_for_models(type_in: TypeI
     """It spoke of layers alone."""
     said = " ".join(type_in("tuna", "tune", "--help").out.split())
     for name, layers, models in (
-        ("--output", "the folder to write databases", "the shared library to build"),
-        ("--minutes", "a search ends by then", "all tasks end by then"),
+        ("--output", "Layers: the folder to write databases", "the shared library to build"),
+        ("--minutes", "Layers and kernels: a search ends by then", "all tasks end by then"),
     ):
         _, _, after = said.partition(f"{name} ")
-        assert 0 <= after.find(f"Layers: {layers}") < after.find(f"Models: {models}"), name
+        assert 0 <= after.find(layers) < after.find(f"Models: {models}"), name
     assert "Models: shape of an input" in said
     assert "Layers: what is tuned. (default: tvm)" in said
 
@@ -318,6 +378,8 @@ def test_a_model_that_is_not_built_says_how_it_is(
     stored = SimpleNamespace(name="net", version="1")
     monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
     monkeypatch.setattr(model, "show_import", lambda _: None)
+    open_work = partial(api.open_work, model="")
+    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
     monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 1e-6)
     done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0)
     monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)

@@ -26,6 +26,20 @@ def test_the_label_and_the_operations_are_those_of_both_products() -> None:
     assert BLOCKS.flops == 2 * 64 * 10 * (2048 * 256 + 128 * 2048)
 
 
+def test_products_are_in_8_bits_only_where_both_matrices_are() -> None:
+    made = [
+        from_json({**BLOCKS.to_json(), **change})
+        for change in (
+            {},
+            {"block_n": 0, "block_k": 0},
+            {"block_n": 0, "block_k": 0, "scheme": "int8_w8a16"},
+            {"block_n": 0, "block_k": 0, "scheme": "", "data_type": "FP16"},
+        )
+    ]
+    types = [one.product_type.value for one in made if isinstance(one, MoeConfig)]
+    assert types == ["FP8_E4M3", "FP8_E4M3", "BF16", "FP16"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

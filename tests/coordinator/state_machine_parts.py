@@ -20,7 +20,6 @@ from tuna.libraries.base import Again, Found, Retry, Step
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report
-from tuna.search.rounds import LOOK_AHEAD
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource, State
@@ -277,7 +276,9 @@ def to_json(report: Report) -> str:
 
 def judge_opened(event: Any, search: Sequence[Any]) -> None:
     """A round of the search was opened; the unique key of `job` has it that this is done once."""
-    assert event.opened <= 1 + LOOK_AHEAD, "so many rounds of a search are open, itself too"
+    assert event.opened <= 1 + LIBRARY.look_ahead({}), (
+        "so many rounds of a search are open, itself too"
+    )
     number = next(job.round for job in search if job.id == event.job)
     earlier = [job for job in search if job.round < number]
     assert [job.round for job in earlier] == list(range(number)), "one before it was left out"

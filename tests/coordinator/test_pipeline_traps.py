@@ -60,6 +60,12 @@ class Quotes(NoopLibrary):
             yield result_of(item, **fault, started_at=1.0, ended_at=2.0)
 
 
+@pytest.fixture(autouse=True)
+def _is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For long enough that its failures are charged at once."""
+    monkeypatch.setattr("tuna.workers.health.ALONE_S", 0.0)
+
+
 def work_off(
     engine: sa.Engine, client: redis.Redis, folder: Path, library: NoopLibrary, session_id: int
 ) -> int:

@@ -18,18 +18,20 @@
  *   static_shared=16     bytes of static shared memory
  *   code=1234-89abcdef   of the file: bytes and CRC-32 of the image that has the kernel, where one
  *                        script does not serve all of that name (see named_kernels.h)
- * Files beside this library: `lost`: the device does not answer; `mhz`: its clock. FAKE_CUDA_LOG: a file to which
- * calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
+ * Files beside this library: `lost`: the device does not answer; `needs`: see has_needs; `mhz`: its clock; `reasons`: why it is
+ * slow, as NVML numbers it. FAKE_CUDA_LOG: a file to which calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
  * many devices NVML knows; their UUIDs differ in the last digit.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 typedef unsigned long long address;
@@ -174,6 +176,30 @@ static void store(const char *element, address at, long index, float value) {
 
 #include "named_kernels.h"
 
+/* run=softmax_fp32: Y of X with the arguments X, Y, columns; a row for each block of the grid.
+ * run=layer_norm_fp32: Y of X, weights and biases with the arguments X, Y, weights, biases, rows,
+ * columns. */
+static int run_on_rows(op *one, int is_softmax, float add) {
+  long rows = is_softmax ? (long)one->grid : (int)one->args[4];
+  long columns = (int)one->args[is_softmax ? 2 : 5];
+  for (int i = 0; i < (is_softmax ? 2 : 4); ++i)
+    if (left_at(one->args[i]) < (size_t)(i < 2 ? rows : 1) * columns * 4) return 700;
+  const float *weights = (float *)one->args[2], *biases = (float *)one->args[3];
+  for (long i = 0; i < rows; ++i) {
+    const float *x = (float *)one->args[0] + i * columns;
+    float *y = (float *)one->args[1] + i * columns;
+    double highest = -INFINITY, total = 0, spread = 0, mean;
+    for (long j = 0; j < columns; ++j) highest = x[j] > highest ? x[j] : highest;
+    for (long j = 0; j < columns; ++j) total += is_softmax ? exp(x[j] - highest) : x[j];
+    mean = total / columns;
+    for (long j = 0; j < columns; ++j) spread += (x[j] - mean) * (x[j] - mean) / columns;
+    for (long j = 0; j < columns; ++j)
+      y[j] = add + (is_softmax ? exp(x[j] - highest) / total
+                               : (x[j] - mean) / sqrt(spread + 1e-5) * weights[j] + biases[j]);
+  }
+  return 0;
+}
+
 /* run=product_ELEMENT: C = A B with the arguments A, B, C, M, N, K, all packed. run=add_ELEMENT:
  * Z = X + Y with the arguments X, Y, Z, N. An address outside of a buffer is an illegal access. */
 static int run(op *one, const char *script) {
@@ -186,8 +212,12 @@ static int run(op *one, const char *script) {
   found = word(script, "run");
   char what[64];
   snprintf(what, sizeof what, "%s", found);
+  int on_rows = !strcmp(what, "softmax_fp32") || !strcmp(what, "layer_norm_fp32");
   char *element = strchr(what, '_');
   *element++ = 0;
+  long after = (long)number(script, "wrong_after", -1);
+  float add = after >= 0 && one->of->runs > after ? 1 : 0;
+  if (on_rows) return run_on_rows(one, !strcmp(what, "softmax"), add);
   int is_product = !strcmp(what, "product"), wide = strcmp(element, "fp32") ? 2 : 4;
   long m = is_product ? (int)one->args[3] : 1, n = is_product ? (int)one->args[4] : (int)one->args[3];
   long k = is_product ? (int)one->args[5] : 1;
@@ -195,8 +225,6 @@ static int run(op *one, const char *script) {
   size_t sizes[3] = {m * (is_product ? k : n) * wide, (is_product ? k * n : n) * wide, m * n * wide};
   for (int i = 0; i < 3; ++i)
     if (left_at(one->args[i]) < sizes[i]) return 700;
-  long after = (long)number(script, "wrong_after", -1);
-  float add = after >= 0 && one->of->runs > after ? 1 : 0;
   long rows = number(script, "part", 0) ? m - 1 : m;
   for (long i = 0; i < rows; ++i)
     for (long j = 0; j < n; ++j) {
@@ -243,7 +271,23 @@ static int submit(op one) {
 
 /* The driver. */
 
-int cuInit(unsigned flags) { log_line("cuInit"); return is_lost() ? 100 : 0; }
+/* Whether this process may do what the file `needs` beside this library says: the word `socket`, or
+ * a file to be opened for writing. */
+static int has_needs(void) {
+  char path[4200], what[4096] = "";
+  snprintf(path, sizeof path, "%s/needs", folder());
+  FILE *file = fopen(path, "r");
+  if (!file) return 1;
+  if (fscanf(file, "%4095s", what) != 1) what[0] = 0;
+  fclose(file);
+  int found = strcmp(what, "socket") ? open(what, O_RDWR) : socket(AF_UNIX, SOCK_STREAM, 0);
+  if (found >= 0) close(found);
+  return found >= 0;
+}
+int cuInit(unsigned flags) {
+  log_line("cuInit");
+  return is_lost() ? 100 : has_needs() ? 0 : 304;
+}
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   snprintf(name, size, "NVIDIA Fake H100 80GB HBM3");
@@ -262,6 +306,8 @@ static size_t memory(void) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { CHECK; *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { CHECK; return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetLimit(int limit, size_t value) { CHECK; return 0; }
+int cuCtxGetLimit(size_t *value, int limit) { CHECK; *value = 0; return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { CHECK; *stream = (void *)2; return 0; }
 int cuStreamSynchronize(void *stream) { return capturing ? 900 : fault(); }
 int cuEventCreate(double **event, unsigned flags) { CHECK; *event = calloc(1, sizeof(double)); return 0; }
@@ -378,7 +424,7 @@ int cuModuleGetFunction(kernel **found, module *of, const char *name) {
 }
 int cuFuncGetAttribute(int *value, int attribute, kernel *of) {
   CHECK;
-  *value = attribute == 1 ? (int)number(of->script, "static_shared", 0) : 1;
+  *value = attribute == 1 ? (int)number(of->script, "static_shared", 0) : attribute ? 1 : 1024;
   return 0;
 }
 int cuFuncSetAttribute(kernel *of, int attribute, int value) {
@@ -474,6 +520,7 @@ static const struct { int code; const char *name, *text; } ERRORS[] = {
     {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
     {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
     {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
@@ -534,16 +581,19 @@ int nvmlDeviceGetMemoryInfo(void *device, nvml_memory *found) {
   *found = (nvml_memory){.total = memory(), .free = memory()};
   return 0;
 }
-/* What the file `mhz` beside this library says, or the highest. */
-int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
+/* The number in a file beside this library. */
+static unsigned told(const char *name, unsigned missing) {
   char path[4200];
-  snprintf(path, sizeof path, "%s/mhz", folder());
+  snprintf(path, sizeof path, "%s/%s", folder(), name);
   FILE *file = fopen(path, "r");
-  *mhz = 1980;
-  if (file) {
-    if (fscanf(file, "%u", mhz) != 1) *mhz = 0;
-    fclose(file);
-  }
+  if (!file) return missing;
+  if (fscanf(file, "%u", &missing) != 1) missing = 0;
+  fclose(file);
+  return missing;
+}
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) { *mhz = told("mhz", 1980); return 0; }
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
+  *reasons = told("reasons", 0);
   return 0;
 }
 int nvmlDeviceGetMaxClockInfo(void *device, int type, unsigned *mhz) { *mhz = 1980; return 0; }

@@ -120,3 +120,10 @@ def test_what_cannot_be_committed(tmp_path: Path, sqlite_engine: sa.Engine) -> N
     with pytest.raises(BadInput, match="table:1"):
         committed(path, [("A", "1", 1.0, False)], 1)
     assert path.read_text() == "something else\n"
+    path.unlink()
+    committed(path, [("A", "1", 1.0, False)], 1)
+    path.write_text(path.read_text().replace("--b_w 32", "--b_w 64"))
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match="under the key of another layer"):
+        committed(path, [("A", "1", 2.0, False)], 1)
+    assert path.read_bytes() == before

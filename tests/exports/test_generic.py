@@ -266,6 +266,28 @@ def test_an_export_is_imported_into_another_session(
         assert export(connection, other, "find", tmp_path / "2").path.read_bytes() == find
 
 
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_result_under_the_key_of_another_layer_is_left_out(
+    sqlite_engine: sa.Engine, tmp_path: Path, form: str
+) -> None:
+    with writing(sqlite_engine) as connection:
+        build = DatabaseBuilder(connection)
+        session, other = build.session(), build.session(reason="other")
+        for driver in DRIVERS[:2]:
+            build.winner(session, build.config(driver), build.solver("A"), 1.0)
+        first, second = (parse_line(driver)[0] for driver in DRIVERS[:2])
+    with reading(sqlite_engine) as connection:
+        path = export(connection, session, form, tmp_path).path
+    path.write_text(path.read_text().replace(first.key, second.key))
+    report = import_db(sqlite_engine, path, other)
+    assert (report.rows, report.skipped) == (1, {"its key is not that of its config": 1})
+    with reading(sqlite_engine) as connection:
+        key = sa.select(models.ConfigRow.key).join(models.FindDb)
+        assert connection.execute(key.where(models.FindDb.session_id == other)).all() == [
+            (second.key,)
+        ]
+
+
 def test_simulated_results_are_not_imported(engine: sa.Engine, tmp_path: Path) -> None:
     with writing(engine) as connection:
         build = DatabaseBuilder(connection)

@@ -164,14 +164,14 @@ def test_what_a_master_refuses(
 
 @pytest.mark.service
 @pytest.mark.parametrize(
-    ("tuner", "search"), [("random", "random"), ("xgb", "search"), ("ga", "search")]
+    ("tuner", "strategy"), [("random", "random"), ("xgb", "search"), ("ga", "search")]
 )
 def test_options_become_the_options_of_jobs(
     typed: Callable[..., tuple[int, list[str], list[str]]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     tuner: str,
-    search: str,
+    strategy: str,
 ) -> None:
     plans: list[api.MasterPlan] = []
 
@@ -194,7 +194,7 @@ def test_options_become_the_options_of_jobs(
         ]
     )
     (plan,) = plans
-    assert plan.options == {"candidates": 3000, "search": search}
+    assert plan.options == {"candidates": 3000, "strategy": strategy}
     assert (plan.target, plan.table, plan.log_url) == (
         "lvm -device=arm_cpu -mtriple=aarch64-linux-gnu",
         "lorien-data",

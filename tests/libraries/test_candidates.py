@@ -312,3 +312,19 @@ def test_what_is_checked_is_what_is_loaded(toys: Toys, monkeypatch: pytest.Monke
     assert changed == [built.trials[0].artifact]
     with pytest.raises(KeyError):
         store.get(built.trials[0].artifact or "")
+
+
+@pytest.mark.parametrize("runs_bodies", [True, False])
+def test_a_process_that_ran_the_code_of_one_body_builds_for_no_other(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, runs_bodies: bool
+) -> None:
+    monkeypatch.setattr(ToyLibrary, "runs_bodies", runs_bodies)
+    pids = []
+    for body in (b"one", b"one", b"other", None):
+        item, _ = toys.compile("good")
+        digest = body and toys.context.artifacts.put(body)
+        assert toys._run(item.model_copy(update={"body": digest}), toys.context).ok
+        assert toys.library._compiler is not None
+        pids.append(toys.library._compiler.pid)
+    # between two of them the job without a body came
+    assert len(set(pids)) == (4 if runs_bodies else 1)

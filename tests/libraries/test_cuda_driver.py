@@ -16,6 +16,7 @@ from typing import Any
 import cuda_double
 import numpy as np
 import pytest
+from cuda_double.beside_triton import flat
 from cuda_double.stand_in import install
 from shared_data import needed_program
 
@@ -37,6 +38,7 @@ PARAMS = (
     Param("big", "u64", value=2**64 - 2),
     Param("wide", "fp64", value=-2.5),
     Param("bits", "u32", value=2**32 - 1),
+    *(Param("is", "i1", value=1), Param("byte", "i8", value=-3), Param("half", "u16", value=65535)),
     Param("b_ptr", "ptr", "b"),
     *(Param(name, "ptr", name) for name in (GLOBAL_SCRATCH, PROFILE_SCRATCH)),
 )
@@ -65,7 +67,7 @@ def run(device: Recorded, launch: Launch = LAUNCH, /, **words: object) -> dict[s
     with DeviceMemory(device.cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(launch, memory)}
         module = device.cuda.load(cuda_double.image(launch.params, **words))
-        device.cuda.launch(device.cuda.kernel(module, launch), launch, at)
+        device.cuda.prepared(device.cuda.kernel(module, launch), launch, at)()
         device.cuda.synchronize()
     return at
 
@@ -75,7 +77,7 @@ def test_arguments_grid_and_shared_memory_reach_the_driver(recorded: Recorded) -
     scale = int(np.float32(0.1).view(np.uint32))
     wide = int(np.float64(-2.5).view(np.uint64))
     arguments = [
-        at["a"], 2**32 - 5, scale, 1 << 40, 2**64 - 2, wide, 2**32 - 1, at["b"],
+        at["a"], 2**32 - 5, scale, 1 << 40, 2**64 - 2, wide, 2**32 - 1, 1, 253, 65535, at["b"],
         at[GLOBAL_SCRATCH], 0,
     ]  # fmt: skip
     assert recorded.lines("launch") == [
@@ -106,11 +108,11 @@ def test_a_graph_is_timed_by_events(recorded: Recorded) -> None:
     with DeviceMemory(cuda) as memory:
         at = {"a": memory.allocate(64), "b": memory.allocate(64), **scratch(LAUNCH, memory)}
         kernel = cuda.kernel(cuda.load(cuda_double.image(PARAMS, time_us=7)), LAUNCH)
-        graph = cuda.graph(lambda: [cuda.launch(kernel, LAUNCH, at) for _ in range(5)])
+        graph = cuda.graph(lambda: [cuda.prepared(kernel, LAUNCH, at)() for _ in range(5)])
         assert cuda.time_ms(lambda: cuda.launch_graph(graph)) == pytest.approx(0.035, rel=1e-5)
-        assert cuda.time_ms(lambda: cuda.launch(kernel, LAUNCH, at)) == pytest.approx(0.007)
+        assert cuda.time_ms(lambda: cuda.prepared(kernel, LAUNCH, at)()) == pytest.approx(0.007)
         cuda.destroy(graph)
-    assert [line.split()[-12] for line in recorded.lines("launch")] == ["captured"] * 5 + [
+    assert [line.split()[-15] for line in recorded.lines("launch")] == ["captured"] * 5 + [
         "shared=100000"
     ]
 
@@ -166,13 +168,14 @@ def test_no_driver_and_no_device_are_a_lost_device(tmp_path: Path) -> None:
         Cuda(str(tmp_path / "libcuda.so.1"))
 
 
-def signatures() -> Sequence[dict[str, str]]:
-    """Twenty signatures as Triton's JIT has them after it specialised the arguments."""
+def signatures() -> Sequence[dict[str, Any]]:
+    """Twenty signatures as Triton's JIT has them after it specialised the arguments; a tuple is one
+    argument that the kernel takes apart."""
     ptr, i32, i64, const = "*bf16", "i32", "i64", "constexpr"
     gemm = [ptr, "*bf16", "*fp32", i32, i32, i32, i32, const, i32, const, i32, const, const]
     blocks = ["*fp8e4nv", "*fp8e4nv", ptr, "*fp32", "*fp32", i32, i32, i32, const, const]
     moe = [ptr, ptr, ptr, "*fp32", "*fp32", "*fp32", "*i32", "*i32", "*i32", *[i32] * 4]
-    found = [
+    found: list[list[Any]] = [
         gemm,
         [*gemm[:3], const, *gemm[4:]],
         [*gemm[:3], i32, i64, *gemm[5:]],
@@ -182,8 +185,8 @@ def signatures() -> Sequence[dict[str, str]]:
         [*moe[:3], const, const, *moe[5:], i64, const, i64, const, *[i32] * 5, *[const] * 9],
         [*moe[:4], "*fp32", "*i64", *moe[6:], *[const] * 12],
         [ptr],
-        [ptr, i32],
-        [ptr, "fp32"],
+        [ptr, "i1", "i8", "i16", "u8", "u16"],
+        [ptr, (i32, ptr, const), "fp32", ((i64, "fp64"), "i1")],
         [ptr, "fp64", i32],
         ["fp32", ptr, i64, "fp32"],
         [ptr, "u32", "u64"],
@@ -198,11 +201,13 @@ def signatures() -> Sequence[dict[str, str]]:
     return [{f"x{at}": kind for at, kind in enumerate(one)} for one in found]
 
 
-def params_of(signature: dict[str, str]) -> tuple[Param, ...]:
+def params_of(signature: dict[str, Any]) -> tuple[Param, ...]:
     """What our launch has for a signature of Triton's: see `builder`."""
     params = [
-        Param(name, "ptr", buffer=name) if kind[0] == "*" else Param(name, kind, value=37 + at)
-        for at, (name, kind) in enumerate(signature.items())
+        Param(f"x{at}", "ptr", buffer=f"x{at}")
+        if kind[0] == "*"
+        else Param(f"x{at}", kind, value=37)
+        for at, kind in enumerate(flat(list(signature.values())))
         if kind != "constexpr"
     ]
     return (*params, *(Param(name, "ptr", name) for name in (GLOBAL_SCRATCH, PROFILE_SCRATCH)))
@@ -217,12 +222,15 @@ def triton_driver() -> Any:
     return made
 
 
-C_BYTES = {"CUdeviceptr": 8, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8}
+C_BYTES = {
+    **{"CUdeviceptr": 8, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8},
+    **{"int8_t": 1, "uint8_t": 1, "int16_t": 2, "uint16_t": 2},
+}
 
 
-@pytest.mark.parametrize("signature", signatures(), ids=lambda one: "-".join(one.values())[:40])
+@pytest.mark.parametrize("signature", signatures(), ids=lambda one: str(len(one)))
 def test_arguments_are_those_of_tritons_own_launcher(
-    triton_driver: Any, signature: dict[str, str]
+    triton_driver: Any, signature: dict[str, Any]
 ) -> None:
     text = triton_driver.make_launcher({}, signature, None)
     head = re.search(r"static void _launch\((.*?)\) \{", text)
@@ -232,19 +240,23 @@ def test_arguments_are_those_of_tritons_own_launcher(
     types = {name: kind for kind, name in (one.split(" ") for one in head[1].split(", "))}
     names = [one.removeprefix("&") for one in listed[1].split(", ")]
     ours = params_of(signature)
-    at = {name: f"arg{place}" for place, name in enumerate(signature)}
-    assert names == [at.get(one.name, one.name) for one in ours]
+    assert names == [one.name.replace("x", "arg") for one in ours]
     assert [C_BYTES[types[one]] for one in names] == [PARAM_BYTES[one.type] for one in ours]
 
 
-def test_launches_are_those_of_tritons_own_launcher(triton_driver: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "places", [(1, 9, 10), pytest.param(range(20), marks=pytest.mark.drill(only=True))]
+)
+def test_launches_are_those_of_tritons_own_launcher(
+    triton_driver: Any, tmp_path: Path, places: Sequence[int]
+) -> None:
     """Its C text, compiled and run beside ours on the stand-in."""
     install(tmp_path)
     include = Path(triton_driver.__file__).parent / "include"
     python = sysconfig.get_path("include")
     if not Path(python, "Python.h").exists():
         pytest.skip("needs Python.h")
-    chosen = [signatures()[place] for place in (1, 12, 13)]
+    chosen = [signatures()[place] for place in places]
     compiler = needed_program("cc")
     for number, signature in enumerate(chosen):
         source = tmp_path / f"{number}.c"
@@ -261,7 +273,7 @@ def test_launches_are_those_of_tritons_own_launcher(triton_driver: Any, tmp_path
         "FAKE_CUDA_LOG": str(tmp_path / "log"),
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    facts = json.dumps([list(one.items()) for one in chosen])
+    facts = json.dumps([list(one.values()) for one in chosen])
     command = [sys.executable, "-m", "cuda_double.beside_triton", str(tmp_path), facts]
     subprocess.run(command, env=environment, check=True, timeout=120)
     lines = [

@@ -208,9 +208,15 @@ def test_the_best_are_measured_again_in_a_fresh_process_and_in_finals(toys: Cuda
 def test_a_throttled_device_makes_results_noisy(toys: CudaToys, fake: Path) -> None:
     item = toys.built("time_us=20", "time_us=21")
     (quiet,) = toys.measured(item)
+    (fake / "reasons").write_text(str(0x04))  # the power cap
+    (capped,) = toys.measured(item)
+    (fake / "reasons").write_text(str(0x20))  # heat
+    (hot,) = toys.measured(item)
+    (fake / "reasons").unlink()
     (fake / "mhz").write_text("1200")
-    (throttled,) = toys.measured(item)
-    assert (quiet.noisy, quiet.drift, throttled.noisy) == (False, 0.0, True)
+    (slow,) = toys.measured(item)
+    assert [one.noisy for one in (quiet, capped, hot, slow)] == [False, False, True, True]
+    assert quiet.drift == 0.0
     assert quiet.device is not None
     assert quiet.device.peak_gflops == pytest.approx(2 * 132 * 128 * 1.98)
     assert quiet.device.peak_source == "device"

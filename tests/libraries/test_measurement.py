@@ -72,6 +72,7 @@ class Machine:
                 "error": 0.0,
                 "timing": timing,
                 "ended_early": best_ms is not None and time_ms > 3 * best_ms,
+                "parts": {},
             }
         return {"arrays": []}
 

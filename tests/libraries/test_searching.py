@@ -13,7 +13,7 @@ from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.solvers import SEARCHED, TILED
 
-TVM = get_library("tvm")
+TVM, TRITON = get_library("tvm"), get_library("triton")
 
 
 def found(times_ms: list[float | None], **facts: Any) -> Found:
@@ -30,9 +30,32 @@ def found(times_ms: list[float | None], **facts: Any) -> Found:
 def test_metaschedules_space_is_searched_unless_candidates_are_random() -> None:
     names = [row.name for row in (*TILED, *SEARCHED)]
     assert set(TVM.searched(names, {})) == {row.name for row in SEARCHED}
-    assert not TVM.searched(names, {"search": "random"})
-    with pytest.raises(BadInput, match="search"):
-        check(TVM.options, {"search": "gridsearch"}, "tvm")
+    assert not TVM.searched(names, {"strategy": "random"})
+    assert not TVM.searched(names, {"search": "random"}), "as older versions stored it"
+    for options in ({"strategy": "gridsearch"}, {"search": "random"}):
+        with pytest.raises(BadInput, match=r"strategy|search"):
+            check(TVM.options, options, "tvm")
+
+
+def test_a_space_without_an_end_is_not_exhausted() -> None:
+    with pytest.raises(BadInput, match="The job option strategy cannot be so: MetaSchedule's"):
+        check(TVM.options, {"strategy": "exhaustive"}, "tvm")
+
+
+def test_all_candidates_are_tried_until_there_are_no_more() -> None:
+    every = {"strategy": "exhaustive"}
+    assert set(TRITON.searched(["VllmMoe", "VllmMoeDefault"], every)) == {"VllmMoe"}
+    assert TRITON.look_ahead(every) > TRITON.look_ahead({}) == 1
+    assert TRITON.warm_starts({})
+    assert not TRITON.warm_starts(every)
+    flat = found([1.0] * 1600, opened=117, proposed=117 * 16)
+    assert TRITON.search_ends(every, flat) is None
+    with pytest.raises(BadInput, match="effort cannot be so: all candidates are tried"):
+        check(TRITON.options, {**every, "effort": "quick"}, "triton")
+    assert "no further" in str(TRITON.search_ends(every, found([1.0] * 1600, proposed=1605)))
+    limits = {"candidates": 1872}, {"minutes": 0.5}, {"target_ms": 1.0}
+    for limit, why in zip(limits, ("trials", "minutes", "target"), strict=True):
+        assert why in str(TRITON.search_ends({**every, **limit}, flat))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from tuna.configs import Config, GemmConfig
 from tuna.configs.moe import MoeConfig
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.configs.values import DataType
 from tuna.libraries.items import WorkItem
 from tuna.libraries.kernels import KernelJob
@@ -22,6 +23,7 @@ from tuna.libraries.triton.artifact import PARAM_BYTES, BadArtifact, from_bytes
 from tuna.libraries.triton.descriptions import DESCRIPTIONS
 from tuna.libraries.triton.library import TritonLibrary
 from tuna.libraries.triton.tiles import AXES, TARGETS, tile_of, tile_text
+from tuna.libraries.triton.user_file import parse
 from tuna.testing.rehearsal import run_context
 from tuna.vocabulary import Cause
 
@@ -170,6 +172,73 @@ def test_the_arguments_of_a_launch_give_the_right_answer(solver: str, config: Co
     assert float(done.stdout) < 2e-3
 
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "triton_kernels"
+#: Tiles of the examples whose blocks and rows end inside of the shape, and at its end.
+OWN = [
+    ("softmax", '{"BLOCK": 256, "num_warps": 4}'),
+    ("softmax", '{"BLOCK": 1024, "num_warps": 4}'),
+    ("layer_norm", '{"ROWS": 4, "BLOCK": 128, "num_warps": 4}'),
+    ("layer_norm", '{"ROWS": 1, "BLOCK": 512, "num_warps": 4}'),
+]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str], tuple[TritonKernelConfig, Path]]:
+    """A kernel of the examples as a config, and its body."""
+
+    def made(name: str) -> tuple[TritonKernelConfig, Path]:
+        file = parse((EXAMPLES / f"{name}.py").read_text(), name)
+        body = tmp_path / name
+        body.write_text(file.text)
+        return TritonKernelConfig(name, (("rows", 9), ("columns", 700)), file.digest), body
+
+    return made
+
+
+@pytest.mark.parametrize(("name", "params"), OWN)
+def test_the_answer_of_a_kernel_of_ones_own_is_right(
+    own: Callable[[str], tuple[TritonKernelConfig, Path]], name: str, params: str
+) -> None:
+    """By Triton's interpreter, where the artifact's header has it."""
+    config, body = own(name)
+    script = Path(__file__).with_name("triton_interpreter.py")
+    done = subprocess.run(
+        [sys.executable, script, "sm_90", "TritonKernel", config.json_text(), params, body],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout) < 1e-5
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_a_kernel_of_ones_own_is_built_with_its_right_answer(
+    own: Callable[[str], tuple[TritonKernelConfig, Path]], arch: str, tmp_path: Path
+) -> None:
+    from tuna.libraries.triton import builder
+
+    config, body = own("softmax")
+    made = builder.TritonBuilder()
+    jobs = [
+        KernelJob(config, f"TritonKernel{end}", target=arch, count=3, body=str(body))
+        for end in ("", "Default")
+    ]
+    proposed, default = (made.propose(job) for job in jobs)
+    assert default == ['{"BLOCK": 1024, "num_warps": 4}'] == proposed[:1]
+    assert len(set(proposed)) == 3
+    made.build(jobs[1], default[0], tmp_path / "built")
+    found = from_bytes((tmp_path / "built").read_bytes())
+    (launch,), (answer,) = found.launches, found.answers
+    assert (launch.symbol, launch.grid, launch.num_warps) == ("softmax", (9, 1, 1), 4)
+    assert [(one.name, one.value) for one in launch.params if one.type != "ptr"] == [
+        ("columns", 700)
+    ]
+    assert (answer.buffer, answer.rows) == ("y_ptr", tuple(range(9)))
+    assert 200 < len(answer.columns) <= 2048 // 9
+    assert 0 < max(max(row) for row in answer.values) < 0.01
+
+
 PROGRAM = """
 import hashlib, sys
 from tuna.configs import from_json_text
@@ -258,6 +327,55 @@ def test_a_worker_without_a_gpu_compiles_a_job(triton: TritonLibrary, tmp_path: 
     (result,) = triton.run(triton.steps[0], [bad], context)
     assert [trial.cause for trial in result.trials] == [Cause.BUILD_ERROR]
     assert "of shared memory" in result.trials[0].output_tail
+
+
+def test_shapes_share_the_code_of_a_kernel_of_ones_own_and_have_their_own_answers(
+    own: Callable[[str], tuple[TritonKernelConfig, Path]], tmp_path: Path
+) -> None:
+    from tuna.libraries.triton import builder
+
+    config, body = own("softmax")
+    other = TritonKernelConfig("softmax", (("rows", 5), ("columns", 300)), config.body)
+    jobs = [
+        KernelJob(one, "TritonKernel", target="sm_90", body=str(body)) for one in (config, other)
+    ]
+    made, (params,) = builder.TritonBuilder(), ['{"BLOCK": 256, "num_warps": 4}']
+    (key,) = {made.build_key(job, params) for job in jobs}
+    assert key not in {made.build_key(jobs[0], '{"BLOCK": 512, "num_warps": 4}'), ""}
+    for job, name in zip(jobs, "ab", strict=True):
+        made.build(job, params, tmp_path / name)
+    made.rebuild(jobs[1], params, tmp_path / "a", tmp_path / "c")
+    first, second, again = ((tmp_path / name).read_bytes() for name in "abc")
+    assert second == again != first
+    assert from_bytes(again).answers != from_bytes(first).answers
+
+
+def test_a_worker_without_a_gpu_compiles_a_kernel_of_ones_own_from_its_body(
+    triton: TritonLibrary,
+    tmp_path: Path,
+    own: Callable[[str], tuple[TritonKernelConfig, Path]],
+) -> None:
+    context, (config, path) = run_context(tmp_path), own("softmax")
+    body = context.artifacts.put(path.read_bytes())
+    assert body == config.body
+    facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "triton", "step": "compile"}
+    item = WorkItem(
+        **facts,
+        solver="TritonKernel",
+        config=config.to_json(),
+        body=body,
+        target="sm_90",
+        options={"candidates": 2},
+    )
+    (result,) = triton.run(triton.steps[0], [item], context)
+    assert [trial.cause for trial in result.trials] == [None, None], result.output_tail
+    sized = path.read_text().replace('shape["rows"], shape["columns"]', 'shape["rows"], shape["m"]')
+    wrong = {**config.to_json(), "body": context.artifacts.put(sized.encode())}
+    bad = item.model_copy(update={"config": wrong, "body": wrong["body"], "attempt": 2})
+    (result,) = triton.run(triton.steps[0], [bad], context)
+    assert (result.ok, result.cause) == (False, Cause.BUILD_ERROR)
+    assert "arguments in the kernel's file fails for softmax" in result.output_tail
+    assert "the shape has no m." in result.output_tail
 
 
 def candidate(params: str) -> Any:

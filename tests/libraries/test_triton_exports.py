@@ -13,6 +13,7 @@ import pytest
 
 from tuna.configs import Config, GemmConfig
 from tuna.configs.moe import MoeConfig
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.configs.values import DataType
 from tuna.errors import NotFound
 from tuna.exports.database_files import check
@@ -175,14 +176,53 @@ class TestWinners(ExporterContract):
         ]
 
 
-def test_the_loader_of_the_documents_finds_each_tile(tmp_path: Path) -> None:
+def documented() -> dict[str, Any]:
+    """The functions that the documents load a file of tiles with."""
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102  # a page of this project
+    return names
+
+
+def test_the_loader_of_the_documents_finds_each_tile(tmp_path: Path) -> None:
+    names = documented()
     file = export(tmp_path, WinnersExporter(), results("VllmMoe", at(1), 1.0, 1.5))
     tiles = names["load_tiles"](file, "sm_90", "VllmMoe")
     assert tiles == {at(1).label: (TUNED_TILE, {"num_warps": 8, "num_stages": 2})}
+
+
+def own(body: str, time_ms: float, rows: int = 4096) -> list[SampleResult]:
+    """A kernel of one's own, with the version of its file, and its baseline."""
+    config = TritonKernelConfig("softmax", (("rows", rows), ("columns", 1024)), body * 64)
+    return [
+        SampleResult(
+            sample_record(
+                config.canonical(),
+                solver,
+                at_ms,
+                kind=config.kind,
+                label=config.label,
+                params=json.dumps({"block": 256, "num_warps": warps}),
+                environment=H100,
+            )
+        )
+        for solver, at_ms, warps in (("TritonKernel", time_ms, 8), ("TritonKernelDefault", 2.0, 4))
+    ]
+
+
+def test_a_kernel_of_ones_own_is_found_by_its_name_and_its_shape(tmp_path: Path) -> None:
+    names = documented()
+    results = [*own("a", 1.0), *own("a", 3.0, rows=8), *own("b", 1.5, rows=8), *own("b", 9.0, 1)]
+    source, exporter = SampleSource(results, "triton"), WinnersExporter()
+    report = exporter.export(source, tmp_path, exporter.options_of({}))
+    assert dict(report.skipped) == {"versions of a kernel's file have the same label": 1}
+    tiles = names["load_tiles"](report.path, "sm_90", "softmax")
+    assert {label: options["num_warps"] for label, (_, options) in tiles.items()} == {
+        names["label_of"]("softmax", {"rows": 4096, "columns": 1024}): 8,
+        names["label_of"]("softmax", {"rows": 1, "columns": 1024}): 4,
+    }
+    assert {tuple(arguments.items()) for arguments, _ in tiles.values()} == {(("block", 256),)}
 
 
 def export(folder: Path, exporter: Exporter[Any], samples: Sequence[SampleResult]) -> Path:

@@ -26,8 +26,8 @@ pytest.importorskip("tvm")
 
 from tuna.errors import BadInput
 from tuna.libraries.items import Sibling
-from tuna.libraries.kernels import KernelJob
-from tuna.libraries.search.cost_model import CostModel, KnownTrial
+from tuna.libraries.kernels import KernelJob, Past
+from tuna.libraries.search.cost_model import CostModel
 from tuna.libraries.search.proposal import propose
 from tuna.libraries.tvm import problems, schedules
 from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
@@ -62,11 +62,11 @@ def searched_space(solver: str = DIRECT) -> ScheduleSpace:
     return space_of(job(solver))
 
 
-def as_if_measured(params: str) -> KnownTrial:
+def as_if_measured(params: str) -> Past:
     """A time that the innermost tile of the output channels decides, so that there is something to
     learn."""
     found = json.loads(params)[0][1]
-    return KnownTrial(
+    return Past(
         params,
         1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))),
     )
@@ -99,7 +99,7 @@ def test_a_search_of_three_rounds_repeats_nothing_and_learns(
     for _ in range(3):
         history += map(as_if_measured, propose(space, history, count=8, seed=1))
     assert len({trial.params for trial in history}) == 24
-    times = [trial.seconds or 9.0 for trial in history]
+    times = [trial.time_ms or 9.0 for trial in history]
     assert min(times[16:]) < min(times[:8])
 
 
@@ -161,7 +161,7 @@ def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_
     )
     cold = [trial.params or "" for trial in bench.run(begun).trials]
     assert len(cold) == 12
-    times = {params: (as_if_measured(params).seconds or 0) * 1000 for params in cold}
+    times = {params: as_if_measured(params).time_ms or 0 for params in cold}
     rows = [SimpleNamespace(params=params, time_ms=times[params], cause=None) for params in cold]
     block = bench.context.artifacts.put(history.block(rows, measured=True))
 
@@ -185,7 +185,7 @@ def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_
 
 
 def _as_if_ms(params: str) -> float:
-    return 1000 * (as_if_measured(params).seconds or 0)
+    return as_if_measured(params).time_ms or 0
 
 
 def test_a_point_and_its_params_have_the_same_features() -> None:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from random import Random
 
-from tuna.libraries.search.cost_model import KnownTrial
+from tuna.configs import Config
+from tuna.libraries.kernels import Past
 from tuna.libraries.search.proposal import Point, Space
 
 #: Points of which the third number is this are no candidates.
@@ -37,7 +38,7 @@ class Grid(Space):
     def features(self, point: Point) -> Mapping[str, float]:
         return {name: float(value) for name, value in zip("xyz", point, strict=True)}
 
-    def features_of(self, params: str) -> Mapping[str, float] | None:
+    def features_of(self, params: str, config: Config | None = None) -> Mapping[str, float] | None:
         return self.features(tuple(json.loads(params)["at"]))
 
     def random(self, chance: Random) -> Point:
@@ -50,18 +51,14 @@ class Grid(Space):
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
         return tuple(chance.choice(pair) for pair in zip(one, other, strict=True))
 
-    def seconds(self, params: str) -> float:
+    def time_ms(self, params: str) -> float:
         """A candidate's true time."""
         at = json.loads(params)["at"]
         return 0.001 * (
             1.0 + sum((here - best) ** 2 for here, best in zip(at, self.optimum, strict=True))
         )
 
-    def measured(self, params: str) -> KnownTrial:
+    def measured(self, params: str) -> Past:
         """A candidate measured; those at one side fail."""
         failed = json.loads(params)["at"][0] == 0
-        return (
-            KnownTrial(params, None, "run_error")
-            if failed
-            else KnownTrial(params, self.seconds(params))
-        )
+        return Past(params, None, "run_error") if failed else Past(params, self.time_ms(params))

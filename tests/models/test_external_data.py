@@ -46,6 +46,7 @@ def moved(path: Path, **fields: Any) -> None:
     path.write_bytes(found.SerializeToString())
 
 
+@pytest.mark.usefixtures("forked", "quick_timing")
 def test_weights_beside_a_model_are_imported_and_kept_with_it(
     type_in: Callable[..., Ended], model: Path, tmp_path: Path
 ) -> None:

@@ -1,61 +1,58 @@
-"""A model is checked against onnxruntime where ONNX's reference has no answer or a wrong one."""
+"""Right answers of a model: those of ONNX's reference, or of onnxruntime where it has none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-import tvm
 from nets import Net
-from test_plan import TARGET, planned
 
-from tuna.api.model_building import judge
-from tuna.models import build, onnx_reference, runtimes, timing
+from tuna.libraries.tvm import whole_models
+from tuna.models import child, onnx_reference, runtimes
 
 
-def small() -> Any:
+@pytest.fixture
+def asked(tmp_path: Path) -> dict[str, Any]:
+    """Arguments of `child.answer` for a small model."""
     net = Net((4, 9))
-    return net.model(net.relu("x"))
+    onnx.save(net.model(net.relu("x")), tmp_path / "net.onnx")
+    inputs = [{"name": "x", "shape": [4, 9], "dtype": "float32"}]
+    given = {"inputs": inputs, "seed": 3, "recorded": ""}
+    output = str(tmp_path / "answers.npz")
+    return {"path": str(tmp_path / "net.onnx"), "shapes": {}, "given": given, "output": output}
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("judging") / "net.so"
-    build.compile_to(planned(small()), tvm.target.Target(TARGET), path)
-    return path
+def test_the_answers_are_those_of_the_reference(asked: dict[str, Any]) -> None:
+    assert child.answer(**asked, by="") == {"unanswered": ""}
+    (x,), (y,) = whole_models.read_answers(asked["output"])
+    assert np.array_equal(y, np.maximum(x, 0))
+    problem = whole_models.problem(asked["output"])
+    assert problem.error(problem.vector([y])) == 0
+    added = problem.error(problem.vector([y + 2e-3]))
+    assert added == pytest.approx(2e-3 / (y.max() + 1e-3), rel=1e-3)
+    assert problem.error(problem.vector([np.full_like(y, np.nan)])) == float("inf")
+    with pytest.raises(ValueError, match="answers with tensors of the shapes"):
+        problem.vector([y, y])
 
 
-def fail(*_: Any) -> Any:
-    raise np.exceptions.AxisError(3, 3)
-
-
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        (fail, "ONNX's reference evaluator cannot compute the model (AxisError: axis 3"),
-        (lambda _, inputs: [inputs["x"] + 1], "ONNX's reference evaluator is wrong here"),
-    ],
-)
-def test_the_rival_is_asked_though_none_is_to_be_timed(
-    reference: Callable[..., Any], said: str, library: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_reference_that_fails_says_why_and_a_runtime_answers_in_its_place(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"x": np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)}
-    right = onnx_reference.run(small(), given)
-    monkeypatch.setattr(onnx_reference, "run", reference)
-    monkeypatch.setattr(runtimes, "onnxruntime", lambda *_: [lambda: right])
-    found = timing.compare(small(), library, given, rivals=False)
-    assert found["errors"]["onnxruntime"] < 1e-6
-    assert set(found["times_ms"]) == {"tuna"}
-    assert judge("17", found, False).startswith(said)
+    def fail(*_: Any) -> Any:
+        raise np.exceptions.AxisError(3, 3)
 
-
-def test_the_rival_is_not_asked_where_the_reference_agrees(
-    library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtimes, "onnxruntime", fail)
-    given = {"x": np.zeros((4, 9), np.float32)}
-    found = timing.compare(small(), library, given, rivals=False)
-    assert (set(found["errors"]), found["unanswered"]) == ({"reference"}, "")
+    monkeypatch.setattr(onnx_reference, "run", fail)
+    unanswered = child.answer(**asked, by="")["unanswered"]
+    assert unanswered.startswith("AxisError: axis 3 is out of bounds")
+    assert not Path(asked["output"]).exists()
+    right = np.ones((4, 9), np.float32)
+    known = {"onnxruntime": lambda *_: [lambda: [right]]}
+    monkeypatch.setattr(runtimes, "ALL", known)
+    assert child.answer(**asked, by="onnxruntime") == {"unanswered": ""}
+    other = str(Path(asked["output"]).with_name("other.npz"))
+    whole_models.write_answers(Path(other), [right], [right + 0.5])
+    found = child.difference(found=asked["output"], expected=other)
+    assert found["error"] == pytest.approx(0.5 / 1.501)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from compiled import compile_to, machine_of
 from nets import Net
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -53,8 +54,7 @@ def answers(found: Any, inputs: dict[str, Any]) -> list[Any]:
     """Of the built model."""
     target = tvm.target.Target(TARGET)
     planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
-    machine = relax.VirtualMachine(build.executable(planned.module, target), tvm.cpu())
-    given = machine["main"](*map(tvm.runtime.tensor, inputs.values()))
+    given = machine_of(planned, target)["main"](*map(tvm.runtime.tensor, inputs.values()))
     return [value.numpy() for value in ([given] if hasattr(given, "numpy") else given)]
 
 
@@ -425,7 +425,7 @@ def test_constants_without_values_come_through_a_library(tmp_path: Path) -> None
     found = net.model(net.add("Concat", net.relu("x"), nothing, axis=1))
     target = tvm.target.Target(TARGET)
     planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
-    build.compile_to(planned, target, tmp_path / "net.so")
+    compile_to(planned, TARGET, tmp_path / "net.so")
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "net.so")), tvm.cpu())
     same(
         [machine["main"](tvm.runtime.tensor(inputs["x"])).numpy()],

@@ -10,8 +10,8 @@ import nets
 import onnx
 import pytest
 import tvm
+from compiled import machine_of
 from nets import NETS, Net
-from tvm import relax
 from tvm.target import codegen
 
 from tuna.configs import ConvConfig, TaskConfig
@@ -36,9 +36,9 @@ def planned(model: Any, kernels: TaskKernels | None = None) -> build.Planned:
     return build.plan(importer.to_relax(model, "net"), kernels, target)
 
 
-def error_of(model: Any, library: Path, given: dict[str, Any]) -> float:
-    """The largest error of a built model against its reference."""
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+def error_of(model: Any, found: build.Planned, given: dict[str, Any]) -> float:
+    """The largest error of a planned model against its reference."""
+    machine = machine_of(found, tvm.target.Target(TARGET))
     answer = machine["main"](*(tvm.runtime.tensor(array) for array in given.values()))
     is_torch = isinstance(model, TorchModel)
     expected = model.reference(given) if is_torch else onnx_reference.run(model, given)
@@ -47,16 +47,15 @@ def error_of(model: Any, library: Path, given: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Path) -> None:
-    model, path = NETS[name](), tmp_path / "net.so"
-    build.compile_to(planned(model), tvm.target.Target(TARGET), path)
+def test_a_built_model_answers_as_the_reference_of_onnx(name: str) -> None:
+    model = NETS[name]()
     known = [one["bounds"] for one in inputs.of(importer.to_relax(model, "net"))]
     wanted = [
         one | {"bounds": found} for one, found in zip(importer.inputs_of(model), known, strict=True)
     ]
     given = inputs.values(wanted, seed=3)
     # its answer is in fp16
-    assert error_of(model, path, given) < (1e-3 if name == "activated" else 1e-5)
+    assert error_of(model, planned(model), given) < (1e-3 if name == "activated" else 1e-5)
 
 
 def epilogues(found: build.Planned) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from builders import START, DatabaseBuilder
 
 from tuna import api
-from tuna.api import models, running
+from tuna.api import model_tuning, running
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models as tables
 from tuna.db.database import open_database
@@ -46,7 +46,7 @@ class InProcess:
 def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     layouts: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "ModelProcess", InProcess)
+    monkeypatch.setattr(model_tuning, "ModelProcess", InProcess)
     monkeypatch.setattr(running, "run", lambda *_, **__: None)
     here = api.init_session("tvm", "layers", conditions={"layouts": layouts})
     api.update_solvers("tvm")

@@ -45,6 +45,15 @@ def test_a_removed_worker_is_gone_at_once(redis_client: redis.Redis) -> None:
     assert board.live() == []
 
 
+def test_a_worker_that_has_just_begun_is_not_taken_for_alone(redis_client: redis.Redis) -> None:
+    """Whatever was read a moment ago."""
+    board = HeartbeatBoard(redis_client, "n", 10)
+    board.announce(dataclasses.replace(_ONE, place="here"))
+    assert board.is_alone("here")
+    board.announce(dataclasses.replace(_ONE, name="b:2", place="new"))
+    assert not board.is_alone("new")
+
+
 def test_what_is_not_a_status_or_somebody_elses_is_left_out(redis_client: redis.Redis) -> None:
     board = HeartbeatBoard(redis_client, "n", 10)
     board.announce(_ONE)
@@ -72,7 +81,7 @@ def test_an_announcer_shows_what_is_in_hand_and_leaves_when_it_stops(
 ) -> None:
     board = HeartbeatBoard(redis_client, "n", 10)
     announcer = HeartbeatSender(board, dataclasses.replace(_ONE, job_ids=(), done=0), 60).start()
-    eventually(lambda: len(board.live()) == 1, 60)
+    assert len(board.live()) == 1, "before anything can be reported"
     announcer.begin([8, 9])
     eventually(lambda: board.live()[0].job_ids == (8, 9), 60)
     announcer.end(2)

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from softmax_kind import Softmax
 
 from tuna.configs import parse_line
+from tuna.configs.moe import MoeConfig
 from tuna.db import models
 from tuna.errors import NotFound
 from tuna.reports.layers import MeasuredTrial, best_so_far
 from tuna.reports.queries import read_figures
+from tuna.reports.totals import Totals
 from tuna.testing.kind_contract import registered
 
 CONV, GEMM = DRIVERS[1], DRIVERS[5]
@@ -82,6 +84,24 @@ def test_the_idle_share_is_what_a_device_did_not_measure(build: DatabaseBuilder)
     assert figures.header.first == START
 
 
+def test_devices_with_one_name_are_idle_each_for_itself(build: DatabaseBuilder) -> None:
+    """Eight of them that measure half of the time have measured four times as long as it took."""
+    session, config = build.session(), build.config(CONV)
+    for index in range(8):
+        build.clock = START
+        job = build.job(session, config, build.solver(f"S{index}"))
+        build.step(job, "eval", 10.0, 5.0, device="card", worker=f"host:{index}")
+    figures = read_figures(build.connection, session)
+    assert [(d.name, d.steps, d.busy_s, d.span_s) for d in figures.devices] == [
+        ("card", 8, 40.0, 80.0)
+    ]
+    assert figures.idle_share == pytest.approx(0.5)
+    totals = Totals(trials=False)
+    assert totals.advance(build.connection, 10.0)
+    found = totals.sessions()[session]
+    assert (found.devices, found.idle_share) == (8, pytest.approx(0.5))
+
+
 def test_the_peak_is_unknown_where_it_was_not_measured_or_does_not_fit(
     build: DatabaseBuilder,
 ) -> None:
@@ -116,6 +136,18 @@ def test_the_peak_of_a_gpu_is_that_of_the_layers_data_type(build: DatabaseBuilde
     full = shares["gemm"]
     assert full
     assert shares == {"gemm": full, "gemmfp16": full * 2 / 16, "gemmint8": full * 3 / 32}
+
+
+def test_the_peak_of_quantised_experts_is_that_of_8_bits(build: DatabaseBuilder) -> None:
+    session, layer = build.session(), MoeConfig(64, 8, 64, 64, 2, scheme="fp8_w8a8")
+    config, solver = build.config(layer), build.solver("S")
+    job = build.job(session, config, solver)
+    build.step(job, "eval", 1.0, 1.0, device="card 0")
+    build.winner(session, config, solver, 1.0, job)
+    device(build, session, "card 0", 1000.0)
+    build.connection.execute(sa.update(models.DeviceRow).values(peak_source="device"))
+    (found,) = read_figures(build.connection, session).layers
+    assert found.peak_share == pytest.approx(layer.flops / 1e-3 / 1e9 / (32 * 1000))
 
 
 def test_a_layer_without_a_winner_says_why(build: DatabaseBuilder) -> None:

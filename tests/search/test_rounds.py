@@ -166,6 +166,29 @@ def test_a_round_is_built_while_the_one_before_is_measured_and_no_more(scene: Sc
     assert [row[:2] for row in scene.rows()] == [(0, "measure"), (1, "measure"), (2, "search")]
 
 
+def test_rounds_that_learn_nothing_are_open_beside_each_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the library says, each when the one before it is proposed."""
+    monkeypatch.setattr(LIBRARY, "look_ahead", lambda options: 3, raising=False)
+    for number in range(3):
+        assert scene.load() == 0
+        item = scene.work("search")
+        told = history.read([scene.artifacts.get(digest) for digest in item.history])
+        assert told == [[{"params": name} for name in scene.trials()[n]] for n in range(number)]
+        assert scene.load() == 1
+    scene.work("search")
+    assert scene.load() == 0, "the fifth is proposed when the first is measured"
+    for step in ("build", "build", "build", "build", "measure"):
+        scene.work(step)
+    assert scene.load() == 1
+    item = scene.work("search")
+    told = history.read([scene.artifacts.get(digest) for digest in item.history])
+    assert [len(one[0]) for one in told] == [3, 1, 1, 1]
+    finish(scene)
+    assert scene.stopped() == "8 rounds"
+
+
 def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene: Scene) -> None:
     def begun() -> datetime | None:
         with reading(scene.engine) as connection:

@@ -18,7 +18,7 @@ from tuna.archives.restore import restore
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
 from tuna.coordinator import publisher
-from tuna.db import models
+from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
 from tuna.gateway.handout import HandedChunk
@@ -173,12 +173,11 @@ def test_the_same_layer_comes_first_then_the_nearest_sizes_then_other_devices(ro
     assert (found.layer, found.solver) == (label, SOLVER)
 
 
-def test_what_tells_nothing_of_devices_or_has_not_ended_is_left_out(room: Room) -> None:
+def test_what_tells_nothing_of_devices_or_too_little_is_left_out(room: Room) -> None:
     earlier = room.session(environment_of=room.session_id, reason="earlier")
     for number, facts in enumerate(
         (
             {"simulated": True},
-            {"stopped": None},
             {"solver": "TvmConvWinograd"},
             {"times": [1.0] * 7 + [None] * 9},
         )
@@ -265,6 +264,34 @@ def test_all_rounds_learn_from_the_same_whatever_happens_to_the_others(room: Roo
     assert (later.round, later.siblings) == (1, first.siblings)
 
 
+def test_searches_that_go_on_beside_each_other_learn_from_each_other(room: Room) -> None:
+    """A search chooses again when it has results of its own, and others have some too."""
+    layers = [replace(LAYER, batchsize=size) for size in (1, 2, 4, 8, 64)]
+    first, *others = layers
+    wider, later = replace(LAYER, in_channels=65), replace(LAYER, batchsize=100)
+    job_id = room.open(first)
+    assert room.claim().siblings == ()
+    for layer in (wider, *others[::-1]):
+        room.search(room.session_id, layer, stopped=None)
+    siblings = []
+    for number in (1, 2, 3):
+        with writing(room.engine) as connection:
+            facts = {"round": number, "state": "new", "step": "search", "attempt": 0, "chunk": None}
+            old = sa.select(Job.__table__).where(Job.id == job_id)
+            row = connection.execute(old).mappings().one()
+            connection.execute(sa.insert(Job).values({**row, **facts, "id": None}))
+        siblings.append(room.claim().siblings)
+        room.search(room.session_id, replace(later, batchsize=99 + number), stopped=None)
+    assert siblings[0] == ()
+    assert siblings[1] == siblings[2], "there is no third choice"
+    assert [one.label for one in siblings[1]] == [
+        f"{layer.label} in session {room.session_id}" for layer in (*others, later, wider)
+    ]
+    with reading(room.engine) as connection:
+        (found,) = history.warm_starts_of_session(connection, room.session_id)
+    assert [one.label for one in found.siblings] == [one.label for one in siblings[1]]
+
+
 def test_a_search_that_began_without_siblings_goes_on_without(room: Room) -> None:
     job_id = room.open()
     assert room.claim().siblings == ()
@@ -288,6 +315,10 @@ def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it
     room.search(earlier)
     room.open()
     before = room.learned(room.claim())
+    with writing(room.engine) as connection:
+        (row,) = connection.execute(sa.select(models.EnvironmentRow.__table__)).mappings()
+        key = sessions.environment_of(dict(row)).key
+        connection.execute(sa.update(models.EnvironmentRow).values(key=key))
     archive(room.engine, room.session_id, room.folder / "file")
     with writing(room.engine) as connection:
         connection.execute(sa.update(Job).values(state="canceled"))

@@ -353,15 +353,19 @@ def test_a_home_inside_a_folder_of_libraries_stays_closed(
     get_settings.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "large"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "socket", "folder", "large"])
 def test_what_a_child_wrote_is_read_as_a_plain_file_or_not_at_all(
-    kind: str, tmp_path: Path
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "answer"
     if kind == "link":
         path.symlink_to("/etc/passwd")
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)  # an address is short
     elif kind == "folder":
         path.mkdir()
     else:

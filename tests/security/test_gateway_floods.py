@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import ssl
 import time
@@ -73,10 +74,17 @@ def test_a_flood_of_requests_is_answered_429_and_others_go_on(
 
 
 def test_a_flood_of_joins_is_bounded(site: GatewaySite, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = access.TokenBucket.take
+
+    def slowly_filled(bucket: access.TokenBucket) -> bool:
+        bucket._rate = 0.1  # as if this machine sent requests faster
+        return take(bucket)
+
+    monkeypatch.setattr(access.TokenBucket, "take", slowly_filled)
     asked = {"token": "0" * 12, "token_secret": "x", "secret": "s" * 43, "role": "compile"}
     asked["facts"] = {"host": "h"}  # type: ignore[assignment]
     worker = site.join()
-    statuses = {worker.post("/join", asked).status_code for _ in range(150)}
+    statuses = {worker.post("/join", asked).status_code for _ in range(110)}
     assert statuses == {403, 429}
     with reading(site.engine) as connection:
         assert (
@@ -124,6 +132,43 @@ def test_bodies_that_are_being_sent_are_bounded_together(
         assert other.renew().status_code == 200
         assert hostile.renew(held).json()["lost"] == []
     eventually(lambda: hostile.put(held, data) == 204, 60)
+
+
+def _begins_to_read(slow: ssl.SSLSocket, worker: RemoteDouble, held: Any, digest: str) -> None:
+    head = (
+        f"GET /v1{worker.path(held)}/artifacts/{digest} HTTP/1.1\r\nHost: x\r\nAuthorization:"
+        f" Bearer {worker.credentials.name}.{worker.credentials.secret}\r\n\r\n"
+    )
+    slow.sendall(head.encode())
+    assert slow.recv(12) == b"HTTP/1.1 200"
+
+
+def test_artifacts_on_their_way_to_slow_readers_are_bounded_together(
+    site: GatewaySite, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """A worker that asks for much and takes nothing keeps no other out, and is dropped."""
+    monkeypatch.setattr(requests, "_BODIES_BYTES", 80 * MIB)
+    hostile, other = site.join(), site.join()
+    held, data = _held(hostile), bytes(15 * MIB)
+    digest = hashlib.sha256(data).hexdigest()
+    assert hostile.put(held, data) == 204
+    with _raw(site) as slow:
+        _begins_to_read(slow, hostile, held, digest)
+        refused = hostile.get(held, digest)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert other.renew().status_code == 200
+        assert hostile.renew(held).json()["lost"] == []
+    eventually(lambda: hostile.get(held, digest).status_code == 200, 60)
+    monkeypatch.setattr(listening, "_STALL_S", 0.5)
+    with _raw(site) as slow:
+        _begins_to_read(slow, hostile, held, digest)
+        eventually(lambda: hostile.get(held, digest).content == data, 60)
+        slow.settimeout(20)
+        taken = 0
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # it was reset
+            while part := slow.recv(MIB):
+                taken += len(part)
+        assert taken < len(data)
 
 
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/next HTTP/1.1\r\nHo", b"\r\n"])

@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,14 +21,17 @@ from tuna.sandbox.processes import run
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 from tuna.workers import health as healths
-from tuna.workers.health import Fault, Health, Unfit
+from tuna.workers.health import ALONE_S, Fault, Health, Unfit, is_in_doubt
+from tuna.workers.link import Elsewhere
 
 GPU = DeviceHandle("GPU-a", "GPU-a")
 ITEM = WorkItem(
     job_id=7, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={}
 )
-#: Nobody else succeeds.
-ALONE: Callable[[], bool | None] = lambda: False  # noqa: E731
+NOBODY = Elsewhere(succeeds=False)
+NO_NEWS = Elsewhere(others=True)
+SUCCEEDS = Elsewhere(others=True, succeeds=True)
+FAILS = Elsewhere(others=True, succeeds=False)
 
 
 class Card(NoopLibrary):
@@ -55,6 +58,13 @@ def failed(
     )
 
 
+def proven(folders: Sequence[Path] = (), device: DeviceHandle | None = None) -> Health:
+    """The health of a worker that has succeeded once."""
+    health = Health(folders, device)
+    assert health.judge(good(), Card(), lambda: NOBODY) is None
+    return health
+
+
 def good(job_id: int = 1) -> StepResult:
     return StepResult(job_id=job_id, attempt=1, step="measure", ok=True)
 
@@ -62,12 +72,12 @@ def good(job_id: int = 1) -> StepResult:
 def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_path: Path) -> None:
     card, health = Card(), Health([tmp_path], GPU)
     health.require(card)
-    assert health.judge(failed(Cause.RUN_ERROR), card, ALONE) is None
+    assert health.judge(failed(Cause.RUN_ERROR), card, lambda: FAILS) is None
     card.words = "fell off the bus"
     health.require(card)  # once is enough
-    assert health.judge(good(), card, ALONE) is None
+    assert health.judge(good(), card, lambda: FAILS) is None
     fault = Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")
-    assert health.judge(failed(Cause.RUN_TIMEOUT), card, ALONE) == fault
+    assert health.judge(failed(Cause.RUN_TIMEOUT), card, lambda: FAILS) == fault
     with pytest.raises(Unfit):
         Health([tmp_path], GPU).require(card)
     assert list(tmp_path.iterdir()) == []
@@ -115,20 +125,20 @@ def test_a_disk_without_room_is_looked_for_where_a_program_said_so(
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     result = failed(Cause.BUILD_ERROR, output, trial_output=trial_output)
-    found = Health([tmp_path]).judge(result, Card(), ALONE)
+    found = Health([tmp_path]).judge(result, Card(), lambda: FAILS)
     assert found == Fault(
         Cause.INFRA, f"{tmp_path} has less than 256 MiB left: Disk quota exceeded"
     )
-    assert Health([tmp_path]).judge(failed(Cause.BUILD_ERROR, "a bug"), Card(), ALONE) is None, (
-        "nobody said so"
-    )
+    assert (
+        Health([tmp_path]).judge(failed(Cause.BUILD_ERROR, "a bug"), Card(), lambda: FAILS) is None
+    ), "nobody said so"
 
 
 @pytest.mark.parametrize(("output", "trial_output"), SAID)
 def test_words_alone_put_no_worker_aside(output: str, trial_output: str, tmp_path: Path) -> None:
     """Any candidate can print them."""
     result = failed(Cause.RUN_ERROR, output, trial_output=trial_output)
-    assert Health([tmp_path]).judge(result, Card(), ALONE) is None
+    assert Health([tmp_path]).judge(result, Card(), lambda: FAILS) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,10 +177,10 @@ def test_three_different_jobs_in_a_row_count_if_others_succeed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(healths, "NEWS_S", 0.05)
-    card, news = Card(), [None, None, True]
-    health = Health([], GPU)
+    card, news = Card(), [NO_NEWS, NO_NEWS, SUCCEEDS]
+    health = proven([], GPU)
     for job_id in (1, 1, 2):  # one job twice is not two
-        assert health.judge(failed(Cause.RUN_ERROR, job_id=job_id), card, news.pop) is None
+        assert health.judge(failed(Cause.RUN_ERROR, job_id=job_id), card, lambda: FAILS) is None
     found = health.judge(failed(Cause.RUN_ERROR, job_id=3), card, lambda: news.pop(0))
     assert found == Fault(
         Cause.DEVICE_LOST, "3 different jobs failed here, and others succeed elsewhere"
@@ -178,37 +188,94 @@ def test_three_different_jobs_in_a_row_count_if_others_succeed(
     assert news == [], "it waited for news of the others"
 
 
-@pytest.mark.parametrize("elsewhere", [None, False])
+@pytest.mark.parametrize("elsewhere", [NO_NEWS, FAILS, NOBODY])
 def test_what_fails_everywhere_is_the_jobs_own_fault(
-    elsewhere: bool | None, monkeypatch: pytest.MonkeyPatch
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(healths, "NEWS_S", 0.0)
-    health = Health([], GPU)
+    health = proven([], GPU)
     assert [
         health.judge(failed(Cause.RUN_ERROR, job_id=n), Card(), lambda: elsewhere) for n in range(9)
     ] == [None] * 9
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "failing_s", "expected"),
+    [
+        (NOBODY, 0.0, True),
+        (NOBODY, ALONE_S, False),
+        (Elsewhere(), 0.0, True),
+        (Elsewhere(), ALONE_S, False),
+        (NO_NEWS, 0.0, True),
+        (NO_NEWS, ALONE_S, True),
+        (SUCCEEDS, ALONE_S, True),
+        (FAILS, 0.0, False),
+    ],
+)
+def test_failures_of_a_worker_that_has_never_succeeded_are_in_doubt_until_others_fail_too(
+    elsewhere: Elsewhere, failing_s: float, expected: bool
+) -> None:
+    assert is_in_doubt(elsewhere, failing_s) is expected
+
+
+def test_a_worker_that_has_never_succeeded_is_aside_after_three_failures_and_charges_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def judged(elsewhere: Elsewhere) -> Fault:
+        found = health.judge(failed(Cause.BUILD_ERROR, "no compiler"), Card(), lambda: elsewhere)
+        assert found is not None
+        return found
+
+    health = Health([])
+    faults = [judged(NOBODY), judged(NO_NEWS), judged(NOBODY)]
+    assert [(one.cause, one.is_unfit) for one in faults] == [
+        (Cause.BUILD_ERROR, False),
+        (Cause.BUILD_ERROR, False),
+        (Cause.BUILD_ERROR, True),
+    ]
+    charged = faults[0].charged_to_worker(failed(Cause.BUILD_ERROR, "no compiler"))
+    assert (charged.cause, charged.uncharged, charged.trials) == (Cause.BUILD_ERROR, True, ())
+    assert "no compiler" in charged.output_tail
+    assert judged(SUCCEEDS)[::2] == (Cause.INFRA, True)
+    monkeypatch.setattr(healths, "ALONE_S", 0.0)
+    assert health.judge(failed(Cause.BUILD_ERROR), Card(), lambda: NOBODY) is None
+
+
+@pytest.mark.parametrize("last", [SUCCEEDS, FAILS])
+def test_it_stays_aside_until_there_is_news_of_others(
+    last: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: None)
+    health, news = Health([]), [NOBODY, NO_NEWS, last]
+    fault = health.judge(failed(Cause.BUILD_ERROR), Card(), lambda: NOBODY)
+    assert fault
+    health.stay_aside(fault, Card(), 60.0, lambda: news.pop(0))
+    assert (news, health.fault) == ([], None)
+
+
 def test_one_success_outweighs_crashes_and_not_wrong_answers() -> None:
     for cause, ends in ((Cause.RUN_ERROR, False), (Cause.WRONG_RESULT, True)):
-        health, found = Health([], GPU), []
+        health, found = proven([], GPU), list[Fault | None]()
         for job_id in range(4):
-            found.append(health.judge(failed(cause, job_id=job_id), Card(), lambda: True))
-            health.judge(good(), Card(), lambda: True)
+            found.append(health.judge(failed(cause, job_id=job_id), Card(), lambda: SUCCEEDS))
+            health.judge(good(), Card(), lambda: SUCCEEDS)
         assert any(found) is ends
 
 
 def test_where_nobody_else_is_the_device_repeats_what_it_did_after_ever_more_failures() -> None:
-    health, asked = Health([], GPU), list[int]()
+    health, asked = proven([], GPU), list[int]()
 
     def fails(number: int, cause: Cause, *, again: bool | None) -> Fault | None:
         return health.judge(
-            failed(cause, job_id=number), Card(), ALONE, lambda: asked.append(number) or again
+            failed(cause, job_id=number),
+            Card(),
+            lambda: FAILS,
+            lambda: asked.append(number) or again,
         )
 
     assert not any(fails(number, Cause.RUN_ERROR, again=True) for number in range(1, 14))
     assert asked == [3, 6, 12]
-    health.judge(good(), Card(), ALONE)
+    health.judge(good(), Card(), lambda: FAILS)
     asked.clear()
     assert not fails(20, Cause.WRONG_RESULT, again=True)
     assert not fails(21, Cause.NOT_APPLICABLE, again=True), "that says nothing of a device"
@@ -224,8 +291,8 @@ def test_a_final_failure_that_others_are_there_to_confirm_needs_no_repetition() 
         raise AssertionError
 
     result = failed(Cause.WRONG_RESULT)
-    assert Health([], GPU).judge(result, Card(), lambda: True, never) is None
-    assert Health([], GPU).judge(result, Card(), lambda: None, never) is None
+    assert proven([], GPU).judge(result, Card(), lambda: SUCCEEDS, never) is None
+    assert proven([], GPU).judge(result, Card(), lambda: NO_NEWS, never) is None
 
 
 def test_it_stays_aside_until_the_device_repeats_what_it_did(
@@ -233,7 +300,9 @@ def test_it_stays_aside_until_the_device_repeats_what_it_did(
 ) -> None:
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: None)
     health, answers = Health([], GPU), [True, False, False]
-    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), Card(), 60.0, lambda: answers.pop())
+    health.stay_aside(
+        Fault(Cause.DEVICE_LOST, "x"), Card(), 60.0, lambda: NOBODY, lambda: answers.pop()
+    )
     assert (answers, health.fault) == ([], None)
 
 
@@ -300,7 +369,7 @@ def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: pauses.append(pause_s))
     health = Health([], GPU, mend, first_pause_s=2.0, longest_pause_s=5.0)
-    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 60.0)
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 60.0, lambda: NOBODY)
     assert pauses == [2.0, 4.0, 5.0]
     assert health.fault is None
 
@@ -315,7 +384,7 @@ def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> N
     health = Health([], GPU, ending=asked.is_set, first_pause_s=60.0)
     threading.Timer(0.1, asked.set).start()
     started = time.monotonic()
-    health.stay_aside(Fault(Cause.DEVICE_LOST, "the board vanished"), Card(), 60.0)
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "the board vanished"), Card(), 60.0, lambda: NOBODY)
     assert health.fault, "nothing was examined"
     assert Health([], GPU, ending=asked.is_set).examine(Hangs())
     assert time.monotonic() - started < 50
@@ -325,7 +394,7 @@ def test_it_stays_aside_for_no_longer_than_it_may() -> None:
     card = Card()
     card.words = "fell off the bus"
     health = Health([], GPU, first_pause_s=0.01)
-    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 0.02)
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 0.02, lambda: NOBODY)
     assert health.fault == Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")
 
 

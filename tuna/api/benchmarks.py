@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuna.api.model_building import check_recorded
+from tuna.api.model_making import check_recorded
 from tuna.db import benchmarks, networks
 from tuna.db.benchmarks import ModelTime
 from tuna.db.database import open_database

@@ -25,9 +25,12 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.networks import Named
 from tuna.errors import BadInput
+from tuna.libraries.triton.kernel_import import read_kernel
 from tuna.messages import counted
 from tuna.sandbox import passthrough
 
+#: How files end that have a kernel.
+KERNEL_ENDING = ".py"
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
 #: What MIOpen's commands begin with on stderr; from ROCm 7 on there is no back-end in the prefix.
@@ -111,29 +114,48 @@ def import_configs(
     strict: bool = False,
     batches: Sequence[int] = (),
     command: str | None = None,
+    shapes: Path | None = None,
     storing: Storing = _PLAIN,
 ) -> ImportedConfigs:
     """Import the layers of a text file or a log, or the one in the driver command `driver`, under a
-    tag.
+    tag; or the kernel of a Python file at the shapes of a JSON file.
 
     `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines
     (conv, convfp16, convbfp16). Raises NothingImported if no layer is left, or with `strict` if
-    any line is rejected; BadInput for a file that is not a list of layers.
+    any line is rejected; BadInput for a file that is neither a list of layers nor a kernel.
     """
     check_tag(tag)
     if path is None:
         parsed = parse_lines([driver or ""], "-d", batches=tuple(batches), command=command)
         _check(parsed, "-d", strict=strict)
     else:
-        parsed = read_layers(path, strict=strict, batches=batches, command=command)
+        parsed = read_layers(path, strict=strict, batches=batches, command=command, shapes=shapes)
     return store_parsed(parsed, tag, storing)
 
 
 def read_layers(
-    path: Path, *, strict: bool = False, batches: Sequence[int] = (), command: str | None = None
+    path: Path,
+    *,
+    strict: bool = False,
+    batches: Sequence[int] = (),
+    command: str | None = None,
+    shapes: Path | None = None,
 ) -> ParsedFile:
     """The layers of a file, with the arguments and the errors of `import_configs`; nothing is
     stored."""
+    if path.suffix == KERNEL_ENDING:
+        if shapes is None:
+            raise BadInput(
+                f"{path} is a kernel, and nothing says for which shapes.",
+                hint="give a file with a list of them: --shapes shapes.json",
+            )
+        kernel = read_kernel(path, shapes)
+        weights = (1,) * len(kernel.configs)
+        return ParsedFile(kernel.configs, LineCounts(), (), weights, {}, kernel.bodies, kernel.tag)
+    if shapes is not None:
+        raise BadInput(
+            f"{path} is no kernel, which is a file *{KERNEL_ENDING}: leave --shapes out."
+        )
     parsed = parse_file(path, batches=tuple(batches), command=command)
     _check(parsed, str(path), strict=strict)
     return parsed
@@ -174,6 +196,7 @@ def store_parsed(parsed: ParsedFile, tag: str, storing: Storing = _PLAIN) -> Imp
             tag,
             recurrent=storing.recurrent,
             tag_only=storing.tag_only,
+            bodies=parsed.bodies,
         )
         if network and ids:
             pairs = zip(stored.ids, parsed.weights, strict=True)

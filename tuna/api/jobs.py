@@ -13,6 +13,7 @@ from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.jobs import Only
 from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import check, chosen
@@ -49,18 +50,6 @@ class CanceledJobs:
 
     states: Mapping[str, int]
     workers_told: bool  #: False: Redis is unreachable, so workers first finish their chunks
-
-
-@dataclass(frozen=True)
-class Only:
-    """The solvers and layers that jobs are loaded for, beside those that `load_jobs` names."""
-
-    algorithm: str | None = None  #: solvers of this family, such as GEMM
-    dynamic: bool = False  #: dynamic solvers
-    tunable: bool = False  #: tunable solvers
-    recurrent: bool = False  #: layers imported as ones to tune again with each release
-    command: str | None = None  #: convolutions of this precision: conv, convfp16, convbfp16
-    config_ids: Sequence[int] = ()  #: these layers
 
 
 @dataclass(frozen=True)
@@ -135,12 +124,7 @@ def load_jobs(
         search=library.search.name if library.search else "",
         options=checked,
         columns=columns,
-        algorithm=only.algorithm,
-        only_dynamic=only.dynamic,
-        only_tunable=only.tunable,
-        only_recurrent=only.recurrent,
-        command=only.command,
-        config_ids=only.config_ids,
+        only=only,
     )
     with writing(engine) as connection:
         count = jobs.load(connection, request)

@@ -58,6 +58,7 @@ class PreparedTuning:
     """A session that can be run, and what was done for it."""
 
     session: StartedSession
+    tag: str
     imported: ImportedConfigs
     solvers: int
     applicability: Applicability
@@ -140,22 +141,27 @@ def update_applicability(
 
 def prepare_tuning(
     path: Path,
-    tag: str,
+    tag: str | None,
     wanted: Tuning = _TVM,
     *,
     strict: bool = False,
+    shapes: Path | None = None,
     network: Network | None = None,
 ) -> PreparedTuning:
     """A session with the jobs of all layers of a file; called again, the same one, with what is
     missing.
 
+    Without a tag it is that of the file with a kernel, which another version of it does not have.
+
     Everything is checked first: raises what `read_layers`, `init_session` and `load_jobs` raise for
     bad values, and then nothing is stored.
     """
-    check_tag(tag)
+    if tag is not None:
+        check_tag(tag)
     library = get_library(wanted.library)
     check(library.options, wanted.options, library.name)
-    parsed = read_layers(path, strict=strict)
+    parsed = read_layers(path, strict=strict, shapes=shapes)
+    tag = parsed.tag if tag is None else tag
     reason = wanted.reason or f"tune {tag}"
     _check_solvers(
         library,
@@ -171,7 +177,7 @@ def prepare_tuning(
     loaded = load_jobs(
         session.id, tag=tag, reason=reason, solvers=wanted.solvers, options=wanted.options
     )
-    return PreparedTuning(session, imported, solvers, applicability, loaded)
+    return PreparedTuning(session, tag, imported, solvers, applicability, loaded)
 
 
 def _check_solvers(library: Library, configs: Sequence[Config], environment: Environment) -> None:

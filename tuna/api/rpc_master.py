@@ -20,7 +20,7 @@ from tuna.api.services import artifact_store
 from tuna.api.workers import count_workers
 from tuna.archives.trace import ENDED, Trace
 from tuna.archives.trace_restore import restore, session_of
-from tuna.configs import Config
+from tuna.configs import Config, Workload
 from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db import configs
 from tuna.db.database import open_database
@@ -45,13 +45,23 @@ class MasterPlan:
     """The task of a master."""
 
     target: str  #: JSON, or the text of older releases of TVM
-    layers: Sequence[Config]
+    workloads: Sequence[Workload]
     table: str  #: where results are committed; the session's label
     options: Options  #: of its jobs
     log_url: str = ""  #: where the trials of each job go; empty: nowhere
     tvm_tracker: str = ""  #: of the boards, where one is asked
     device_key: str = ""
     library: str = "tvm"
+
+    @property
+    def layers(self) -> Sequence[Config]:
+        """The workloads without their bodies, once each."""
+        return list({one.config.key: one.config for one in self.workloads}.values())
+
+    @property
+    def bodies(self) -> dict[str, bytes]:
+        """The bodies of the workloads by their SHA-256."""
+        return {digest: body for one in self.workloads for digest, body in one.bodies.items()}
 
 
 @dataclass(frozen=True)
@@ -202,9 +212,9 @@ def _session(
 
 
 def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
-    if plan.layers:
+    if plan.workloads:
         with writing(engine) as connection:
-            configs.store(connection, plan.layers, plan.table)
+            configs.store(connection, plan.layers, plan.table, bodies=plan.bodies)
     update_applicability(session_id, plan.table)
     return load_jobs(session_id, tag=plan.table, reason=plan.table, options=plan.options)
 

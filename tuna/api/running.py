@@ -16,7 +16,7 @@ from tuna.libraries.base import Library
 from tuna.messages import choices
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
-from tuna.workers.launch import WorkerSpec
+from tuna.workers.launch import LastingWorkers, WorkerSpec
 
 _SILENT = RunEvents()
 
@@ -27,6 +27,7 @@ def run(
     *,
     processes: int | None = None,
     policy: str | None = None,
+    lasting: LastingWorkers | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     events: RunEvents = _SILENT,
     on_log: Callable[[Path], None] | None = None,
@@ -37,6 +38,7 @@ def run(
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
+    `lasting`: workers that several runs share.
     `on_progress` is called a few times a second at most. With `on_log` the log goes to a file in
     `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
     the end with the file, if there was anything to log. A second call resumes.
@@ -47,7 +49,7 @@ def run(
 
     if on_progress is not None:
         events = replace(events, on_progress=on_progress)
-    return _work_through(session_id, steps, workers, policy, events, on_log)
+    return _work_through(session_id, steps, workers, policy, events, on_log, lasting)
 
 
 def enqueue(
@@ -75,6 +77,7 @@ def _work_through(
     policy: str | None,
     events: RunEvents,
     on_log: Callable[[Path], None] | None = None,
+    lasting: LastingWorkers | None = None,
 ) -> Progress:
     settings = get_settings()
     if policy is not None:
@@ -97,6 +100,7 @@ def _work_through(
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
             workers=workers,
+            lasting=lasting,
             events=events,
         )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]

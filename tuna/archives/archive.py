@@ -318,8 +318,7 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
         needed += connection.execute(learned.where(*of_searches)).scalars()
         put_kernels(needed)
         put_for("config", "id", ids)
-        for name in (*tables.DETAILS, "config_tag"):
-            put_for(name, "config_id", ids)
+        put_for("config_tag", "config_id", ids)
         pair = SolverApplicability
         put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
         put("no_solver", NoSolver.session_id == session_id, NoSolver.config_id.in_(ids))

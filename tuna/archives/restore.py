@@ -19,6 +19,7 @@ from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
 from tuna.archives.archive import BATCH, ArchiveHeader, ArchiveLine, rows, verify
+from tuna.db import configs
 from tuna.db.bulk import IN_LIST, parts, upsert
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
@@ -197,9 +198,9 @@ class _Restoration:
                 )
         if "session" in batch:
             self._session(*batch["session"])
-        for name in tables.DETAILS:
-            self._shared(name, batch, ("config_id",))
-        self._shared("config_tag", batch, ("tag", "config_id"))
+        configs.write_typed(self.connection, batch.get("config", ()))
+        tags = [self._translated("config_tag", row) for row in batch.get("config_tag", ())]
+        upsert(self.connection, tables.table("config_tag"), tags, key=("tag", "config_id"))
         for name in ("solver_applicability", "no_solver"):
             self._insert(name, batch.get(name, []))
         searches = batch.get("search", [])
@@ -316,10 +317,6 @@ class _Restoration:
             )
             ids |= {tuple(row[1:]): row[0] for row in self.connection.execute(query)}
         return ids
-
-    def _shared(self, name: str, batch: Mapping[str, list[_Row]], key: Sequence[str]) -> None:
-        found = [self._translated(name, row) for row in batch.get(name, ())]
-        upsert(self.connection, tables.table(name), found, key=key)
 
     def _insert(self, name: str, found: Sequence[_Row], keys: Sequence[str] = ()) -> dict[int, int]:
         """Insert rows of the session; return ids by the archive's ids, matched by `keys`."""

@@ -10,11 +10,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.configs import Config, from_json_text
+from tuna.db import configs, sessions
 from tuna.db.models import Base
 from tuna.db.session_options import DEFAULTS
 from tuna.db.types import UtcDateTime
+from tuna.errors import BadInput
 
-#: The columns of each kind of config.
+#: The columns of each kind of config. Files of older versions have their rows, which are computed.
 DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
 #: Tables in the order in which rows can be inserted. Rows of `SHARED` belong to no session, and
 #: existing ones stay.
@@ -75,6 +78,7 @@ class RowReader:
         if missing:
             raise ValueError(f"column {missing[0]} of table {name} is missing")
         self._width = len(names)
+        self._checked = _CHECKED.get(name, _as_it_is)
         self._columns: list[tuple[int, str, bool, Callable[[Any], Any]]] = [
             (place, one, bool(there[one].nullable), _reader(there[one]))
             for place, one in enumerate(names)
@@ -91,7 +95,7 @@ class RowReader:
             if value is None and not nullable:
                 raise ValueError(f"{name} is missing")
             found[name] = None if value is None else reader(value)
-        return found
+        return self._checked(found)
 
 
 class FormerSessions(RowReader):
@@ -108,6 +112,45 @@ class FormerSessions(RowReader):
         options = {name: value for name, value in pairs if name in _FORMER_OPTIONS}
         rest = super().read([value for name, value in pairs if name not in _FORMER_OPTIONS])
         return rest | {"options": DEFAULTS.changed(options).json_values()}
+
+
+def _as_it_is(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+def _config(row: dict[str, Any]) -> dict[str, Any]:
+    """The row of a config, whose key must be that of its JSON, which no version has changed; texts
+    and MIOpen's key are computed, which older versions wrote in other ways."""
+    try:
+        layer = from_json_text(row["json"])
+        computed = configs.computed_columns(layer)
+    except BadInput as error:
+        raise ValueError(error) from None
+    require_key(layer, row["key"])
+    return row | computed
+
+
+def require_key(layer: Config, key: str) -> None:
+    """Raise ValueError for the key of another layer."""
+    if layer.key != key:
+        raise ValueError(f"the key of {layer.label} is {layer.key}, not {key:.64}")
+
+
+def _environment(row: dict[str, Any]) -> dict[str, Any]:
+    """The row of an environment, whose keys must be those of its facts."""
+    environment = sessions.environment_of(row)
+    if environment.key != row["key"]:
+        raise ValueError(
+            f"the key of the environment {environment} is {environment.key}, not {row['key']:.16}"
+        )
+    return row | {"machine_key": environment.machine_key}
+
+
+#: Tables with columns that others of the same row determine.
+_CHECKED: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "config": _config,
+    "environment": _environment,
+}
 
 
 def _default(column: sa.Column[Any]) -> bool:

@@ -207,8 +207,7 @@ class _Restoration:
     def _config(self, key: str, named: Mapping[str, Any]) -> int:
         if key not in self.config_ids:
             config = from_json(named)
-            if config.key != key:
-                raise ValueError(f"the key of {config.label} is another")
+            tables.require_key(config, key)
             (found,) = configs.store(self.connection, [config], self.tag).ids
             assert found is not None
             self.config_ids[key] = found

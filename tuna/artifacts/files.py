@@ -104,21 +104,14 @@ class UrlFiles:
         place = self._place(name)
         with self._translated_errors("read"):
             if not self.is_remote:
-                return self._read_plain(place)
+                try:
+                    return read_plain(Path(place), MAX_BYTES)
+                except NotPlain:
+                    raise FileNotFoundError(place) from None
             if self._fs.size(place) > MAX_BYTES:
                 raise FileNotFoundError(place)
             data: bytes = self._fs.cat_file(place)
         return data
-
-    @staticmethod
-    def _read_plain(place: str) -> bytes:
-        try:
-            return read_plain(Path(place), MAX_BYTES)
-        except NotPlain as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and cause.errno not in (errno.ELOOP, errno.ENXIO):
-                raise cause from None
-            raise FileNotFoundError(place) from None  # a link, a pipe, a socket
 
     def write(self, name: str, data: bytes) -> None:
         """Store the bytes atomically."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.show import failed
 from tuna.errors import BadInput
+from tuna.files import atomic_file
 from tuna.messages import counted, size
 
 
@@ -41,14 +44,25 @@ def model() -> None:
     metavar="INPUT=N,C,H,W",
     help="Shape of an input, or size of an open extent.",
 )
+@click.option(
+    "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
+)
 @options.cores
-def import_model(name: str, file: Path, batches: str | None, shapes: tuple[str, ...]) -> None:
+def import_model(
+    name: str,
+    file: Path,
+    batches: str | None,
+    shapes: tuple[str, ...],
+    session_id: int | None,
+) -> None:
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
     sizes, wanted = _batches(batches), dict(map(_shape, shapes))
     for batch in sizes:
         named = name if len(sizes) < 2 else f"{name}-b{batch}"
-        show_import(api.import_model(named, file, batch=batch, shapes=wanted))
+        show_import(
+            api.import_model(named, file, batch=batch, shapes=wanted, session_id=session_id)
+        )
 
 
 @model.command("list")
@@ -75,9 +89,21 @@ def list_models(as_json: bool) -> None:
 
 @model.command()
 @click.argument("name")
+@click.option(
+    "--workloads",
+    type=options.OUTPUT_FILE,
+    metavar="FILE",
+    help="Write its tasks as `tuna import` and the master of tune-rpc read them.",
+)
 @options.as_json
-def show(name: str, as_json: bool) -> None:
+def show(name: str, workloads: Path | None, as_json: bool) -> None:
     """Show the tasks of a model: how often it calls each, and its fastest kernel."""
+    if workloads is not None:
+        lines = [one.text() for one in api.model_workloads(name)]
+        with atomic_file(workloads) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in lines))
+        say(f"{workloads}: {counted(len(lines), 'task')}")
+        return
     found, tasks = api.show_model(name)
     if as_json:
         print_json(tasks_document(found, tasks))
@@ -133,7 +159,7 @@ class _Kernels:
 @click.option(
     "--session-id",
     type=options.ID,
-    help="Only results of this session; default: all on such a machine.",
+    help="For this session's target, with its results; default: this machine's, with all for it.",
 )
 @click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
 @options.collected(_Kernels)
@@ -148,14 +174,22 @@ def build(
     as_json: bool,
 ) -> None:
     """Build a model with its fastest kernels, check its answer against ONNX's reference, and time
-    it."""
-    built = api.build_model(
-        name, output, session_id=session_id, golden=golden, **wanted.arguments()
-    )
+    it, by a job of its session."""
+    with api.open_work(session_id, model=name) as work, _progress(work, "building"):
+        built = api.build_model(
+            name, output, session_id=session_id, golden=golden, work=work, **wanted.arguments()
+        )
     if as_json:
         print_json(_as_json(built))
     else:
         show_built(built)
+
+
+@contextlib.contextmanager
+def _progress(work: api.ModelWork, title: str) -> Iterator[None]:
+    """Show what the workers do."""
+    with ProgressView(title) as view, work.showing(view.update, view.stopping, view.log_kept):
+        yield
 
 
 model.add_command(benchmarks)
@@ -166,6 +200,9 @@ class _Tuning:
     """A model to import and tune, and the limits."""
 
     name: str | None = options.option("Name of the model; default: the file's.")
+    session_id: int | None = options.option(
+        "For the target of this session, with its workers; default: this machine.", type=options.ID
+    )
     output: Path | None = options.option(
         "The shared library to build, check and time. Without it nothing is built.",
         "-o",
@@ -181,6 +218,9 @@ class _Tuning:
     minutes: float | None = options.option(
         "All tasks end by then, the heaviest first; default: until done.", type=options.POSITIVE
     )
+    target_ms: float | None = options.option(
+        "The model need not be faster: end then, or when it cannot be met.", type=options.POSITIVE
+    )
 
 
 @click.command()
@@ -189,51 +229,88 @@ class _Tuning:
 @options.collected(_Kernels, into="kernels")
 @options.cores
 def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
-    """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and,
-    with -o, build it.
+    """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine, or on
+    that of a session, and with -o build it.
 
     Time goes to the tasks on which the model spends most. Tasks that another model has are not
     tuned again. Interrupted, the same command goes on from there.
     """
-    arguments, shapes = kernels.arguments(), dict(map(_shape, wanted.shapes))
-    imported = api.import_model(wanted.name or file.stem, file, batch=wanted.batch, shapes=shapes)
+    arguments, shapes, session_id = (
+        kernels.arguments(),
+        dict(map(_shape, wanted.shapes)),
+        wanted.session_id,
+    )
+    imported = api.import_model(
+        wanted.name or file.stem, file, batch=wanted.batch, shapes=shapes, session_id=session_id
+    )
     show_import(imported)
     stored = imported.model
-    error = api.check_model(f"{stored.name}@{stored.version}", **arguments)
-    say(f"with predicted kernels its answer is right: largest error over largest value {error:.1e}")
+    name = f"{stored.name}@{stored.version}"
+    with api.open_work(session_id, model=name) as work:
+        if not work.own:
+            say(f"by the workers of session {session_id}: {work.environment}")
+        latency = None
+        if wanted.target_ms is not None:
+            latency = api.Latency(wanted.target_ms, kernels.compare, arguments["checks"])
+        else:
+            with _progress(work, "checking"):
+                error = api.check_model(name, work=work, **arguments)
+            say(
+                "with predicted kernels its answer is right: largest error over largest value"
+                f" {error:.1e}"
+            )
 
-    def started(tuned: api.TunedModel) -> None:
-        say(
-            f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
-            f" {tuned.known} of them have a result;"
-            f" {counted(tuned.wanted, 'job is', 'jobs are')} missing; kernels for"
-            f" {api.of_all()} (--cores)"
-        )
+        def started(tuned: api.TunedModel) -> None:
+            say(
+                f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
+                f" {tuned.known} of them have a result;"
+                f" {counted(tuned.wanted, 'job is', 'jobs are')} missing"
+                f"{f'; kernels for {api.of_all()} (--cores)' if work.runs_here else ''}"
+            )
 
-    with ProgressView("tuning") as view:
-        tuned = api.tune_model(
-            f"{stored.name}@{stored.version}",
-            candidates=wanted.candidates,
-            winograd=kernels.winograd,
-            minutes=wanted.minutes,
-            on_start=started,
-            events=api.RunEvents(view.update, view.stopping),
-            on_log=view.log_kept,
-        )
-    if tuned.added < tuned.wanted:
-        say(
-            f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
-            " command goes on"
-        )
-    if wanted.output is not None:
-        show_built(api.build_model(f"{stored.name}@{stored.version}", wanted.output, **arguments))
-    else:
-        say(
-            f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
-            f" {shlex.quote(stored.name)}.so`"
-        )
+        with _progress(work, "tuning"):
+            tuned = api.tune_model(
+                name,
+                candidates=wanted.candidates,
+                winograd=kernels.winograd,
+                minutes=wanted.minutes,
+                latency=latency,
+                on_start=started,
+                work=work,
+            )
+        if tuned.reached is not None:
+            say(reached(tuned.reached, tuned.added))
+        elif tuned.added < tuned.wanted:
+            say(
+                f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
+                " command goes on"
+            )
+        if wanted.output is not None:
+            with _progress(work, "building"):
+                built = api.build_model(name, wanted.output, work=work, **arguments)
+            show_built(built)
+        else:
+            say(
+                f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
+                f" {shlex.quote(stored.name)}.so`"
+            )
     failed(tuned.errored, tuned.session_id)
-    return 1 if tuned.errored else 0
+    missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET
+    return 1 if tuned.errored or missed else 0
+
+
+def reached(found: api.Reached, jobs: int) -> str:
+    """Say how tuning for a wanted time ended, after so many jobs."""
+    best = f"the best so far takes {found.best_ms:.2f} ms"
+    after = f"after {counted(jobs, 'job')}" if jobs else "by what was known, without a trial"
+    if found.ending is api.Ending.MET:
+        return f"{found.target_ms:g} ms are met {after}: the model takes {found.best_ms:.2f} ms"
+    why = {
+        api.Ending.IMPOSSIBLE: f"by the estimates it takes {found.least_ms:.2f} ms at least",
+        api.Ending.BUDGET: "the time is over",
+        api.Ending.DONE: "all jobs are done",
+    }[found.ending]
+    return f"{found.target_ms:g} ms are not met, {after}: {why}; {best}"
 
 
 def show_import(imported: api.ImportedModel) -> None:
@@ -270,13 +347,22 @@ def show_built(built: api.BuiltModel) -> None:
         )
     ours = statistics.median(built.times_ms["tuna"])
     for name, times in built.times_ms.items():
-        median, wall = statistics.median(times), statistics.median(built.wall_ms[name])
+        median = statistics.median(times)
+        wall = statistics.median(built.wall_ms[name]) if name in built.wall_ms else None
         ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
         spread = f"({min(times):.2f} to {max(times):.2f})"
-        if built.threads > 1:
-            say(f"{name}: {median:.2f} ms {spread}, wall time of {built.threads} threads{ratio}")
+        if wall is None:
+            say(f"{name}: {median:.2f} ms {spread} on {built.device}{ratio}")
+        elif built.cores > 1:
+            say(f"{name}: {median:.2f} ms {spread}, wall time of {built.cores} threads{ratio}")
         else:
             say(f"{name}: {median:.2f} ms of CPU time {spread}, wall {wall:.2f}{ratio}")
+    if built.untuned_ms is not None:
+        untuned, in_turn = built.untuned_ms
+        say(
+            f"untuned: {untuned:.2f} ms, in turn with which this model takes {in_turn:.2f} ms,"
+            f" {in_turn / untuned:.2f} of it"
+        )
     for name, reason in built.absent.items():
         say(f"{name}: {reason}")
     if built.cached:
@@ -285,16 +371,16 @@ def show_built(built: api.BuiltModel) -> None:
     if built.remark:
         say(built.remark)
     say(
-        f"{built.path}: built for {api.of_all(built.cores)}; largest error over largest value"
+        f"{built.path}: built for {counted(built.cores, 'core')}; largest error over largest value"
         f" {errors}"
     )
 
 
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:
     names = (
-        *("path", "tasks", "shares", "cores", "threads", "times_ms", "wall_ms", "absent"),
+        *("path", "tasks", "shares", "cores", "device", "times_ms", "wall_ms", "absent"),
         *("runtime_share", "functions_ms", "tuned_ms", "lookup_s", "errors", "remark", "refused"),
-        *("compared", "made_at", "cached"),
+        *("compared", "made_at", "cached", "untuned_ms"),
     )
     facts = {name: getattr(built, name) for name in names}
     return {"model": built.model.name, "version": built.model.version, **facts}

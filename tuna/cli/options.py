@@ -75,6 +75,13 @@ _every = click.option(
     "--all", "every", is_flag=True, help="Every session that has open jobs, also later ones."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+#: Of a file with a kernel.
+shapes = click.option(
+    "--shapes",
+    "shapes_file",
+    type=click.Path(path_type=Path),
+    help='A JSON list of the shapes of a kernel, such as [{"rows": 4096, "columns": 1024}].',
+)
 library_argument = click.argument("library")
 
 
@@ -207,8 +214,9 @@ class JobChoices:
     candidates: int | None = option(
         "Candidates for each layer and solver.", "--candidates", "--trials", type=COUNT
     )
-    search: str | None = option(
-        "How those of a large space are chosen.", type=click.Choice(["search", "random"])
+    strategy: str | None = option(
+        "How those of a large space are chosen.",
+        type=click.Choice(["search", "random", "exhaustive"]),
     )
     warm_start: bool | None = option(
         "Whether a search learns from earlier ones.", "--warm-start/--no-warm-start", default=None

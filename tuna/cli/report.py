@@ -90,6 +90,9 @@ def print_winners(figures: api.ReportFigures) -> None:
     if _OF_PEAK in titles:
         for sentence in _of_peak(figures):
             say(sentence)
+    if figures.idle_share is not None:
+        share = formats.percent(figures.idle_share)
+        say(f"device idle: {share} of the time from its first to its last measurement")
     for model in figures.models:
         beside = f", {model.ratio:.2f} of {model.first}" if model.first != model.label else ""
         say(

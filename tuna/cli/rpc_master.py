@@ -18,7 +18,7 @@ from tuna import api
 from tuna.cli import options, safe_yaml, show
 from tuna.cli.at_files import AtFileCommand
 from tuna.cli.console import LiveLine, say
-from tuna.configs import Config, from_json, read_line
+from tuna.configs import Workload, read_line
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.messages import choices, counted
 
@@ -36,8 +36,7 @@ _NOT_HERE = {
     "min": "Tuna repeats a measurement until its interval is narrow",
 }
 _GRID = "a solver's whole space has up to 10^12 points; take random, or a larger --ntrial"
-#: Lorien's tuners, with what TVM's job option `search` has for them; both others are a search that
-#: learns.
+#: Lorien's tuners, with TVM's job option `strategy`; both others are a search that learns.
 _TUNERS = {"random": "random", "ga": "search", "xgb": "search", "gridsearch": ""}
 
 
@@ -76,16 +75,16 @@ class _RpcType(click.ParamType[_Rpc, Any]):
 
 
 class _Workload(click.ParamType[Any, Any]):
-    """A layer: a driver command, a JSON object or a mapping with its `kind`; several where a
-    command has several directions."""
+    """A layer or task: a driver command, a JSON object or a mapping with its `kind`, and its body
+    where it has one; several where a command has several directions."""
 
     name = "workload"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Sequence[Config]:
+    ) -> Sequence[Workload]:
         if not isinstance(value, str):
-            found: Sequence[Config] = value
+            found: Sequence[Workload] = value
             return found
         text = value.strip()
         if text.startswith("!") or "!!" in text:
@@ -93,8 +92,8 @@ class _Workload(click.ParamType[Any, Any]):
         node = safe_yaml.parse(text, "the workload")
         document = safe_yaml.value(node, "the workload")
         if isinstance(document, dict):
-            return [from_json(document)]
-        return read_line(text)
+            return [Workload.read(document)]
+        return [Workload(config) for config in read_line(text)]
 
 
 _TAGGED = (
@@ -110,7 +109,7 @@ class _MasterOptions:
     rpc: _Rpc = options.option(
         "{target: TEXT, port: NUMBER}", type=_RpcType(), required=True, metavar="YAML"
     )
-    workloads: tuple[Sequence[Config], ...] = options.option(
+    workloads: tuple[Sequence[Workload], ...] = options.option(
         "A driver command, or a mapping with its kind; may be repeated.",
         "--workload",
         type=_Workload(),
@@ -165,22 +164,22 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
     target, port, table = wanted.rpc.target, wanted.rpc.port, wanted.table
     if wanted.tuner == "gridsearch":
         raise BadInput(f"There is no gridsearch: {_GRID}.")
-    layers = list({config.key: config for found in wanted.workloads for config in found}.values())
+    workloads = [one for found in wanted.workloads for one in found]
     trace = wanted.trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
-    if not layers and not trace.exists():
+    if not workloads and not trace.exists():
         raise BadInput(
             "There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml"
         )
-    given = {"candidates": wanted.ntrial, "search": _TUNERS[wanted.tuner]}
+    given = {"candidates": wanted.ntrial, "strategy": _TUNERS[wanted.tuner]}
     plan = api.MasterPlan(
-        target, layers, table, given, wanted.log_url, tvm_tracker or "", device_key or ""
+        target, workloads, table, given, wanted.log_url, tvm_tracker or "", device_key or ""
     )
     with (
         api.listening(wanted.host, port),
         _lines(wanted.log_run) as info,
         api.start_master(plan, trace) as master,
     ):
-        info(f"INFO Master: Loaded {len(layers)} workloads")
+        info(f"INFO Master: Loaded {len(plan.layers)} workloads")
         if master.logs is not None:
             info(
                 f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to"

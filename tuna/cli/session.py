@@ -175,7 +175,7 @@ def _warm_lines(found: Sequence[api.WarmStart]) -> list[str]:
     from_ = ", ".join(
         f"{counts[origin]} {words}" for origin, words in _ORIGINS.items() if counts[origin]
     )
-    lines = [f"{counted(len(found), 'search', 'searches')} learned from earlier ones: {from_}"]
+    lines = [f"{counted(len(found), 'search', 'searches')} learned from others: {from_}"]
     for start in found[:_SHOWN]:
         named = "; ".join(
             f"{one.label}{' (noisy)' if one.noisy else ''}" for one in start.siblings[:2]

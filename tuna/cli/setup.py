@@ -70,14 +70,15 @@ def init_session(
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
-def import_(file: Path, tag: str, strict: bool) -> None:
+@options.shapes
+def import_(file: Path, tag: str, strict: bool, shapes_file: Path | None) -> None:
     """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line.
 
     FILE may be - for standard input. It may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1),
     hipBLASLt's (HIPBLASLT_LOG_MASK=32) or a file of PyTorch's TunableOp. `tuna capture` makes and
-    imports these by itself.
+    imports these by itself. Or FILE is a Triton kernel (*.py), and --shapes says for which shapes.
     """
-    show.imported(lambda: api.import_configs(file, tag, strict=strict), tag)
+    show.imported(lambda: api.import_configs(file, tag, strict=strict, shapes=shapes_file), tag)
 
 
 @click.command()

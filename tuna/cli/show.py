@@ -72,13 +72,11 @@ def started(session: api.StartedSession) -> None:
     )
 
 
-def prepared(
-    prepare: Callable[[], api.PreparedTuning], library: str, tag: str
-) -> api.PreparedTuning:
+def prepared(prepare: Callable[[], api.PreparedTuning], library: str) -> api.PreparedTuning:
     """Print what was done for a session that can be run, also where nothing is imported."""
     found = _with_rejections(prepare)
     started(found.session)
-    _imported(found.imported, tag)
+    _imported(found.imported, found.tag)
     say(f"{library} has {counted(found.solvers, 'solver')}")
     applicability(found.applicability)
     loaded(found.loaded)
@@ -102,11 +100,12 @@ def _imported(found: api.ImportedConfigs, tag: str) -> None:
     rejections(found.rejections)
     left_out(found.left_out)
     c = found.counts
-    say(
-        f"{counted(c.total, 'line')}: {c.accepted} accepted ({c.expanded} of them name several"
-        f" directions, {c.duplicates} repeat earlier layers), {c.ignored} ignored,"
-        f" {c.unsupported} unsupported, {c.rejected} rejected"
-    )
+    if c.total:
+        say(
+            f"{counted(c.total, 'line')}: {c.accepted} accepted ({c.expanded} of them name several"
+            f" directions, {c.duplicates} repeat earlier layers), {c.ignored} ignored,"
+            f" {c.unsupported} unsupported, {c.rejected} rejected"
+        )
     say(
         f"{counted(found.configs, 'layer')}: {found.added} added, {found.tagged} newly tagged"
         f" {tag!r}"

@@ -1,4 +1,5 @@
-"""`tuna tune`: layers or a model, tuned with one command; `tuna quickstart`: those of ResNet-50."""
+"""`tuna tune`: layers, a kernel or a model, tuned with one command; `tuna quickstart`: the layers
+of ResNet-50."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ from tuna.errors import LibraryMissing, NotFound
 _TAG, _FORMS, _CANDIDATES, _VENDOR = "resnet50", ("find", "perf", "kernel", "tvm"), 8, "onednn"
 #: As its layers run inside a network: one kernel hands its blocks of channels to the next.
 _CONDITIONS = {"layouts": "native"}
+#: Forms of export that suit a kernel of one's own.
+_KERNEL_FORMS = ("triton-json", "json")
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,55 @@ def layers(
             strict=wanted.strict,
         ),
         wanted.library,
-        wanted.tag,
     )
-    number = prepared.session.id
     if where := _cores_of(wanted.library):
         say(f"kernels for {where} (--cores)")
+    return _tuned(prepared, api.forms_of(wanted.library), wanted.output)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """Options for a kernel."""
+
+    tag: str | None = options.option(
+        "Name for these shapes; default: of the function and the file's version.", "-t"
+    )
+    output: Path | None = options.option(
+        "The folder to write tiles and a report into.", "-o", type=options.OUTPUT_FOLDER
+    )
+    reason: str = options.option(
+        "Why: a short text; default: tune TAG.", "-l", "--label", default="", show_default=False
+    )
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@options.shapes
+@options.collected(_Kernel)
+@options.job_choices
+def kernel(file: Path, shapes_file: Path | None, asked: options.JobChoices, wanted: _Kernel) -> int:
+    """Tune the Triton kernel of a Python file."""
+    prepared = show.prepared(
+        lambda: api.prepare_tuning(
+            file,
+            wanted.tag,
+            api.Tuning("triton", wanted.reason, asked.given()),
+            shapes=shapes_file,
+        ),
+        "triton",
+    )
+    return _tuned(prepared, _KERNEL_FORMS, wanted.output)
+
+
+def _tuned(prepared: api.PreparedTuning, forms: Iterable[str], output: Path | None) -> int:
+    """Run a session, print its winners and write them; returns the exit code."""
+    number = prepared.session.id
     errored = work_through([number], workers=True)
     figures = api.report(number)
     print_winners(figures)
-    if wanted.output is not None and figures.with_winner:
-        forms = api.forms_of(wanted.library)
-        show.exported(*_exports(number, forms, wanted.output), marks=False)
-        say(str(api.write_report(figures, wanted.output / "report.html")))
+    if output is not None and figures.with_winner:
+        show.exported(*_exports(number, forms, output), marks=False)
+        say(str(api.write_report(figures, output / "report.html")))
     show.failed(errored, number)
     say(f"all results: `tuna results --session-id {number}`", err=True)
     done = figures.with_winner + len(prepared.loaded.met)
@@ -94,14 +134,18 @@ def _cores_of(library: str) -> str:
     return api.of_all() if api.get_library(library).device_kind is api.DeviceKind.CPU else ""
 
 
+#: What a file may be, with the command for it.
+_SORTS = {"layers": layers, "kernels": kernel, "models": model.tune}
+_ENDINGS = {**dict.fromkeys(api.MODEL_ENDINGS, "models"), api.KERNEL_ENDING: "kernels"}
+_ONE_OF = {"layers": "list of layers", "kernels": "kernel", "models": "model"}
+
+
 class _ByFile(click.Command):
-    """Runs one of two commands, by what the file is; has the options of both."""
+    """Runs one of several commands, by what the file is; has the options of all."""
 
     def __init__(self, name: str, help_text: str) -> None:
-        both = {str(one.name): one for command in (model.tune, layers) for one in command.params}
-        params = sorted(
-            map(_for_either, both.values()), key=lambda one: isinstance(one, click.Option)
-        )
+        each = {str(one.name): one for command in _SORTS.values() for one in command.params}
+        params = sorted(map(_for_any, each.values()), key=lambda one: isinstance(one, click.Option))
         super().__init__(name, params=params, help=help_text)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -111,38 +155,47 @@ class _ByFile(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        of_model = ctx.params["file"].suffix in api.MODEL_ENDINGS
-        chosen, other = (model.tune, layers) if of_model else (layers, model.tune)
+        sort = _ENDINGS.get(ctx.params["file"].suffix, "layers")
+        chosen = _SORTS[sort]
         known = {option for one in chosen.params for option in one.opts}
-        for one in other.params:
+        for one in self.params:
             typed = (
                 ctx.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
             )
             if typed and not known & set(one.opts):
-                mine, others = ("model", "layers") if of_model else ("list of layers", "models")
+                others = " and ".join(
+                    name for name, command in _SORTS.items() if _option(command, str(one.name))
+                )
                 raise click.UsageError(
-                    f"{max(one.opts, key=len)} is for {others}, and FILE is a {mine}.", ctx
+                    f"{max(one.opts, key=len)} is for {others}, and FILE is a {_ONE_OF[sort]}.", ctx
                 )
         with chosen.make_context(ctx.info_name, ctx.obj, parent=ctx.parent) as own:
             return chosen.invoke(own)
 
 
+def _option(command: click.Command, name: str) -> click.Option | None:
+    found = (one for one in command.params if isinstance(one, click.Option) and one.name == name)
+    return next(found, None)
+
+
 def _help_of(name: str) -> str:
-    """The help of an option: what it means for layers and for models, where that is not the
+    """The help of an option: what it means for each sort of file that has it, where that is not the
     same."""
-    texts = {
-        sort: f"{one.help} (default: {one.default})" if one.show_default else one.help or ""
-        for sort, command in {"Layers": layers, "Models": model.tune}.items()
-        for one in command.params
-        if isinstance(one, click.Option) and one.name == name
-    }
-    if len(texts) == 2 and len(set(texts.values())) == 1:
-        return texts["Layers"]
-    return " ".join(f"{sort}: {text[:1].lower()}{text[1:]}" for sort, text in texts.items())
+    texts: dict[str, list[str]] = {}
+    for sort, command in _SORTS.items():
+        if one := _option(command, name):
+            text = f"{one.help} (default: {one.default})" if one.show_default else one.help or ""
+            texts.setdefault(text, []).append(sort)
+    if len(texts) == 1 and len(*texts.values()) > 1:
+        return next(iter(texts))
+    return " ".join(
+        f"{' and '.join(sorts).capitalize()}: {text[:1].lower()}{text[1:]}"
+        for text, sorts in texts.items()
+    )
 
 
-def _for_either(parameter: click.Parameter) -> click.Parameter:
-    """The parameter as one of both commands, without what one of them requires or does with it."""
+def _for_any(parameter: click.Parameter) -> click.Parameter:
+    """The parameter as one of all commands, without what one of them requires or does with it."""
     either = copy.copy(parameter)
     if isinstance(either, click.Option):
         either.help, either.show_default = _help_of(str(either.name)), False
@@ -156,12 +209,12 @@ def _for_either(parameter: click.Parameter) -> click.Parameter:
 
 tune = _ByFile(
     "tune",
-    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or a
-    model.
+    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), a
+    Triton kernel, or a model.
 
-    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx,
-    *.pt2) are tuned and, with -o, built into a shared library. Interrupted, the same command goes
-    on from there.
+    Layers need a tag: session, import, jobs, run and report in one. A kernel (*.py) is tuned for
+    each of --shapes. The tasks of a model (*.onnx, *.pt2) are tuned and, with -o, built into a
+    shared library. Interrupted, the same command goes on from there.
     """,
 )
 
@@ -206,7 +259,7 @@ def _prepared(library: str, given: Mapping[str, int], solvers: Sequence[str] = (
     network = api.Network("ResNet-50", "1.5", "torchvision", "any")
     with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
         found = show.prepared(
-            lambda: api.prepare_tuning(path, _TAG, wanted, network=network), library, _TAG
+            lambda: api.prepare_tuning(path, _TAG, wanted, network=network), library
         )
     return found.session.id
 

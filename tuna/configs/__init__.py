@@ -12,7 +12,7 @@ from tuna.configs.files import (
     parse_lines,
 )
 from tuna.configs.gemm import GemmConfig
-from tuna.configs.kind import KINDS, ConfigKind, from_json, from_json_text, kind_of
+from tuna.configs.kind import KINDS, ConfigKind, Workload, from_json, from_json_text, kind_of
 from tuna.configs.lines import (
     LINE_FORMS,
     LineForm,
@@ -41,6 +41,7 @@ __all__ = [
     "Rejection",
     "TaskConfig",
     "UnsupportedLine",
+    "Workload",
     "from_json",
     "from_json_text",
     "kind_of",

@@ -39,6 +39,9 @@ class Config:
     #: Field with the SHA-256 (64 hex digits) of the config's body, where a kind has one: bytes too
     #: large for a field, which workers find in the artifact store under that digest.
     body_field: ClassVar[str] = ""
+    #: Fields with the SHA-256 of artifacts that the steps on a device need, where a kind has any:
+    #: too large for SQL, so that the artifact store alone has them.
+    data_fields: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -108,6 +111,11 @@ class Config:
         """SHA-256 of the config's body; None where it has none."""
         return getattr(self, self.body_field) or None if self.body_field else None
 
+    @property
+    def data_digests(self) -> tuple[str, ...]:
+        """SHA-256 of each of `data_fields`."""
+        return tuple(getattr(self, name) for name in self.data_fields)
+
     @classmethod
     def from_fields(cls, values: dict[str, Any]) -> Config:
         """Return the config with these JSON values and defaults for the rest; raises BadInput."""
@@ -139,9 +147,10 @@ class Config:
             raise BadInput(f"{place or f'a {cls.kind} config'}: {first['msg']}") from None
         except (TypeError, ValueError) as error:
             raise BadInput(f"a {cls.kind} config is made of JSON values: {error}") from None
-        digest = config.body_digest
-        if digest is not None and (len(digest) != 64 or not _HEX.issuperset(digest)):
-            raise BadInput(f"{cls.body_field} must be a SHA-256 in 64 hex digits")
+        for name in filter(None, (cls.body_field, *cls.data_fields)):
+            digest = getattr(config, name)
+            if digest and (len(digest) != 64 or not _HEX.issuperset(digest)):
+                raise BadInput(f"{name} must be a SHA-256 in 64 hex digits")
         return config
 
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from tuna.configs.config import Config
 from tuna.configs.conv import COMMANDS, ConvConfig
+from tuna.configs.kind import Workload
 from tuna.configs.lines import LINE_FORMS, PROGRAM, LineForm, UnsupportedLine, read_line
 from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
@@ -69,6 +70,8 @@ class ParsedFile:
     weights: tuple[int, ...]  #: how many lines named each of the configs, at least 1
     #: Operations in accepted log lines beyond the configs, with the number of lines.
     left_out: Mapping[str, int] = field(default_factory=dict)
+    bodies: Mapping[str, bytes] = field(default_factory=dict)  #: of configs, by their SHA-256
+    tag: str = ""  #: that the file itself gives its configs
 
     def with_others(self, others: ParsedFile) -> ParsedFile:
         """The account of both; what both name has the weight that it has here."""
@@ -93,6 +96,7 @@ class ParsedFile:
             rejections=(*self.rejections, *others.rejections),
             weights=weights,
             left_out=left_out,
+            bodies={**self.bodies, **others.bodies},
         )
 
     def check_strict(self) -> None:
@@ -128,6 +132,7 @@ class LineReader:
         self._source, self._change = source, change
         self._logs = [form for form in LINE_FORMS.all().values() if form.asks_for is not None]
         self._configs: dict[str, Config] = {}
+        self._bodies: dict[str, bytes] = {}
         self._accepted: dict[tuple[object, ...], _Accepted] = {}
         self._known: dict[str, _Outcome] = {}
         self._rejections: list[Rejection] = []
@@ -181,7 +186,7 @@ class LineReader:
         try:
             if defect := _defect(line):
                 raise BadInput(f"the line {defect}")
-            named = read_line(text) if form is None else form.read(text)
+            named = self._named(text) if form is None else form.read(text)
             found = self._change(named)
         except BadInput as error:
             return self._reject(_cut(str(error)), text, isinstance(error, UnsupportedLine))
@@ -193,6 +198,13 @@ class LineReader:
         return self._accepted.setdefault(
             (texts, several, left_out), _Accepted(texts, several, left_out)
         )
+
+    def _named(self, text: str) -> Sequence[Config]:
+        if not text.startswith("{"):
+            return read_line(text)
+        found = Workload.parse(text)
+        self._bodies |= found.bodies
+        return [found.config]
 
     def _reject(self, reason: str, text: str, unsupported: bool) -> int:
         place = self._reasons.get((reason, unsupported)) if self._is_log else None
@@ -246,7 +258,12 @@ class LineReader:
             duplicates=sum(weights.values()) - len(weights),
         )
         return ParsedFile(
-            tuple(self._configs.values()), counts, rejections, tuple(weights.values()), left_out
+            tuple(self._configs.values()),
+            counts,
+            rejections,
+            tuple(weights.values()),
+            left_out,
+            self._bodies,
         )
 
 

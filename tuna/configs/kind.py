@@ -9,7 +9,10 @@ pyproject.toml:
 
 from __future__ import annotations
 
+import base64
 import functools
+import gzip
+import hashlib
 import json
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +22,7 @@ from typing import Any
 
 from tuna.configs.config import Config
 from tuna.errors import BadInput
+from tuna.files import gunzip
 from tuna.plugins import Plugins
 
 #: Parses the words of a MIOpenDriver command, the command itself first; raises BadInput.
@@ -117,10 +121,61 @@ def from_json(mapping: Mapping[str, Any]) -> Config:
 
 def from_json_text(text: str) -> Config:
     """The config in a JSON object, as `json_text` writes it; raises BadInput."""
+    return from_json(_object(text))
+
+
+def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the line is no JSON object: {error}") from None
     if not isinstance(found, dict):
         raise BadInput("a config in JSON is an object with a 'kind'")
-    return from_json(found)
+    return found
+
+
+#: In a line of a file: the config's body, gzip in base64. It is no field of a config.
+_BODY = "body_gzip"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A config with its body, for one that has a body."""
+
+    config: Config
+    body: bytes | None = None
+
+    @classmethod
+    def read(cls, mapping: Mapping[str, Any]) -> Workload:
+        """Read a config as `from_json` does, with the body that may stand beside its fields; raises
+        BadInput."""
+        values = dict(mapping)
+        packed = values.pop(_BODY, None)
+        config = from_json(values)
+        if packed is None:
+            return cls(config)
+        try:
+            body = gunzip(base64.b64decode(str(packed), validate=True))
+        except ValueError as error:
+            raise BadInput(f"{_BODY} must be a body, gzip in base64: {error}") from None
+        if hashlib.sha256(body).hexdigest() != config.body_digest:
+            raise BadInput(f"{_BODY} is not the body that the {config.kind} config names")
+        return cls(config, body)
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """Read the JSON of a line of a file; raises BadInput."""
+        return cls.read(_object(text))
+
+    def text(self) -> str:
+        """The line of a file."""
+        if self.body is None:
+            return self.config.text()
+        packed = base64.b64encode(gzip.compress(self.body, mtime=0)).decode()
+        return json.dumps({**self.config.to_json(), _BODY: packed}, separators=(",", ":"))
+
+    @property
+    def bodies(self) -> dict[str, bytes]:
+        """The body by its SHA-256, if there is one."""
+        digest = self.config.body_digest
+        return {} if self.body is None or digest is None else {digest: self.body}

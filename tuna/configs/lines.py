@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 
 from tuna.configs.config import Config
-from tuna.configs.kind import command_reader, from_json_text
+from tuna.configs.kind import Workload, command_reader
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
@@ -66,10 +66,10 @@ def parse_line(text: str) -> Sequence[Config]:
 
 
 def read_line(text: str) -> Sequence[Config]:
-    """The configs that a line names, whatever its form; raises BadInput."""
+    """The configs that a line names, whatever its form, without a body; raises BadInput."""
     text = text.strip()
     if text.startswith("{"):
-        return [from_json_text(text)]
+        return [Workload.parse(text).config]
     if PROGRAM in text:
         return parse_line(text)
     forms = LINE_FORMS.all().values()

@@ -70,6 +70,12 @@ class MoeConfig(Config):
         return " ".join(filter(None, words))
 
     @property
+    def product_type(self) -> DataType:
+        """The type in which matrices are multiplied: with weights alone in 8 bits, that of the
+        activations."""
+        return DataType.FP8_E4M3 if self.scheme == FP8 else self.data_type
+
+    @property
     def flops(self) -> int:
         """Two for each multiply-add of both products."""
         return 6 * self.tokens * self.topk * self.hidden * self.intermediate

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.moe import MoeConfig
+from tuna.configs.triton_kernel import TritonKernelConfig
 
 #: Fields of a convolution that must be equal, and those whose ratio counts.
 _EQUAL = (
@@ -14,14 +16,21 @@ _EQUAL = (
     *("data_type", "in_layout", "spatial_dim", "mode"),
 )
 _SIZES = ("batchsize", "in_channels", "out_channels", "in_d", "in_h", "in_w")
-_PRODUCT_EQUAL, _PRODUCT_SIZES = ("trans_a", "trans_b", "data_type"), ("m", "n", "k", "batch_count")
+_PRODUCT_EQUAL = (
+    *("trans_a", "trans_b", "data_type", "b_type", "c_type"),
+    *("compute_type", "scale_a", "scale_b", "scale_c"),
+)
+_PRODUCT_SIZES = ("m", "n", "k", "batch_count")
+_EXPERTS_EQUAL = ("data_type", "scheme", "block_n", "block_k")
+_EXPERTS_SIZES = ("tokens", "experts", "intermediate", "hidden", "topk")
 
 
 def family(config: Config) -> tuple[object, ...] | None:
     """Return a key that is equal for similar configs; None for one that has no similar ones.
 
     Similar are layers that differ in sizes alone (among grouped ones only depthwise ones), and
-    tasks with such cores, the same layouts and the same epilogue.
+    tasks with such cores, the same layouts and the same epilogue; a kernel of one's own at shapes
+    that differ in numbers alone.
     """
     if isinstance(config, TaskConfig):
         core = None if config.core is None else family(config.core)
@@ -33,6 +42,12 @@ def family(config: Config) -> tuple[object, ...] | None:
         return ("convolution", grouping, *(getattr(config, name) for name in _EQUAL))
     if isinstance(config, GemmConfig):
         return ("gemm", *(getattr(config, name) for name in _PRODUCT_EQUAL))
+    if isinstance(config, MoeConfig):
+        return ("moe", *(getattr(config, name) for name in _EXPERTS_EQUAL))
+    if isinstance(config, TritonKernelConfig):
+        modes = [(name, value) for name, value in config.shape if not _is_size(value)]
+        names = [name for name, value in config.shape if _is_size(value)]
+        return (config.kind, config.function, config.body, *names, *modes)
     return None
 
 
@@ -49,10 +64,26 @@ def log_sizes(config: Config) -> tuple[float, ...]:
     return tuple(map(math.log, _sizes(config)))
 
 
-def _sizes(config: Config) -> tuple[int, ...]:
+def differ_in_batch(config: Config, other: Config) -> bool:
+    """True if nothing but the batch size differs: images, tokens or, of a product, rows of A."""
+    if isinstance(config, TritonKernelConfig):
+        return False  # none of its sizes is known to be that of a batch
+    alike = size_distance(config, other) is not None
+    return alike and _sizes(config)[1:] == _sizes(other)[1:]
+
+
+def _sizes(config: Config) -> tuple[float, ...]:
+    """The sizes, the batch size first."""
+    if isinstance(config, TritonKernelConfig):
+        return tuple(float(value) for _, value in config.shape if _is_size(value))
     core = _core(config)
-    names = _SIZES if isinstance(core, ConvConfig) else _PRODUCT_SIZES
+    of_products = _EXPERTS_SIZES if isinstance(core, MoeConfig) else _PRODUCT_SIZES
+    names = _SIZES if isinstance(core, ConvConfig) else of_products
     return tuple(getattr(core, name) for name in names)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _core(config: Config) -> Config:

@@ -269,17 +269,21 @@ def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[Wor
     put = 0
     past: dict[str, int] = {}
     pairs: set[tuple[int, str]] = set()
+    unkept: set[str] = set()
     for item in items:
         past |= dict.fromkeys(item.history, item.job_id)
         others = (one.artifact for one in item.siblings)
         names = (item.body, *item.history, *others, *(rival.artifact for rival in item.rivals))
-        pairs |= {(item.job_id, name) for name in names if name}
+        pairs |= {(item.job_id, name) for name in (*names, *item.data) if name}
+        unkept |= set(item.data)
     if not pairs:
         return put
     transaction(engine, needed_artifacts.need, pairs)
     digests = sorted({digest for _, digest in pairs})
     artifacts.renew(digests)
     for digest in digests:
+        if digest in unkept:  # SQL does not have it: if it is gone, the worker finds it lost
+            continue
         try:
             artifacts.get(digest)
         except KeyError:

@@ -27,7 +27,7 @@ from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
-from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
+from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import LIBRARIES
 
 _COUNT_EVERY_S = 0.5
@@ -95,12 +95,10 @@ def progress(
     steps: Sequence[str],
     tag: str | None = None,
 ) -> Progress:
-    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers
-    carry it, without searches."""
+    """Progress of the session in `steps` (all when empty); with `tag` that of jobs and searches
+    whose layers carry it."""
     states: Counter[str] = Counter()
-    found = (
-        Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
-    )
+    found = searches.read(connection, [session_id], tag).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
@@ -119,11 +117,12 @@ def progress(
         # Where the step `search` is served elsewhere, a search has to do here what is open of it
         # now.
         searching = (
-            rounds.unfinished(connection, session_id, library).searches
+            rounds.unfinished(connection, session_id, library, tag).searches
             if SEARCH in served
             else min(open_rounds, number)
         )
-        to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
+        bound = rounds.to_come(connection, session_id, library, tag) if SEARCH in served else {}
+        to_come = _sum(bound)
     errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(
@@ -179,12 +178,14 @@ def run_sessions(
     *,
     steps: Sequence[str] = (),
     workers: Callable[[Collection[Library]], Sequence[WorkerSpec]] = lambda _: (),
+    lasting: LastingWorkers | None = None,
     events: RunEvents | None = None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
-    meanwhile. `workers` says which ones to start here for the libraries of the sessions.
+    meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
+    with the run, or are `lasting` ones.
     """
     events = events or RunEvents()
     with reading(engine) as connection:
@@ -221,9 +222,14 @@ def run_sessions(
     with contextlib.ExitStack() as stack:
         if specs:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
-            watch.workers = stack.enter_context(
-                local_workers(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
+            wanted = local_workers(
+                settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             )
+            if lasting is None:
+                watch.workers = stack.enter_context(wanted)
+            else:
+                watch.workers = lasting.start(wanted)
+                stack.push(lasting.ended)
         with _outage_in_a_sentence():
             coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
     return watch.now()

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -21,7 +22,6 @@ from tuna.db.models import (
     GemmConfigRow,
     KernelRow,
 )
-from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
 from tuna.messages import choices
@@ -109,14 +109,16 @@ def _insert(
 ) -> None:
     wanted = {digest for config in configs if (digest := config.body_digest) is not None}
     _keep_bodies(connection, wanted, bodies)
-    rows = [_row(config) for config in configs]
+    rows = [computed_columns(config) for config in configs]
     # another import may be storing the same ones
     upsert(connection, ConfigRow, rows, key=("key",))
-    _write_typed(connection, rows)
+    write_typed(connection, rows)
 
 
-def _row(config: Config) -> dict[str, object]:
-    row: dict[str, object] = {
+def computed_columns(config: Config) -> dict[str, Any]:
+    """Return the columns of a config that its fields determine; raises BadInput for one that is too
+    long."""
+    row: dict[str, Any] = {
         "key": config.key,
         "kind": config.kind,
         "json": config.json_text(),
@@ -124,7 +126,6 @@ def _row(config: Config) -> dict[str, object]:
         "driver": config.text(),
         "label": config.label,
         "problem_key": text_of(config),
-        "created_at": utc_now(),
     }
     for name, limit in CONFIG_CHARS.items():
         length = len(str(row[name]))
@@ -136,9 +137,9 @@ def _row(config: Config) -> dict[str, object]:
     return row
 
 
-def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]) -> None:
-    """The fields of stored configs in the table of their kind, where it has one with a column for
-    each of their fields."""
+def write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the fields of stored configs into the table of their kind, where it has one with a
+    column for each of their fields."""
     ids = _ids(connection, [str(row["key"]) for row in rows])
     for kind, table in _TYPED_TABLES.items():
         typed = []

@@ -23,6 +23,18 @@ from tuna.errors import BadInput
 
 
 @dataclass(frozen=True)
+class Only:
+    """The solvers and layers that jobs are loaded for, beside those that are named."""
+
+    algorithm: str | None = None  #: solvers of this family, such as GEMM
+    dynamic: bool = False  #: dynamic solvers
+    tunable: bool = False  #: tunable solvers
+    recurrent: bool = False  #: layers imported as ones to tune again with each release
+    command: str | None = None  #: convolutions of this precision: conv, convfp16, convbfp16
+    config_ids: Sequence[int] = ()  #: these layers; none: all
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """Which jobs to load."""
 
@@ -35,13 +47,7 @@ class JobRequest:
     solvers: Sequence[str] = ()  #: names or the library's own numbers; none: every applicable one
     searched: Sequence[str] = ()  #: names of those whose jobs begin with the step `search`
     search: str = ""  #: its name
-    algorithm: str | None = None  #: only solvers of this family, such as GEMM
-    only_dynamic: bool = False
-    only_tunable: bool = False
-    #: only configs that are marked to be tuned again with each release
-    only_recurrent: bool = False
-    command: str | None = None  #: only convolutions of this precision: conv, convfp16, ...
-    config_ids: Sequence[int] = ()  #: only these; none: all
+    only: Only = Only()
     options: Mapping[str, Any] | None = None
     #: of `job`, that a user sets and that have no field here
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -72,8 +78,8 @@ def _mark_loaded(connection: sa.Connection, request: JobRequest) -> None:
         asked.append(
             row.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == request.tag))
         )
-    if request.config_ids:
-        asked.append(row.config_id.in_(list(request.config_ids)))
+    if request.only.config_ids:
+        asked.append(row.config_id.in_(list(request.only.config_ids)))
     connection.execute(sa.update(row).where(*asked).values(loaded=True))
 
 
@@ -146,6 +152,7 @@ def _new_pairs(
     if request.tag is not None:
         configs.require_tag(connection, request.tag)
     ids = solvers.solver_ids(connection, request.library, request.solvers)
+    only = request.only
     pair = SolverApplicability
     there = sa.exists().where(
         model.session_id == pair.session_id,
@@ -170,25 +177,25 @@ def _new_pairs(
         select = select.join(ConfigTag, ConfigTag.config_id == pair.config_id).where(
             ConfigTag.tag == request.tag
         )
-    if request.config_ids:
-        select = select.where(pair.config_id.in_(list(request.config_ids)))
+    if only.config_ids:
+        select = select.where(pair.config_id.in_(list(only.config_ids)))
     if request.solvers:
         select = select.where(pair.solver_id.in_(list(ids.values())))
-    if request.algorithm is not None:
-        select = select.where(sa.func.lower(SolverRow.algorithm) == request.algorithm.lower())
-    if request.only_dynamic:
+    if only.algorithm is not None:
+        select = select.where(sa.func.lower(SolverRow.algorithm) == only.algorithm.lower())
+    if only.dynamic:
         select = select.where(SolverRow.dynamic.is_(True))
-    if request.only_recurrent:
+    if only.recurrent:
         mark = [ConfigTag.config_id == pair.config_id, ConfigTag.recurrent.is_(True)]
         select = select.where(
             sa.exists().where(*mark, *([ConfigTag.tag == request.tag] if request.tag else []))
         )
-    if request.only_tunable:
+    if only.tunable:
         select = select.where(SolverRow.tunable.is_(True))
-    if request.command is not None:
+    if only.command is not None:
         from tuna.configs.conv import COMMANDS  # queries of jobs start without layers
 
-        data_type = next(kind for kind, command in COMMANDS.items() if command == request.command)
+        data_type = next(kind for kind, command in COMMANDS.items() if command == only.command)
         select = select.join(ConvConfigRow, ConvConfigRow.config_id == pair.config_id).where(
             ConvConfigRow.data_type == data_type.value
         )

@@ -172,7 +172,8 @@ def files(connection: sa.Connection) -> set[str]:
     modules."""
     query = sa.select(KernelRow.blob).join(Model, Model.version == KernelRow.digest).distinct()
     manifests = [json.loads(blob) for blob in connection.execute(query).scalars()]
-    return {manifest[name] for manifest in manifests for name in ("file", "text")}
+    found = {manifest[name] for manifest in manifests for name in ("file", "text")}
+    return found.union(*(manifest.get("data", {}).values() for manifest in manifests))
 
 
 def frameworks(connection: sa.Connection) -> list[Named]:

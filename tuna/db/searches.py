@@ -38,7 +38,8 @@ class Searches:
 
 
 _job = plain_table("job", "id session_id search_id round step state")
-_search = plain_table("search", "id session_id steps begun stopped")
+_search = plain_table("search", "id session_id config_id steps begun stopped")
+_config_tag = plain_table("config_tag", "tag config_id")
 _DONE = State.EVALUATED.value
 #: States from furthest back to done. Of a round that has ended, a part that failed is furthest
 #: back.
@@ -48,12 +49,14 @@ _ORDER = {
 }
 
 
-def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, Searches]:
-    """By session, those of them that have any.
+def read(
+    connection: sa.Connection, session_ids: Collection[int], tag: str | None = None
+) -> dict[int, Searches]:
+    """By session, those of them that have any; with `tag` searches of the layers that carry it.
 
     Of rounds that are evaluated, by far the most, only the number is read.
     """
-    of_sessions = _search.c.session_id.in_(sorted(session_ids))
+    of_sessions = sa.and_(_search.c.session_id.in_(sorted(session_ids)), _tagged(tag))
     # Index ix_job_search_id_round alone.
     each = (
         sa.select(
@@ -88,11 +91,21 @@ def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, S
         _job.c.step.in_(sorted(steps)),
         _job.c.state.in_(list(_ORDER)[:-1]),
         sa.func.coalesce(_job.c.search_id, 0) != 0,
+        *([_job.c.search_id.in_(sa.select(_search.c.id).where(of_sessions))] if tag else []),
     )
     rounds = sa.select(_job.c.session_id, _job.c.search_id, _job.c.round, _job.c.state)
     for one in connection.execute(rounds.where(*undone)):
         found[one.session_id].add_undone((one.search_id, one.round), one.state)
     return {session_id: counts.searches() for session_id, counts in found.items()}
+
+
+def _tagged(tag: str | None) -> sa.ColumnElement[bool]:
+    """The condition on a search that its layer carries the tag."""
+    if tag is None:
+        return sa.true()
+    return _search.c.config_id.in_(
+        sa.select(_config_tag.c.config_id).where(_config_tag.c.tag == tag)
+    )
 
 
 class _Counts:

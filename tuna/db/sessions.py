@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tuna.libraries.base import Environment
     from tuna.settings import Settings
 
+#: Fields of an environment that are one text.
+_TEXTS = ("library", "library_version", "arch", "toolchain", "device", "target")
+
 
 @dataclass(frozen=True)
 class SessionInfo:
@@ -53,11 +56,10 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
     """Get or create the session for (environment, reason); returns its id and True if it is new."""
     if not reason.strip() or len(reason) > 255:
         raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with -l")
-    names = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
     row: dict[str, Any] = {"key": environment.key, "machine_key": environment.machine_key}
     row |= {"flags": dict(environment.flags), "conditions": dict(environment.conditions)}
-    row |= {n: getattr(environment, n) for n in names}
-    for name in names:
+    row |= {n: getattr(environment, n) for n in (*_TEXTS, "num_cu")}
+    for name in _TEXTS:
         limit = getattr(EnvironmentRow.__table__.c[name].type, "length", None)
         if limit and len(row[name]) > limit:
             raise BadInput(
@@ -85,20 +87,16 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     ).first()
     if row is None:
         raise missing_session(connection, session_id)
+    options = SessionOptions.stored(row.options)
+    return SessionInfo(session_id, row.reason, environment_of(row._asdict()), options)
+
+
+def environment_of(row: Mapping[str, Any]) -> Environment:
+    """Return the environment in the columns of `EnvironmentRow`."""
     from tuna.libraries.base import Environment
 
-    environment = Environment(
-        library=row.library,
-        library_version=row.library_version,
-        arch=row.arch,
-        num_cu=row.num_cu,
-        toolchain=row.toolchain,
-        device=row.device,
-        target=row.target,
-        flags=row.flags,
-        conditions=row.conditions or {},
-    )
-    return SessionInfo(session_id, row.reason, environment, SessionOptions.stored(row.options))
+    facts = {name: row[name] for name in (*_TEXTS, "num_cu", "flags")}
+    return Environment(**facts, conditions=row.get("conditions") or {})
 
 
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:

@@ -74,6 +74,7 @@ def write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> No
             "ended_early": trial.ended_early,
             "max_error": trial.max_error,
             "build_s": trial.build_s,
+            "parts": json.dumps(trial.parts) if trial.parts else None,
             "measured_at": from_epoch(result.ended_at) if trial.times_ms else None,
         }
         for result in results

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuna.errors import NotFound
+from tuna.configs import read_one
+from tuna.errors import BadInput, NotFound
 from tuna.exports.json_lines import JsonExporter
 from tuna.exports.write import of_session
 from tuna.files import atomic_file
@@ -34,7 +35,8 @@ def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) 
     The fastest ones are kept; of equally fast ones those that come first by solver and params. Of a
     candidate that the table has already the better time stays: one from a quiet device, then the
     shorter. Commits wait for each other. Raises BadInput for times of an emulated board, and for a
-    file that is no such table; NotFound without any result.
+    file that is no such table or has another layer under the key of one of these; NotFound without
+    any result.
     """
     source = of_session(connection, session_id, None)
     new = [record for record in source.records(n_best) if is_time(record.time_ms)]
@@ -47,12 +49,31 @@ def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) 
     with open(path.parent / f".{path.name}.lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         old = list(JsonExporter().read(path)) if path.exists() else []
+        _check_keys(path, old, {record.config_key for record in new})
         kept = list(_best([*old, *new], n_best))
         with atomic_file(path) as temporary:
             JsonExporter().write_records(temporary, kept)
     before = {_candidate(record) for record in old}
     added = {_candidate(record) for record in kept} - before
     return Commit(path, len(kept), len(added), len({record.config_key for record in new}))
+
+
+def _check_keys(path: Path, old: list[ResultRecord], keys: set[str]) -> None:
+    """Raise BadInput if a table's result under one of these keys is of another layer."""
+    for record in old:
+        if record.config_key in keys and _key(record.config) != record.config_key:
+            raise BadInput(
+                f"{path} has a result of {record.label} under the key of another layer.",
+                hint="take its line out, or commit to another table",
+            )
+
+
+def _key(text: str) -> str:
+    """The key of the layer that a text names; empty for none."""
+    try:
+        return read_one(text).key
+    except BadInput:
+        return ""
 
 
 def _best(records: list[ResultRecord], n_best: int) -> Iterator[ResultRecord]:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 
-from tuna.configs import Config, ConvConfig, read_one
+from tuna.configs import KINDS, Config, ConvConfig, read_one
 from tuna.db import sessions
 from tuna.db.bulk import upsert
 from tuna.db.engine import reading, writing
@@ -107,7 +107,7 @@ def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict
             elif isinstance(item, ImportedResult):
                 wanted.family = wanted.family or item.family
                 wanted.tunable = wanted.tunable or bool(item.params)
-                wanted.kinds.add(item.kind)
+                wanted.kinds |= {item.kind} & set(KINDS.names())
             else:
                 family = item.algorithm.partition("Algo")[2].lower()
                 wanted.family = wanted.family or find_db.ALGORITHMS.get(family, "")
@@ -331,7 +331,11 @@ def _import_results(task: ImportRun, records: Iterator[ImportedResult]) -> None:
         batch.read(ids.values())
         batch.counts["configs"] += len(ids)
         for record in part:
-            _put_result(batch, record, ids)
+            layer = layers.get(record.config)
+            if layer is not None and record.config_key not in ("", layer.key):
+                batch.skipped["its key is not that of its config"] += 1
+            else:
+                _put_result(batch, record, ids)
 
     task.run(store, records)
 

@@ -39,6 +39,8 @@ from tuna.settings import Settings, get_settings
 _MAX_CONNECTIONS, _MAX_HANDSHAKES = 2000, 500
 #: Seconds for the TLS handshake, for the head of a request, and between requests.
 _HANDSHAKE_S, _HEAD_S, _KEEP_ALIVE_S = 10.0, 10.0, 60
+#: Seconds for which a reader may take nothing of an answer.
+_STALL_S = 60.0
 _HEAD_BYTES = 16 << 10
 #: Requests that are worked on at a time, beside those that wait for a chunk.
 _THREADS = 12
@@ -47,7 +49,8 @@ _GRACE_S = 2
 
 
 class _Bounded(H11Protocol):
-    """HTTP/1.1 for strangers: a connection sends the head of a request soon, or is closed."""
+    """HTTP/1.1 for strangers: a connection sends the head of a request and takes its answer soon,
+    or is closed."""
 
     _handshakes: dict[int, float] = {}  # noqa: RUF012  # of this process, by id
 
@@ -55,6 +58,7 @@ class _Bounded(H11Protocol):
         super().__init__(*args, **options)
         self._made_at = time.monotonic()
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         begun = self._handshakes
         if len(begun) >= _MAX_HANDSHAKES:
             limit = self._made_at - _HANDSHAKE_S
@@ -75,7 +79,22 @@ class _Bounded(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        self._end_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._end_stall()
+        self._stall_timer = self.loop.call_later(_STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_stall()
+        super().resume_writing()
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

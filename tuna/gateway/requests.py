@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from tuna.db import server_errors
 from tuna.errors import DatabaseError, ServiceError, StorageFull
@@ -30,9 +31,11 @@ log = structlog.get_logger(__name__)
 
 #: A body has this long, and a second more for each of so many bytes.
 _BODY_S, _BODY_BYTES_PER_S = 10.0, 1 << 18
-#: Bytes of bodies that are held at a time, and the share of one worker, which has room for the
-#: largest artifact.
+#: Bytes of bodies that are held at a time in each direction, and the share of one worker, which has
+#: room for the largest artifact.
 _BODIES_BYTES, _WORKER_SHARE = 512 << 20, 1 / 4
+#: An artifact is sent in parts, so that a reader's pace is known.
+_PART_BYTES = 64 << 10
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -54,19 +57,60 @@ def parsed(model: type[_Body], body: bytes) -> _Body:
         raise HTTPException(422, f"{where}: {first['msg']}"[:300]) from None
 
 
+class BytesHeld:
+    """Bytes of bodies in memory, bounded for each worker and together."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()  # by worker; empty: of strangers
+
+    def add(self, worker: str, number: int) -> None:
+        """Count bytes, until `remove`; answers 503, which clients repeat, where the worker or
+        everybody together holds too much."""
+        self._held[worker] += number
+        of_worker = self._held[worker] > _BODIES_BYTES * _WORKER_SHARE
+        if of_worker or self._held.total() > _BODIES_BYTES:
+            raise HTTPException(503, "too many bytes are on their way", {"retry-after": "1"})
+
+    def remove(self, worker: str, number: int) -> None:
+        """Count bytes no more."""
+        self._held[worker] -= number
+        if not self._held[worker]:
+            del self._held[worker]
+
+
+class ArtifactResponse(Response):
+    """An artifact, whose bytes count until the reader has taken them or is gone."""
+
+    def __init__(self, data: bytes, held: BytesHeld, worker: str) -> None:
+        super().__init__(data, media_type="application/octet-stream")
+        self._held, self._worker = held, worker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it as fast as it is taken."""
+        data, size = self.body, len(self.body)
+        try:
+            self._held.add(self._worker, size)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            for start in range(0, size, _PART_BYTES):
+                part = data[start : start + _PART_BYTES]
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body"})
+        finally:
+            self._held.remove(self._worker, size)
+
+
 class Bodies:
     """Reads the bodies of requests, each of bounded size and time, and all together within a share
     of memory."""
 
     def __init__(self) -> None:
-        self._held: Counter[str] = Counter()  #: bytes in memory by worker; empty: of strangers
+        self._held = BytesHeld()
 
     @contextlib.asynccontextmanager
     async def read(
         self, request: Request, most_bytes: int, worker: str = ""
     ) -> AsyncIterator[bytes]:
-        """Yield the body, which counts until the block ends; answers 503, which clients repeat,
-        where the sender or everybody together would hold too much."""
+        """Yield the body, which counts until the block ends; answers 503 as `BytesHeld` does."""
         declared = request.headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > most_bytes:
             raise HTTPException(413, f"the body has more than {most_bytes} bytes")
@@ -78,9 +122,7 @@ class Bodies:
                 raise HTTPException(408, "the body came too slowly") from None
             yield b"".join(parts)
         finally:
-            self._held[worker] -= sum(map(len, parts))
-            if not self._held[worker]:
-                del self._held[worker]
+            self._held.remove(worker, sum(map(len, parts)))
 
     async def _receive(
         self, request: Request, most_bytes: int, worker: str, parts: list[bytes]
@@ -91,16 +133,10 @@ class Bodies:
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
-                self._held[worker] += len(part)
+                self._held.add(worker, len(part))
                 if size > most_bytes:
                     raise HTTPException(413, f"the body has more than {most_bytes} bytes")
-                if self._is_full(worker):
-                    raise HTTPException(503, "too many bytes are being sent")
                 scope.deadline = began_at + _BODY_S + size / _BODY_BYTES_PER_S
-
-    def _is_full(self, worker: str) -> bool:
-        of_worker = self._held[worker] > _BODIES_BYTES * _WORKER_SHARE
-        return of_worker or self._held.total() > _BODIES_BYTES
 
 
 def answered(body: BaseModel) -> Response:
@@ -111,7 +147,8 @@ def answered(body: BaseModel) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     # what was not read of a body is not read as the next request
-    headers = {"connection": "close"} if error.status_code in (408, 413, 503) else {}
+    closes = {"connection": "close"} if error.status_code in (408, 413, 503) else {}
+    headers = {**closes, **(error.headers or {})}
     return JSONResponse({"error": error.detail}, error.status_code, headers)
 
 

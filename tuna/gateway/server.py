@@ -41,7 +41,9 @@ from tuna.gateway.protocol import (
 )
 from tuna.gateway.requests import (
     HANDLERS,
+    ArtifactResponse,
     Bodies,
+    BytesHeld,
     answered,
     of_path,
     parsed,
@@ -66,6 +68,8 @@ _POLL_S = 0.04
 _SEEN_EVERY_S = 30.0
 #: Bodies: of most requests, and of one result.
 _BODY_BYTES, _RESULT_BYTES = 1 << 16, 256 << 10
+#: Artifacts that are read at a time, before their bytes count.
+_READERS = 4
 #: Bytes of the artifacts that a worker may store for one chunk.
 _CHUNK_BYTES = 256 << 20
 #: Pause in handing chunks to a worker that returned one; doubled until it finishes one.
@@ -99,6 +103,8 @@ class GatewayApp:
         self._board = HeartbeatBoard(client, self._namespace, settings.lease_s)
         self._access = Access(engine, settings.lease_s)
         self._bodies = Bodies()
+        self._sent = BytesHeld()  # of artifacts on their way to workers
+        self._readers = anyio.CapacityLimiter(_READERS)
 
     def asgi(self) -> Starlette:
         """The application."""
@@ -188,10 +194,12 @@ class GatewayApp:
             self._access.log(known.worker.name, "asks for an artifact of others")
             raise HTTPException(404, "no artifact of this chunk")
         try:
-            data = await threaded(self._artifacts.get, digest)
+            data = await anyio.to_thread.run_sync(
+                self._artifacts.get, digest, limiter=self._readers
+            )
         except KeyError:
             raise HTTPException(404, "the artifact is gone") from None
-        return Response(data, media_type="application/octet-stream")
+        return ArtifactResponse(data, self._sent, known.worker.name)
 
     async def _put_artifact(self, request: Request) -> Response:
         known, held = await self._held(request)

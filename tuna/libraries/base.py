@@ -300,6 +300,11 @@ class Library(ABC):
         opened."""
         return f"{found.rounds} rounds"
 
+    def look_ahead(self, options: Mapping[str, Any]) -> int:
+        """Return how many rounds of a search may be open beside the oldest one that is: a round is
+        proposed from the results of all but so many before it."""
+        return 1
+
     def warm_starts(self, options: Mapping[str, Any]) -> bool:
         """Whether a search with these job options learns from earlier searches: whether its work
         items carry `siblings`."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuna.configs import from_json
 from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 
 
@@ -29,18 +30,22 @@ def search(
     """The params of the candidates of another round; `history`: a file of one JSON object a line.
 
     `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
-    such a file.
+    such a file, before whose trials a line with the search's `config` may stand.
     """
-    others = [Known(one["label"], one["same"], _past(one["path"])) for one in known]
-    return {
-        "params": list(
-            _builder(builder).search(KernelJob.from_json(job), _past(history), count, others)
-        )
-    }
+    others = []
+    for one in known:
+        trials, config = _past(one["path"])
+        layer = None if config is None else from_json(config)
+        others.append(Known(one["label"], trials, one["same"], layer))
+    past, _ = _past(history)
+    return {"params": list(_builder(builder).search(KernelJob.from_json(job), past, count, others))}
 
 
-def _past(path: str) -> list[Past]:
-    return [Past(**json.loads(line)) for line in Path(path).read_text().splitlines() if line]
+def _past(path: str) -> tuple[list[Past], dict[str, Any] | None]:
+    """Return the trials, and the config where the first line has one."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line]
+    config = rows.pop(0)["config"] if rows and "config" in rows[0] else None
+    return [Past(**row) for row in rows], config
 
 
 def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import MOST_PARTS
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.measurement import Call, Calls, DeviceGone, build_fault
 from tuna.sandbox.box import Box
@@ -45,9 +46,13 @@ class CandidateChildren(Library):
     #: Whether candidates are code of the device alone, which cannot change the process that
     #: measures them: then one process measures those of all items, and answers probes.
     device_code_only: ClassVar[bool] = False
+    #: Whether the builder runs code that a config's body has: then a process that builds for one
+    #: body builds for no other, and for no config without one.
+    runs_bodies: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._compiler: Child | None = None
+        self._compiled_body = ""  #: file of the config's body that it builds for
         self._clean: Child | None = None
         self._evaluator: Child | None = None
         self._fork = 1  #: number of the fork in which the item's candidates run
@@ -94,7 +99,12 @@ class CandidateChildren(Library):
             child.close()
         return ""
 
-    def _builder_child(self, context: RunContext) -> Child:
+    def _builder_child(self, context: RunContext, body: str) -> Child:
+        """The compile child; `body`: the file with the body of the job's config, if it has one."""
+        if self.runs_bodies and self._compiler is not None and self._compiled_body != body:
+            self._compiler.close()
+            self._compiler = None
+        self._compiled_body = body
         self._compiler = self._compiler or self._child(
             "tuna.libraries.building", BUILD, context, 1, self.builder
         )
@@ -102,7 +112,7 @@ class CandidateChildren(Library):
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
         """`call` of the compile child, which takes its turn with measurements on this machine."""
-        child = self._builder_child(context)
+        child = self._builder_child(context, str(job.get("body", "")))
         plain = self._caller(child, context, builder=self.builder, job=job)
 
         def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -129,7 +139,8 @@ class CandidateChildren(Library):
     def _measuring_child(self, context: RunContext) -> Child:
         return self._child(self.measuring, MEASURE, context, len(context.cpus) or 1, self.loader)
 
-    def _calls(self, context: RunContext) -> Calls:
+    def _calls(self, context: RunContext, *, finals: bool) -> Calls:
+        """Calls of the processes; `finals`: of a config, which are always in fresh ones."""
         clean = self._caller(self._clean_child(context), context, loader=self.loader)
 
         def forked(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -141,7 +152,11 @@ class CandidateChildren(Library):
             call = self._caller(self._loader_child(context), context, loader=self.loader)
             return call(op, timeout_s, **arguments)
 
-        return Calls(clean, forked if self.forkable else started, self._fresh(context))
+        here = forked if self.forkable else started
+        # code of the device leaves nothing behind in the process, whose start takes longer than
+        # all of its finalists
+        fresh = here if self.device_code_only and not finals else self._fresh(context)
+        return Calls(clean, here, fresh)
 
     def _end_tainted(self, context: RunContext) -> None:
         """End the process in which the item's candidates ran: it could report wrong times for those
@@ -226,8 +241,8 @@ def artifact(digest: str, context: RunContext) -> bytes:
         raise ArtifactLost(digest) from None
 
 
-def body(digest: str, context: RunContext) -> Path:
-    """A file with a config's body, for the children; raises ArtifactLost."""
+def stored(digest: str, context: RunContext) -> Path:
+    """A file with an artifact that a config names, for the children; raises ArtifactLost."""
     path = context.scratch / f"{digest}.body"
     if not path.exists():
         path.write_bytes(artifact(digest, context))
@@ -250,6 +265,8 @@ def _lasting_folder(context: RunContext) -> Path:
 #: `measure_timeout_s`.
 _Ms = Annotated[float, Field(ge=1e-6, le=86_400e3, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Part = Annotated[str, Field(max_length=255)]
+_PartMs = Annotated[float, Field(ge=0, le=86_400e3, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400 * 30, allow_inf_nan=False)]
 #: More than any device has: 1e9 is an exaflop per second.
 _Gflops = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -297,6 +314,7 @@ class _Measured(_Answer):
     tolerance: _Share
     timing: _Timing | None
     ended_early: bool = False
+    parts: Annotated[dict[_Part, _PartMs], Field(max_length=MOST_PARTS)] = {}
 
     @model_validator(mode="after")
     def _is_right(self) -> _Measured:

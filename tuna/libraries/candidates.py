@@ -30,8 +30,8 @@ from tuna.libraries.candidate_children import (
     ArtifactLost,
     CandidateChildren,
     artifact,
-    body,
     child_folder,
+    stored,
 )
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import (
@@ -59,7 +59,7 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 log = structlog.get_logger(__name__)
 
 #: A child failed, or wrote no usable file.
-BUILD_FAULTS = (ChildFault, FileNotFoundError, NotPlain)
+BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
 #: measured again after a drift.
@@ -333,7 +333,7 @@ class CandidateLibrary(CandidateChildren):
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
-        calls = self._calls(context)
+        calls = self._calls(context, finals=contest.known_ms is not None)
         with contextlib.suppress(ChildFault):  # the start is not part of the job's own time
             calls.clean("prepare", self.start_timeout_s)
             if not self.forkable:
@@ -360,10 +360,13 @@ class CandidateLibrary(CandidateChildren):
         return read(self.options, item.options)
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
-        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body that is
-        gone."""
+        """Return the argument of `KernelJob.from_json`; raises ArtifactLost for a body, or data of
+        the config, that is gone."""
         facts = item.model_dump(include={"config", "solver", "target", "seed"})
-        facts |= {"body": str(body(item.body, context))} if item.body else {}
+        facts |= {"body": str(stored(item.body, context))} if item.body else {}
+        if item.data:
+            pairs = zip(item.layer.data_fields, item.data, strict=True)
+            facts["files"] = {name: str(stored(digest, context)) for name, digest in pairs}
         return {
             **facts,
             "conditions": self.conditions_of(item),

@@ -114,6 +114,7 @@ class ImportedResult(NamedTuple):
     simulated: bool  #: such a result is not imported
     noisy: bool = False  #: the device was not quiet while it was measured
     clock: str = ""
+    config_key: str = ""  #: one that is not of `config` has the result left out; empty: not known
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tuna.configs import Config, from_json
+from tuna.libraries.results import LONGEST_MS
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 #: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
 #: code objects.
 MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
+#: Artifacts that a config names beside its body, and parts of a run that are timed, at most.
+_MOST_DATA, MOST_PARTS = 16, 10_000
 #: Magnitude of other numbers, above which they count as unknown: so that sums of them stay finite;
 #: GFLOPS of one device.
 _MOST, _MOST_GFLOPS = 1e30, 1e9
@@ -56,6 +59,8 @@ _Name = Annotated[str, Field(max_length=255)]
 _Long = Annotated[str, Field(max_length=1 << 20)]
 _Output = Annotated[str, BeforeValidator(_no_half_characters)]
 _Known = Annotated[float | None, BeforeValidator(_known)]
+#: Milliseconds of a part of a run, which a clock may not have seen.
+_PartMs = Annotated[float, Field(ge=0, le=LONGEST_MS, allow_inf_nan=False)]
 #: Seconds since the epoch, up to the year 2242.
 _Moment = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
 
@@ -82,7 +87,7 @@ class Rival(_Wire):
 
 
 class Sibling(_Wire):
-    """An earlier search that a search learns from."""
+    """Another search that a search learns from."""
 
     artifact: _Digest  #: with its trials: see `tuna.search.history`
     #: of the same config in the same environment, on a quiet device: its times are those to be
@@ -103,6 +108,8 @@ class WorkItem(_Wire):
     solver: str
     config: dict[str, Any]  #: `Config.to_json()`; `layer` is the config itself
     body: _Digest | None = None  #: artifact with the config's body, where its kind has one
+    #: of a step on a device: artifacts of `Config.data_fields`
+    data: Annotated[tuple[_Digest, ...], Field(max_length=_MOST_DATA)] = ()
     target: str = ""  #: the session's `Environment.target`
     #: the session's `Environment.conditions`
     conditions: dict[str, str] = Field(default_factory=dict)
@@ -110,10 +117,10 @@ class WorkItem(_Wire):
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
     round: int = 0  #: of a search
-    #: artifacts with the trials of its earlier rounds, of the first round first; of the last one
-    #: the params alone: see `tuna.search.history`
+    #: artifacts with the trials of its earlier rounds, of the first round first; of those that may
+    #: still be measured the params alone: see `tuna.search.history`
     history: tuple[_Digest, ...] = ()
-    siblings: tuple[Sibling, ...] = ()  #: of a search: the same in all rounds
+    siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.search.history`
     best_ms: float | None = None  #: of the earlier rounds
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     avoid: str = ""
@@ -131,7 +138,8 @@ class WorkItem(_Wire):
         """Digests of the artifacts that it names."""
         built = [one.artifact for one in self.candidates] + [one.artifact for one in self.rivals]
         known = [one.artifact for one in self.siblings]
-        return {digest for digest in (self.body, *self.history, *built, *known) if digest}
+        given = (self.body, *self.data, *self.history)
+        return {digest for digest in (*given, *built, *known) if digest}
 
 
 class Trial(_Wire):
@@ -158,6 +166,11 @@ class Trial(_Wire):
     ended_early: bool = False
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None
+    #: of a candidate that is timed in parts, such as a model by its functions: milliseconds of
+    #: each in one run
+    parts: Annotated[dict[_Name, _PartMs], Field(max_length=MOST_PARTS)] = Field(
+        default_factory=dict
+    )
 
 
 class DeviceReport(_Wire):

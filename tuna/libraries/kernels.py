@@ -40,6 +40,8 @@ class KernelJob:
     #: the job's options that the user set
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     body: str = ""  #: a file with the config's body, where its kind has one
+    #: on the device: files with the config's `data_fields`, by field
+    files: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> KernelJob:
@@ -55,16 +57,23 @@ class Past:
     time_ms: float | None = None
     cause: str | None = None  #: None, without a time: it is still being measured
 
+    @property
+    def is_done(self) -> bool:
+        """True if it was measured, or has failed."""
+        return self.time_ms is not None or self.cause is not None
+
 
 @dataclass(frozen=True)
 class Known:
     """Trials of an earlier search from which this one may learn."""
 
-    label: str  #: names the search in logs and reports
+    label: str  #: names the search in logs, reports and cost models
+    trials: Sequence[Past]
     #: of the same config in the same environment, measured while it was quiet: its times are those
     #: to be expected here
-    same: bool
-    trials: Sequence[Past]
+    same: bool = True
+    #: of the search; None: that of this one, or an older version stored the trials
+    config: Config | None = None
 
 
 class Builder(ABC):
@@ -178,6 +187,13 @@ class Kernel:
         """
         return None
 
+    def parts_ms(self) -> Mapping[str, float]:
+        """Milliseconds of each part of a run, by name; called after the candidate was timed.
+
+        None are known by default.
+        """
+        return {}
+
 
 def shortest_call_s(call: Callable[[], object], *, calls: int, tries: int) -> float:
     """Seconds of one call, such as for `Kernel.overhead_s`: the mean of `calls` in the fastest of
@@ -198,6 +214,11 @@ class Loader(ABC):
     #: Whether loading or running a candidate starts programs; if not, none can, and a candidate
     #: that tries fails.
     starts_programs: bool = False
+
+    def takes_nan(self, job: KernelJob) -> bool:
+        """Return whether candidates may be run on inputs full of NaN, which fills their workspace;
+        one whose inputs decide what it reads may not."""
+        return True
 
     @abstractmethod
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:

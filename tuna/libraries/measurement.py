@@ -196,7 +196,8 @@ class Measurement:
             return Trial(
                 index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]
             ), None
-        trial = Trial(index=index, max_error=found["error"], ended_early=found["ended_early"])
+        facts = {name: found[name] for name in ("ended_early", "parts")}
+        trial = Trial(index=index, max_error=found["error"], **facts)
         return _timed(trial, [found["timing"]]), found["timing"]
 
     def again(

@@ -46,7 +46,7 @@ _L3_BYTES = 32 << 20
 #: A repeat that takes longer is followed by shorter ones.
 _LONG_S = 10 * REPEAT_S
 #: Fields of a job that the right answer may depend on.
-_OF_REFERENCE = ("config", "target", "body")
+_OF_REFERENCE = ("config", "target", "body", "files")
 
 
 def prepare(loader: str, job: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -89,6 +89,7 @@ def measure(
         "tolerance": tolerance,
         "timing": found.as_json(),
         "ended_early": ended_early,
+        "parts": dict(kernel.parts_ms()),
     }
 
 
@@ -214,7 +215,7 @@ def _poison(
 ) -> Kernel | None:
     """Run once on NaN, so that the kernel's workspace is full of it: then reading what was not
     written ruins the answer."""
-    if np.issubdtype(problem.inputs[0].dtype, np.integer):
+    if np.issubdtype(problem.inputs[0].dtype, np.integer) or not loader.takes_nan(job):
         return None
     kernel = loader.load(job, path, [np.full_like(array, np.nan) for array in _arguments(problem)])
     kernel.run()

@@ -59,7 +59,8 @@ class OneStepLibrary(CandidateLibrary):
         own = self.of_rival(item, rival)
         asked = self._options(own)
         job = self._job(own, asked, context)
-        call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        child = self._builder_child(context, str(job.get("body", "")))
+        call = self._caller(child, context, builder=self.builder, job=job)
         propose = functools.partial(call, "propose", self.start_timeout_s)
         try:
             propose()

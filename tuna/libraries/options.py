@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +24,9 @@ class JobOptions(BaseModel):
 
     A field that a library does not set stays out of the database, so that its default may change.
     """
+
+    #: Options as older versions stored them, with the names that they have now.
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     # Numbers become text where text is asked for: on a command line one cannot tell them apart.
     model_config = ConfigDict(
@@ -42,10 +45,11 @@ def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> di
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"])) or "options"
+        own = first.get("ctx", {}).get("error")  # of a validator of the model's own
         fault = (
             "is not known"
             if first["type"] == "extra_forbidden"
-            else f"cannot be so: {first['msg'].lower()}"
+            else f"cannot be so: {own or first['msg'].lower()}"
         )
         there = choices(name, model.model_fields, f"options of {library}")
         raise BadInput(
@@ -67,7 +71,7 @@ def read(model: type[_Options], stored: Mapping[str, Any]) -> _Options:
 
 @functools.lru_cache(maxsize=1000)  # the same few options come with every item, and are logged once
 def _read(model: type[JobOptions], text: str) -> JobOptions:
-    options = dict(json.loads(text))
+    options = {model.renamed.get(name, name): value for name, value in json.loads(text).items()}
     while True:
         try:
             return model.model_validate(options)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from tuna.files import empty, gunzip
 from tuna.libraries.base import Found, SearchLimits, Step
@@ -25,6 +25,9 @@ from tuna.vocabulary import Cause, Resource
 #: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
 #: seconds.
 _AROUND, _AROUND_S = 0.1, 30.0
+#: Rounds that may be open beside the oldest one where all candidates are tried: what the artifact
+#: store holds of a layer that is built faster than it is measured.
+_EXHAUSTIVE_AHEAD = 16
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",
     Stop.EXHAUSTED: "there is no further candidate",
@@ -38,18 +41,20 @@ class SearchOptions(CandidateOptions):
     """Job options of libraries that search; where a solver is searched, `candidates` limits its
     trials if it is set."""
 
-    search: Literal["search", "random"] = Field(
+    renamed: ClassVar[Mapping[str, str]] = {"search": "strategy"}
+
+    strategy: Literal["search", "random", "exhaustive"] = Field(
         "search",
         description=(
-            "how candidates of MetaSchedule's space are chosen: by a search that learns, or at"
-            " random"
+            "how candidates of a large space are chosen: by a search that learns, at random, or all"
+            " that there are"
         ),
     )
     effort: Literal["quick", "full"] | None = Field(
         None,
         description=(
-            "of a search: it ends when flat, quick after 64 trials at most; default: quick, if no"
-            " limit is set"
+            "of a search that learns: it ends when flat, quick after 64 trials at most; default:"
+            " quick, if no limit is set"
         ),
     )
     minutes: float | None = Field(
@@ -70,6 +75,13 @@ class SearchOptions(CandidateOptions):
     )
     batch: int = Field(16, ge=1, le=1000, description="candidates in a round of a search")
 
+    @field_validator("effort")
+    @classmethod
+    def _of_a_part(cls, effort: str | None, info: ValidationInfo) -> str | None:
+        if effort is not None and info.data.get("strategy") == "exhaustive":
+            raise ValueError("all candidates are tried with the strategy exhaustive")
+        return effort
+
 
 class SearchingLibrary(CandidateLibrary):
     """Solvers that are searched have the step `search`, which proposes, before those of every
@@ -86,7 +98,7 @@ class SearchingLibrary(CandidateLibrary):
         """Return the solvers of `in_rounds`, unless the job options say otherwise."""
         return (
             [name for name in solvers if name in self.in_rounds]
-            if read(self.options, options).search == "search"
+            if read(self.options, options).strategy != "random"
             else []
         )
 
@@ -108,9 +120,17 @@ class SearchingLibrary(CandidateLibrary):
         """Return the larger one of the candidates and the trials of a round."""
         return max(super().most_trials(options), read(self.options, options).batch)
 
+    def look_ahead(self, options: Mapping[str, Any]) -> int:
+        """Return enough rounds for many processes that build where none learns from another."""
+        if read(self.options, options).strategy == "exhaustive":
+            return _EXHAUSTIVE_AHEAD
+        return super().look_ahead(options)
+
     def warm_starts(self, options: Mapping[str, Any]) -> bool:
-        """Return the option `warm_start`."""
-        return read(self.options, options).warm_start
+        """Return the option `warm_start`; where all candidates are tried there is nothing to
+        learn."""
+        asked = read(self.options, options)
+        return asked.warm_start and asked.strategy == "search"
 
     def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
         """Return the option `minutes`, without the time before and after, and in full."""
@@ -187,6 +207,8 @@ def _around_s(asked: SearchOptions) -> float:
 
 def _rule(asked: SearchOptions) -> StopRule:
     trials = asked.candidates if "candidates" in asked.model_fields_set else None
+    if asked.strategy == "exhaustive":
+        return StopRule(trials, asked.minutes, asked.target_ms)
     free = (
         asked.effort is None
         and trials is None

@@ -1,5 +1,5 @@
-"""From Relax to a shared library: the kernel of each task, recorded or predicted, and TVM's passes
-around them. Imports TVM."""
+"""A model with the kernel of each task, recorded or predicted, and what TVM makes of the rest.
+Imports TVM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tvm
@@ -89,19 +88,6 @@ def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Plan
     return planned
 
 
-def executable(module: tvm.IRModule, target: Any) -> Any:
-    """The compiled module, for TVM's Relax virtual machine."""
-    lowered = tvm.transform.Sequential(
-        [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)], name="lower"
-    )
-    return tvm.compile(module, target, relax_pipeline=lowered)
-
-
-def compile_to(planned: Planned, target: Any, path: Path) -> None:
-    """Compile and write a shared library that TVM's Relax virtual machine loads."""
-    executable(planned.module, target).export_library(str(path))
-
-
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
     calls = _calls(module["main"])
     functions: dict[str, TaskConfig] = {}
@@ -163,8 +149,12 @@ class TaskKernels:
         self.plain: dict[str, Any] = {}
 
     def with_records(self, records: Mapping[str, Record]) -> TaskKernels:
-        """Return the kernels by other records."""
-        return TaskKernels(self._target, records, winograd=self._winograd)
+        """Return the kernels by other records; those of equal ones are not made again."""
+        found = TaskKernels(self._target, records, winograd=self._winograd)
+        same = {key for key in self._found if records.get(key) == self._records.get(key)}
+        found._found = {key: kernel for key, kernel in self._found.items() if key in same}
+        found.classes = {key: kind for key, kind in self.classes.items() if key in same}
+        return found
 
     def __call__(self, task: TaskConfig) -> Chosen | None:
         """The kernel; None where no family has one."""

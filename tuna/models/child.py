@@ -6,8 +6,8 @@ A user's mistake is not an exception here but an answer, which `process` raises 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
-from tuna.models import build, choosing, importer, inputs, timing
+from tuna.libraries.tvm.whole_models import extract_object, read_answers, write_answers
+from tuna.models import build, choosing, importer, inputs, program, runtimes, timing
 from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.process import refusing
+from tuna.models.program import Program
 
 
 @refusing
@@ -69,68 +71,101 @@ def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]
 
 
 @refusing
-def make(
+def plan(
     path: str,
     target: str,
     shapes: Mapping[str, Any],
     records: Mapping[str, Any],
     winograd: bool,
-    compare_on: Mapping[str, Any] | None,
-    output: str,
+    compare: bool,
+    untuned: bool,
+    folder: str,
 ) -> dict[str, Any]:
-    """Build the model into the shared library `output`.
+    """Plan the model, and write what crosses to workers into `folder` (`program.Program.write`).
 
     `records` are lists of [solver, params, whether of a similar task] by task key, the best first.
-    With `compare_on`, arguments of `inputs.values`, they are timed in the model on these inputs,
-    together with the predicted kernel.
+    With `compare` all of them are timed in the model, and the predicted kernel; with `untuned`, and
+    nothing to compare, also what TVM makes of the model without Tuna.
     """
-    model = importer.read(Path(path), shapes)
-    module = importer.to_relax(model, Path(path).name)
+    code = _target(target)
+    module = importer.to_relax(importer.read(Path(path), shapes), Path(path).name)
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
-    given = None if compare_on is None else list(inputs.values(**compare_on).values())
-    kernels, compared = choosing.choose(
-        module, known, _target(target), winograd=winograd, compare_on=given
-    )
-    planned = build.plan(module, kernels, _target(target))
-    build.compile_to(planned, _target(target), Path(output))
-    # compared tasks were measured, even where the predicted kernel was the fastest
-    measured = dict.fromkeys(compared, Class.EXACT)
+    found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
+    plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
+    made = Program.of(found.planned, plain, code)
+    first, classes = found.planned[0], found.kernels.classes
+    counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
+    choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])
+    made.write(Path(folder), choices)
+    # the names of the tasks' functions, which differ between variants where kernels do
+    functions = {
+        made.names[f"timed_{number}"][name]: task.key
+        for number, planned in enumerate(found.planned)
+        for name, task in planned.functions.items()
+    }
+    places: dict[str, dict[str, int | None]] = defaultdict(dict)
+    for number, planned in enumerate(found.planned):
+        for name, task in planned.functions.items():
+            if task.key in found.records:
+                own = made.names[f"timed_{number}"][name]
+                places[task.key].setdefault(own, found.records[task.key][number])
     return {
-        "classes": {key: str(found) for key, found in {**kernels.classes, **measured}.items()},
-        "functions": {name: task.key for name, task in planned.functions.items()},
-        "calls": dict(planned.calls),
-        "compared": {key: asdict(found) for key, found in compared.items()},
-        "refused_records": kernels.refused,
+        "classes": {key: str(kind) for key, kind in classes.items()},
+        "functions": functions,
+        "calls": dict(made.calls),
+        "places": places,
+        "refused_records": found.kernels.refused,
+        "operations": sum(task.flops * count for task, count in first.tasks()),
     }
 
 
 @refusing
-def make_untuned(path: str, target: str, shapes: Mapping[str, Any], output: str) -> dict[str, Any]:
-    """Build the model as TVM does without Tuna, into the shared library `output`."""
-    model = importer.read(Path(path), shapes)
-    planned = build.plan(importer.to_relax(model, Path(path).name), None, _target(target))
-    build.compile_to(planned, _target(target), Path(output))
+def answer(
+    path: str, shapes: Mapping[str, Any], given: Mapping[str, Any], by: str, output: str
+) -> dict[str, Any]:
+    """Write inputs and the answers to them into the file `output`: those of the reference, or of
+    the runtime `by`.
+
+    Returns `unanswered`, why there is none. `given` are arguments of `inputs.values`.
+    """
+    model, values = importer.read(Path(path), shapes), inputs.values(**given)
+    try:
+        if by:
+            (run, *_) = runtimes.ALL[by](model, list(values.values()), 1)
+            outputs = run()
+        else:
+            outputs = timing.reference(model, values)
+    except Exception as error:  # operators and runtimes raise whatever they do
+        return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
+    write_answers(Path(output), list(values.values()), outputs)
+    return {"unanswered": ""}
+
+
+@refusing
+def difference(found: str, expected: str) -> dict[str, Any]:
+    """Return the largest error of the answers in one file against those in another."""
+    (_, ours), (_, right) = map(read_answers, (found, expected))
+    return {"error": inputs.largest_error(ours, right)}
+
+
+@refusing
+def link(folder: str, functions: str, target: str, output: str) -> dict[str, Any]:
+    """Link a planned model and its compiled functions into the shared library `output`."""
+    compiled = extract_object(Path(functions), Path(folder))
+    program.link(Path(folder), compiled, json.loads(target), Path(output))
     return {}
 
 
 @refusing
-def check(
-    path: str,
-    shapes: Mapping[str, Any],
-    library: str,
-    given: Mapping[str, Any],
-    rivals: bool,
-    threads: int,
-    untuned: str,
+def compare(
+    path: str, shapes: Mapping[str, Any], library: str, given: Mapping[str, Any], threads: int
 ) -> dict[str, Any]:
-    """Return errors against the reference, times, and times of functions; see `timing.compare`.
+    """Time the built model in turn with other runtimes; see `timing.compare`.
 
     `given` are arguments of `inputs.values`.
     """
     model, values = importer.read(Path(path), shapes), inputs.values(**given)
-    return timing.compare(
-        model, Path(library), values, rivals=rivals, threads=threads, untuned=untuned
-    )
+    return timing.compare(model, Path(library), values, threads=threads)
 
 
 def _target(text: str) -> Any:
@@ -142,7 +177,9 @@ HANDLERS = {
     "locations": locations,
     "inspect": inspect,
     "estimate": estimate,
-    "make": make,
-    "make_untuned": make_untuned,
-    "check": check,
+    "plan": plan,
+    "answer": answer,
+    "difference": difference,
+    "link": link,
+    "compare": compare,
 }

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
 from tuna.db.bulk import parts
+from tuna.db.types import timed
 from tuna.libraries.results import is_close
 from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.toolchain import toolchain_of
@@ -43,6 +44,7 @@ class ResultScope:
     session_id: int | None = None
     golden_id: int | None = None  #: of the row of `golden`
     winograd: bool = True  #: without it only direct sums
+    simulated: bool = False  #: those of emulated devices, and no others
 
 
 def winners(
@@ -209,8 +211,9 @@ def _fastest_first(found: Mapping[tuple[bool, str], Winner]) -> list[Winner]:
 def _comparable(manifest: Manifest, source: ResultScope) -> Results:
     """Measured results of TVM's version and the kernels as they are now."""
     results = SESSIONS if source.golden_id is None else RELEASES
+    emulated = timed(results["time_ms"]), results["simulated"].is_(True), results.no_baseline
     where = [
-        *results.measured,
+        *(emulated if source.simulated else results.measured),
         results["library"] == "tvm",
         results["library_version"] == manifest.tvm,
         results["toolchain"] == toolchain_of(manifest.tvm),

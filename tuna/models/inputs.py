@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tuna.configs.model import SMALL
 from tuna.errors import BadInput
 from tuna.models.graph import Node, constant_of, extents
 
@@ -37,8 +38,6 @@ _INDEXING = {
     "one_hot": 0,
 }
 _ORDERING = {"less", "less_equal", "greater", "greater_equal"}
-#: Added to an output's largest magnitude: a sigmoid far below 0 is exact to fewer digits.
-_SMALL = 1e-3
 
 #: Smallest and largest value of an input.
 Bounds = tuple[int, int]
@@ -116,7 +115,7 @@ def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
         if ours.shape != right.shape or not finite:
             return sys.float_info.max
         if ours.size:
-            scale = float(np.max(np.abs(right.astype(np.float64)))) + _SMALL
+            scale = float(np.max(np.abs(right.astype(np.float64)))) + SMALL
             worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - right))) / scale)
     return worst
 

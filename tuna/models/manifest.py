@@ -107,6 +107,11 @@ class Manifest(_Data):
         return found
 
     @property
+    def of_torch(self) -> bool:
+        """Whether it is a program of PyTorch."""
+        return " " in self.opset
+
+    @property
     def cores(self) -> int:
         """The cores of the target."""
         return int(json.loads(self.target).get("num-cores", 1))

@@ -19,8 +19,6 @@ from tuna.messages import install_extra
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 
-#: Largest error of a built model, relative to the largest magnitude of the answer.
-TOLERANCE = 1e-3
 #: Enough to read, plan and compile a model of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
 _HINT = "run it as tuna --debug to see where"

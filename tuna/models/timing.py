@@ -1,13 +1,11 @@
-"""Checks a built model against a reference, and times it interleaved with other runtimes.
+"""The right answers of a model, and its time in turn with those of other runtimes.
 
 Imports TVM's runtime and onnx.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tuna.libraries.tvm.whole_models import arrays_of
 from tuna.models import onnx_reference, runtimes
 from tuna.models.inputs import largest_error
-from tuna.models.process import TOLERANCE
 from tuna.models.torch_importer import TorchModel
 
 _ROUNDS = 5
@@ -34,62 +32,38 @@ def clock(threads: int) -> Callable[[], float]:
 
 
 def compare(
-    model: Any,
-    library: Path,
-    inputs: Mapping[str, Any],
-    *,
-    rivals: bool,
-    threads: int = 1,
-    untuned: str = "",
+    model: Any, library: Path, inputs: Mapping[str, Any], *, threads: int = 1
 ) -> dict[str, Any]:
-    """Return errors against each reference, milliseconds by contender, milliseconds by function.
+    """Return the errors of a built model against other runtimes, milliseconds by contender, and
+    why others do not take part.
 
-    `unanswered` is the reason why the reference could not compute the model. Then, or if its answer
-    differs, onnxruntime is run without `rivals` too, and `doubts` are the errors of other runtimes
-    against the reference.
-
-    An error is the largest one relative to the largest magnitude of an output, on these `inputs`.
-    With `rivals`, onnxruntime and PyTorch take part where they are installed; `untuned` is a
-    library built without Tuna's kernels. All use this number of `threads`.
+    onnxruntime and PyTorch take part where they are installed. An error is the largest one relative
+    to the largest magnitude of an output, on these `inputs`. All use this number of `threads`.
     """
-    machine, given = _loaded(library, inputs)
-    ours = _answer(machine, given)
-    expected, unanswered, errors, doubts = None, "", dict[str, float](), dict[str, float]()
-    try:
-        expected = _reference(model, inputs)
-        errors["reference"] = largest_error(ours, expected)
-    except Exception as error:  # its operators raise whatever they do
-        unanswered = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-    judged = errors.get("reference", TOLERANCE + 1) <= TOLERANCE
-    asked = runtimes.ALL if rivals else {} if judged else {"onnxruntime": runtimes.onnxruntime}
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    given = [tvm.runtime.tensor(array) for array in inputs.values()]
+    ours = arrays_of(machine["main"](*given))
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
-    absent: dict[str, str] = {}
-    for name, prepare in asked.items():
+    errors, absent = dict[str, float](), dict[str, str]()
+    for name, prepare in runtimes.ALL.items():
         try:
             run = _best(prepare(model, list(inputs.values()), threads), clock(threads))
-            errors[name] = largest_error(ours, answer := run())
-            if expected is not None:
-                doubts[name] = largest_error(answer, expected)
+            errors[name] = largest_error(ours, run())
+            contenders[name] = run
         except runtimes.Absent as error:
             absent[name] = str(error)
         except Exception as error:  # each runtime has its own errors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             absent[name] = f"it cannot run the model: {reason}"
-        else:
-            contenders |= {name: run} if rivals else {}
-    if untuned:
-        plain, plain_given = _loaded(Path(untuned), inputs)
-        contenders["untuned"] = lambda: plain["main"](*plain_given)
-    times_ms, wall_ms = _in_turn(contenders, threads)
-    return {
-        "errors": errors,
-        "unanswered": unanswered,
-        "doubts": doubts,
-        "times_ms": times_ms,
-        "wall_ms": wall_ms,
-        "absent": absent,
-        "shares": _shares(machine, given, clock(threads)),
-    }
+    times_ms, wall_ms = _in_turn(contenders, threads) if errors else ({}, {})
+    return {"errors": errors, "times_ms": times_ms, "wall_ms": wall_ms, "absent": absent}
+
+
+def reference(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
+    """The right outputs: by ONNX's reference evaluator, or by the PyTorch program itself."""
+    if isinstance(model, TorchModel):
+        return model.reference(inputs)
+    return onnx_reference.run(model, inputs)
 
 
 def _best(
@@ -99,24 +73,6 @@ def _best(
     for way in ways:
         way()
     return min(ways, key=lambda way: min(_seconds(way, 1, now)[0] for _ in range(_ROUNDS)))
-
-
-def _loaded(library: Path, inputs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """The virtual machine of a built model, and the inputs as it takes them."""
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    return machine, [tvm.runtime.tensor(array) for array in inputs.values()]
-
-
-def _answer(machine: Any, given: list[Any]) -> list[Any]:
-    answer = machine["main"](*given)
-    tensors = [answer] if hasattr(answer, "numpy") else answer
-    return [tensor.numpy() for tensor in tensors]
-
-
-def _reference(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    if isinstance(model, TorchModel):
-        return model.reference(inputs)
-    return onnx_reference.run(model, inputs)
 
 
 def _in_turn(
@@ -151,28 +107,3 @@ def _seconds(
     for _ in range(number):
         run()
     return now() - started, time.perf_counter() - wall_s
-
-
-def _shares(machine: Any, given: list[Any], now: Callable[[], float]) -> dict[str, float]:
-    """Return median milliseconds of each function in a run, with the runtime's own functions."""
-    spent: dict[str, float] = defaultdict(float)
-    started = 0.0
-
-    def instrument(_function: Any, name: str, before: bool, _value: Any, *_args: Any) -> int:
-        nonlocal started
-        if before:
-            started = now()
-        else:
-            spent[name] += now() - started
-        return 0
-
-    machine.set_instrument(instrument)
-    runs = []
-    for _ in range(_ROUNDS):
-        spent.clear()
-        machine["main"](*given)
-        runs.append(dict(spent))
-    names = {name for run in runs for name in run}
-    return {
-        name: statistics.median(run.get(name, 0.0) for run in runs) * 1e3 for name in sorted(names)
-    }

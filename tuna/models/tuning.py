@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 #: Factor by which a kernel may be faster than its estimate, compared with another kernel.
 _DOUBT = 0.7
+#: Bounds of the time that kernels take inside a model, over what they take alone.
+_LEAST_INSIDE, _MOST_INSIDE = 0.8, 1.5
 #: Share of the model's time below which a task gets one candidate.
 _SMALL = 0.001
 #: Share of the model's time from which a function with a schedule by rule is tuned, and the factor
@@ -28,11 +31,17 @@ class Tunable:
     by_rule: bool = False
     #: winning points for the bare layer or a similar task, by solver, the fastest first
     won: Mapping[str, str] = field(default_factory=dict)
+    spent_ms: float | None = None  #: of a run of the model, where that was measured
 
     @property
     def favourite(self) -> str:
         """The solver that won for the bare layer or a similar task; empty where none applies."""
         return next((name for name in self.won if name in self.solvers), "")
+
+    @property
+    def weight(self) -> float:
+        """The model's time in it, measured or in estimated cycles."""
+        return self.count * self.least if self.spent_ms is None else self.spent_ms
 
     @property
     def least(self) -> float:
@@ -58,10 +67,10 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
     time that the model may save with them. Solvers that can hardly win are left out, and so are
     functions with a schedule by rule that take little time.
     """
-    total = sum(task.count * task.least for task in tasks)
+    total = sum(task.weight for task in tasks)
     found: list[tuple[tuple[int, float], Wanted]] = []
     for task in tasks:
-        weight = task.count * task.least
+        weight = task.weight
         small = total > 0 and weight < _SMALL * total
         if task.by_rule:
             wanted = [
@@ -76,7 +85,7 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
             gain = _gain(task, solver)
             if solver in task.loaded or (rank > 0 and (gain == 0.0 or small)):
                 continue
-            worth = weight if rank == 0 else task.count * gain
+            worth = weight if rank == 0 else weight * gain / task.least
             job = Wanted(
                 task.config_id, solver, 1 if small else candidates, task.won.get(solver, "")
             )
@@ -91,6 +100,50 @@ def _expected(task: Tunable, solver: str) -> tuple[bool, float, str]:
 def _gain(task: Tunable, solver: str) -> float:
     """Cycles of a call that the solver may save."""
     return max(0.0, task.least - _DOUBT * task.cycles.get(solver, float("inf")))
+
+
+@dataclass(frozen=True)
+class TaskTime:
+    """The time of a run of the model that it spends in a task."""
+
+    spent_ms: float  #: measured in the model with the kernel that it was built with
+    calls: int
+    before_ms: float | None  #: of that kernel alone; None: it was not measured alone
+    now_ms: float | None  #: of the best kernel that is known now, alone
+    #: by how much the jobs that are left may still make it faster, as a factor; 1: none is left
+    open_factor: float = 1.0
+
+
+def forecast_ms(model_ms: float, tasks: Sequence[TaskTime]) -> tuple[float, float]:
+    """Return the time that is expected of the model with the best kernels known now, and the least
+    that it may take once all jobs are done, as far as estimates can tell.
+
+    `model_ms` is its time as it was built. A kernel is expected to gain in the model what it gains
+    alone.
+    """
+    ratios = [task.spent_ms / (task.calls * task.before_ms) for task in tasks if task.before_ms]
+    inside = min(max(statistics.median(ratios), _LEAST_INSIDE), _MOST_INSIDE) if ratios else 1.0
+    expected = least = model_ms
+    for task in tasks:
+        now_ms = task.spent_ms
+        if task.now_ms is not None and task.before_ms:
+            now_ms *= min(1.0, task.now_ms / task.before_ms)
+        elif task.now_ms is not None:
+            now_ms = min(now_ms, inside * task.calls * task.now_ms)
+        expected -= task.spent_ms - now_ms
+        least -= task.spent_ms - now_ms * task.open_factor
+    return expected, least
+
+
+def open_factor(task: Tunable, solvers: Collection[str]) -> float:
+    """By how much jobs of these solvers may make a task faster than its best kernel, as a
+    factor."""
+    if not solvers:
+        return 1.0
+    if task.by_rule or not task.least:
+        return _DOUBT
+    factors = (_DOUBT * task.cycles[name] / task.least for name in solvers if name in task.cycles)
+    return min(1.0, min(factors, default=_DOUBT))
 
 
 class Budget:

@@ -141,7 +141,8 @@ class HeartbeatBoard:
     def is_alone(self, place: str) -> bool:
         """Whether no live worker but those at `place` does the same work; also if it says nothing
         of itself."""
-        if time.monotonic() - self._read_at > _MIN_INTERVAL_S:
+        read_s = time.monotonic() - self._read_at
+        if read_s > _MIN_INTERVAL_S or not any(one.place == place for one in self._read):
             self._read, self._read_at = self.live(), time.monotonic()
         live = self._read
         here = [status for status in live if status.place == place]
@@ -164,7 +165,8 @@ class HeartbeatSender:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> HeartbeatSender:
-        """Start the heartbeat thread."""
+        """Publish the first heartbeat, before anything is reported, and start the thread."""
+        self._publish()
         self._thread.start()
         return self
 
@@ -198,12 +200,15 @@ class HeartbeatSender:
             self._changed.set()
 
     def _beat(self) -> None:
-        while not self._stopped.is_set():
-            self._changed.clear()
-            status = dataclasses.replace(self._status, seen_at=time.time())
-            self._send(functools.partial(self._board.announce, status))
-            self._stopped.wait(_MIN_INTERVAL_S)
+        while not self._stopped.wait(_MIN_INTERVAL_S):
             self._changed.wait(max(0.0, self._every_s - _MIN_INTERVAL_S))
+            if not self._stopped.is_set():
+                self._publish()
+
+    def _publish(self) -> None:
+        self._changed.clear()
+        status = dataclasses.replace(self._status, seen_at=time.time())
+        self._send(functools.partial(self._board.announce, status))
 
     def _send(self, call: Callable[[], None]) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.configs import from_json
 from tuna.db.bulk import parts, rows_among
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
@@ -77,7 +78,7 @@ def work_items(
     candidates = _candidates(connection, step, later, measures, builds=builds)
     later_rounds = [row for row in rows if row.round and not bare]
     proposes = work.library.search is not None and step == work.library.search.name
-    past = _history(connection, later_rounds) if proposes else {}
+    past = _history(connection, work, later_rounds) if proposes else {}
     known_searches = history.warm_starts_of(connection, rows) if proposes and not bare else {}
     bests = _best_times(connection, work.session_id, later_rounds)
     rivals = _rivals(connection, work, configs) if step == FINALS else {}
@@ -93,6 +94,7 @@ def work_items(
             solver=solvers[row.solver_id],
             config=configs[row.config_id].json,
             body=configs[row.config_id].body,
+            data=() if builds else configs[row.config_id].data,
             target=work.environment.target,
             conditions=dict(work.environment.conditions),
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
@@ -122,6 +124,11 @@ class _StoredConfig(NamedTuple):
     key: str
     json: dict[str, Any]
     body: str | None
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The digests of `Config.data_fields`, which only kinds with a body have."""
+        return from_json(self.json).data_digests if self.body else ()
 
 
 def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _StoredConfig]:
@@ -167,13 +174,17 @@ def _candidates(
     return found
 
 
-def _history(connection: sa.Connection, rows: Iterable[ClaimedJob]) -> dict[int, tuple[str, ...]]:
+def _history(
+    connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
+) -> dict[int, tuple[str, ...]]:
     """By job: the names of the blocks of trials of the rounds before its own."""
-    return {
-        row.id: tuple(map(history.digest, history.blocks(connection, row.search_id, row.round)))
-        for row in rows
-        if row.search_id is not None
-    }
+    found: dict[int, tuple[str, ...]] = {}
+    for row in rows:
+        if row.search_id is not None:
+            ahead = work.library.look_ahead(row.options)
+            blocks = history.blocks(connection, row.search_id, row.round, ahead)
+            found[row.id] = tuple(map(history.digest, blocks))
+    return found
 
 
 def _rivals(

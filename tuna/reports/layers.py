@@ -295,15 +295,13 @@ def _layer(
 
 
 def _work(json_text: str) -> tuple[int | None, DataType | None]:
-    """Floating-point operations and data type of a config; None where it has none, or of a kind
-    that is not installed."""
+    """Floating-point operations of a config and the type that it multiplies; None where it has
+    none, or of a kind that is not installed."""
     try:
         config = from_json_text(json_text)
     except BadInput:
         return None, None
-    data_type = getattr(config, "data_type", None)
-    if getattr(config, "scheme", ""):  # it multiplies what it quantised
-        data_type = None
+    data_type = getattr(config, "product_type", getattr(config, "data_type", None))
     return config.flops, data_type if isinstance(data_type, DataType) else None
 
 

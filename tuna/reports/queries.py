@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -106,19 +107,12 @@ def _read_steps(connection: sa.Connection, session_id: int) -> Steps:
     query = (
         sa.select(row.device, sa.func.count(), sa.func.sum(row.busy_s), began, ended)
         .where(*on_device)
-        .group_by(row.device)
+        .group_by(row.device, row.worker)
         .order_by(row.device)
     )
-    devices = tuple(
-        DeviceFigures(
-            name=name,
-            steps=count,
-            busy_s=busy or 0.0,
-            span_s=(end - start).total_seconds() if start and end else 0.0,
-            **peaks.get(name, {}),
-        )
-        for name, count, busy, start, end in connection.execute(query)
-    )
+    # the devices of a machine may have one name, and each has a worker of its own
+    parts = itertools.groupby(connection.execute(query), key=lambda part: part.device)
+    devices = tuple(_device(name, peaks.get(name, {}), list(own)) for name, own in parts)
     pairs = sa.select(row.job_id, row.device).where(*on_device).order_by(row.id)
     return Steps(first, last, devices, {one[0]: one[1] for one in connection.execute(pairs)})
 
@@ -134,6 +128,18 @@ def read_peaks(connection: sa.Connection, session_id: int) -> dict[str, dict[str
         name: {"peak_gflops": gflops, "peak_source": source}
         for name, gflops, source in connection.execute(query)
     }
+
+
+def _device(name: str, peak: Mapping[str, Any], parts: Sequence[Sequence[Any]]) -> DeviceFigures:
+    """Return what the workers of devices with this name did together."""
+    spans = [(end - start).total_seconds() for *_, start, end in parts if start and end]
+    return DeviceFigures(
+        name=name,
+        steps=sum(part[1] for part in parts),
+        busy_s=sum(part[2] or 0.0 for part in parts),
+        span_s=sum(spans),
+        **peak,
+    )
 
 
 def _totals(layers: Sequence[LayerFigures], networks: Counts) -> tuple[TotalFigures, ...]:

@@ -198,7 +198,7 @@ class FailureFigures:
 
 @dataclass(frozen=True)
 class DeviceFigures(DeviceUse):
-    """The use of one device, and how fast it can be."""
+    """The use of the devices with one name, and how fast they can be."""
 
     peak_gflops: float | None = None
     #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -56,7 +56,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """The use of one device between its first and its last measurement."""
+    """The use of the devices with one name, each between the first and the last measurement of its
+    worker."""
 
     name: str
     steps: int
@@ -82,8 +83,9 @@ class SessionTotals:
     devices: int
     cpu_s: float
     processes: int  #: most compile processes at one time
-    idle_share: float | None  #: of the devices, each from its first to its last measurement
-    uses: tuple[DeviceUse, ...]  #: of each device
+    #: of the devices, each from the first to the last measurement of its worker
+    idle_share: float | None
+    uses: tuple[DeviceUse, ...]
 
     @property
     def lower_bound_s(self) -> float:
@@ -207,7 +209,8 @@ _TRIALS = (
 
 def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
     whole, causes = Sum(), Counter[str]()
-    devices: dict[str, Sum] = defaultdict(Sum)
+    # the devices of a machine may have one name, and each has a worker of its own
+    devices: dict[tuple[str, str], Sum] = defaultdict(Sum)
     processes: dict[str, Sum] = defaultdict(Sum)
     drained = 0
     for key, part in parts:
@@ -218,7 +221,8 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         if not key.worker:
             continue
         drained += part.attempts
-        (devices[key.device] if key.device else processes[key.worker]).add(*facts)
+        mine = devices[key.device, key.worker] if key.device else processes[key.worker]
+        mine.add(*facts)
     span_s = sum(device.span_s for device in devices.values())
     used_s = sum(min(device.busy_s, device.span_s) for device in devices.values())
     return SessionTotals(
@@ -228,15 +232,19 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         causes=dict(sorted(causes.items())),
         wall_s=whole.span_s,
         device_s=sum(device.busy_s for device in devices.values()),
-        devices=len(devices),
+        devices=max(len({name for name, _ in devices}), most_at_once(devices.values())),
         cpu_s=sum(process.busy_s for process in processes.values()),
         processes=most_at_once(processes.values()),
         idle_share=1 - used_s / span_s if span_s > 0 else None,
-        uses=tuple(
-            DeviceUse(name, device.attempts, device.busy_s, device.span_s)
-            for name, device in sorted(devices.items())
-        ),
+        uses=tuple(_uses(devices)),
     )
+
+
+def _uses(devices: Mapping[tuple[str, str], Sum]) -> Iterator[DeviceUse]:
+    for name in sorted({name for name, _ in devices}):
+        parts = [part for (device, _), part in devices.items() if device == name]
+        steps, busy_s = sum(one.attempts for one in parts), sum(one.busy_s for one in parts)
+        yield DeviceUse(name, steps, busy_s, sum(one.span_s for one in parts))
 
 
 def most_at_once(spans: Iterable[Sum]) -> int:

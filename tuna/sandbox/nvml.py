@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
 _SM_CLOCK = 1
+#: nvmlClocksEventReason*: slowdown by hardware, by software for heat, by hardware for heat, and by
+#: the power supply. A power cap is none of them: what runs always meets it at the same clock.
+_SLOWED = 0x08 | 0x20 | 0x40 | 0x80
+#: Its name since driver 535, and before.
+_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 #: Architectures whose streaming multiprocessor has 64 cores for fp32; later ones have 128.
 _OF_64_CORES = ("sm_70", "sm_72", "sm_75", "sm_80")
 
@@ -51,16 +56,16 @@ class Nvml:
             self._library = ctypes.CDLL(library)
         except OSError as error:
             raise NvmlError(str(error)) from error
-        self._call("nvmlInit_v2")
+        self.call("nvmlInit_v2")
 
     def close(self) -> None:
         """Release the library."""
-        self._call("nvmlShutdown")
+        self.call("nvmlShutdown")
 
     def devices(self) -> list[NvmlDevice]:
         """All devices, in the order of their numbers."""
         count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", byref(count))
+        self.call("nvmlDeviceGetCount_v2", byref(count))
         return [self._device(index) for index in range(count.value)]
 
     def sm_mhz(self, device: str, *, highest: bool = False) -> int:
@@ -68,23 +73,37 @@ class Nvml:
 
         `device` is its UUID or number; empty: the first.
         """
-        handle, found = ctypes.c_void_p(), ctypes.c_uint()
-        if device and not device.isdigit():
-            self._call("nvmlDeviceGetHandleByUUID", device.encode(), byref(handle))
-        else:
-            self._call("nvmlDeviceGetHandleByIndex_v2", int(device or 0), byref(handle))
+        found = ctypes.c_uint()
         clock = "nvmlDeviceGetMaxClockInfo" if highest else "nvmlDeviceGetClockInfo"
-        self._call(clock, handle, _SM_CLOCK, byref(found))
+        self.call(clock, self.handle(device), _SM_CLOCK, byref(found))
         return found.value
+
+    def is_slowed(self, device: str) -> bool:
+        """Whether the device protects itself from heat or a failing power supply."""
+        found, handle = ctypes.c_ulonglong(), self.handle(device)
+        try:
+            self.call(_REASONS[0], handle, byref(found))
+        except NvmlError:
+            self.call(_REASONS[1], handle, byref(found))
+        return bool(found.value & _SLOWED)
+
+    def handle(self, device: str) -> ctypes.c_void_p:
+        """A device by its UUID or number; empty: the first."""
+        handle = ctypes.c_void_p()
+        if device and not device.isdigit():
+            self.call("nvmlDeviceGetHandleByUUID", device.encode(), byref(handle))
+        else:
+            self.call("nvmlDeviceGetHandleByIndex_v2", int(device or 0), byref(handle))
+        return handle
 
     def _device(self, index: int) -> NvmlDevice:
         device, pci, memory = ctypes.c_void_p(), _Pci(), _Memory()
         major, minor, cores = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint()
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, byref(device))
-        self._call("nvmlDeviceGetPciInfo_v3", device, byref(pci))
-        self._call("nvmlDeviceGetMemoryInfo", device, byref(memory))
-        self._call("nvmlDeviceGetCudaComputeCapability", device, byref(major), byref(minor))
-        self._call("nvmlDeviceGetNumGpuCores", device, byref(cores))
+        self.call("nvmlDeviceGetHandleByIndex_v2", index, byref(device))
+        self.call("nvmlDeviceGetPciInfo_v3", device, byref(pci))
+        self.call("nvmlDeviceGetMemoryInfo", device, byref(memory))
+        self.call("nvmlDeviceGetCudaComputeCapability", device, byref(major), byref(minor))
+        self.call("nvmlDeviceGetNumGpuCores", device, byref(cores))
         arch = f"sm_{major.value}{minor.value}"
         return NvmlDevice(
             name=self._text("nvmlDeviceGetName", device),
@@ -97,10 +116,11 @@ class Nvml:
 
     def _text(self, name: str, device: ctypes.c_void_p) -> str:
         text = ctypes.create_string_buffer(128)
-        self._call(name, device, text, len(text))
+        self.call(name, device, text, len(text))
         return text.value.decode(errors="replace")
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the library; raises NvmlError."""
         try:
             code = getattr(self._library, name)(*arguments)
         except AttributeError as error:  # an older driver

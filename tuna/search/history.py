@@ -2,20 +2,24 @@
 
 Its own history is a block for each earlier round. A block is gzip of one JSON object a line, in the
 order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The round just before
-the one that is proposed may still be measured, so its block has params alone, whether it is or not:
-what is proposed depends on results, never on when they arrived.
+the one that is proposed (as many as `Library.look_ahead` says) may still be measured, so its block
+has params alone, whether it is or not: what is proposed depends on results, never on when they
+arrived.
 
-Its warm start are earlier searches of the same solver that have ended, not simulated ones:
+Its warm start are searches of the same solver that have results, not simulated ones:
 
 1. of the same config in other sessions of this environment,
-2. of other configs in this environment that differ in sizes alone, the nearest first,
+2. of other configs in this environment that differ in sizes alone, first those that differ in the
+batch size alone, the nearest first,
 3. of either in other environments of the same version of the library, such as those of other
 devices.
 
-They are chosen once, in the transaction that first claims the search's first round, and stored with
-their trials (table `warm_start`; the block of trials in `kernel`). So all rounds learn from the
-same, whatever ends or is deleted meanwhile, and a block that the artifact store loses is written
-again.
+They are chosen in the transaction that first claims the search's first round, and again in that
+which first claims its first round that is proposed from results of its own: by then searches that
+began beside it have some. They are stored with the trials that they had (table `warm_start`; the
+block of trials, before which a line has the `config`, in `kernel`). So rounds learn from the same
+in each attempt, whatever ends or is deleted meanwhile, and a block that the artifact store loses is
+written again.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.configs import Config, TaskConfig, from_json_text
-from tuna.configs.similarity import size_distance
+from tuna.configs.similarity import differ_in_batch, size_distance
 from tuna.db.bulk import parts, rows_among, upsert
 from tuna.db.models import (
     ConfigRow,
@@ -54,8 +58,16 @@ from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
 
 
-def blocks(connection: sa.Connection, search_id: int, before: int) -> list[bytes]:
-    """The blocks of the rounds of a search `before` this one, the first round first."""
+def blocks(connection: sa.Connection, search_id: int, before: int, ahead: int) -> list[bytes]:
+    """The blocks of the rounds of a search `before` this one, the first round first; the last
+    `ahead` of them may still be measured."""
+    return [
+        block(trials, measured=number < before - ahead)
+        for number, trials in enumerate(_trials_of_rounds(connection, search_id, before))
+    ]
+
+
+def _trials_of_rounds(connection: sa.Connection, search_id: int, before: int) -> list[list[Any]]:
     query = (
         sa.select(Job.round, TrialRow.params, TrialRow.time_ms, TrialRow.cause)
         .join(TrialRow, TrialRow.job_id == Job.id)
@@ -65,7 +77,7 @@ def blocks(connection: sa.Connection, search_id: int, before: int) -> list[bytes
     trials: dict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(query):
         trials[row.round].append(row)
-    return [block(trials[number], measured=number < before - 1) for number in range(before)]
+    return [trials[number] for number in range(before)]
 
 
 def find_blocks(connection: sa.Connection, digests: Mapping[str, int]) -> dict[str, bytes]:
@@ -74,7 +86,9 @@ def find_blocks(connection: sa.Connection, digests: Mapping[str, int]) -> dict[s
     found: dict[str, bytes] = {}
     query = sa.select(Job.search_id, Job.round).where(Job.search_id.is_not(None))
     for search_id, before in rows_among(connection, query, Job.id, set(digests.values())):
-        found |= {digest(one): one for one in blocks(connection, search_id, before)}
+        for trials in _trials_of_rounds(connection, search_id, before):
+            either = (block(trials, measured=measured) for measured in (True, False))
+            found |= {digest(one): one for one in either}
     return {name: found[name] for name in digests if name in found}
 
 
@@ -83,9 +97,11 @@ def digest(block: bytes) -> str:
     return hashlib.sha256(block).hexdigest()
 
 
-def block(trials: Sequence[Any], *, measured: bool) -> bytes:
-    """Rows of `trial` with `params`, and with `time_ms` and `cause` if they are `measured`."""
-    lines = (
+def block(trials: Sequence[Any], *, measured: bool, config: str = "") -> bytes:
+    """Rows of `trial` with `params`, and with `time_ms` and `cause` if they are `measured`;
+    `config`: JSON of the search's own, where it is another one's."""
+    lines = [f'{{"config":{config}}}'] if config else []
+    lines += [
         json.dumps(
             {
                 "params": row.params,
@@ -94,7 +110,7 @@ def block(trials: Sequence[Any], *, measured: bool) -> bytes:
             separators=(",", ":"),
         )
         for row in trials
-    )
+    ]
     return gzip.compress("\n".join(lines).encode(), mtime=0)
 
 
@@ -107,7 +123,8 @@ def _time_ms(row: Any) -> float | None:
 
 def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
     """The trials of blocks."""
-    return [[json.loads(line) for line in gunzip(block).splitlines()] for block in blocks]
+    rows = ([json.loads(line) for line in gunzip(block).splitlines()] for block in blocks)
+    return [[row for row in each if "params" in row] for each in rows]
 
 
 #: Searches of a warm start, and trials that have a time which one needs.
@@ -147,8 +164,8 @@ class SiblingFacts(NamedTuple):
     label: str
 
 
-class _EndedSearch(NamedTuple):
-    """A search that has ended, with its config and environment."""
+class _KnownSearch(NamedTuple):
+    """A search that has a result, with its config and environment."""
 
     id: int
     session_id: int
@@ -174,21 +191,22 @@ class _EndedSearch(NamedTuple):
 def choose_warm_starts(
     connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
 ) -> None:
-    """Choose and store the warm starts of the searches whose first round is claimed for the first
-    time."""
+    """Choose and store the warm starts of the searches of which the first round, or the first one
+    that is proposed from results of its own, is claimed for the first time."""
     for row in rows:
-        begins = row.round == 0 and row.attempt == 0
-        if begins and row.search_id is not None and work.library.warm_starts(row.options):
-            _store(connection, row.search_id, _chosen(connection, row))
+        chooses = row.round in (0, 1 + work.library.look_ahead(row.options)) and row.attempt == 0
+        if chooses and row.search_id is not None and work.library.warm_starts(row.options):
+            _store(connection, row.search_id, row.round, _chosen(connection, row))
 
 
 #: Built once: building a statement costs more than running it.
 _OF_ROUNDS = (
     sa.select(
-        Job.id, WarmStartRow.digest, WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.label
+        *(Job.id, WarmStartRow.round, WarmStartRow.digest),
+        *(WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.label),
     )
     .join(WarmStartRow, WarmStartRow.search_id == Job.search_id)
-    .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
+    .where(Job.id.in_(sa.bindparam("ids", expanding=True)), WarmStartRow.round <= Job.round)
     .order_by(Job.id, WarmStartRow.number)
 )
 
@@ -197,20 +215,39 @@ def warm_starts_of(
     connection: sa.Connection, rows: Iterable[ClaimedJob]
 ) -> dict[int, tuple[Sibling, ...]]:
     """By job: the warm start of the search that it is a round of, the nearest search first."""
-    found: dict[int, list[Sibling]] = defaultdict(list)
+    found: dict[int, tuple[Sibling, ...]] = {}
     for part in parts(sorted(row.id for row in rows)):
-        for row in connection.execute(_OF_ROUNDS, {"ids": part}):
-            comparable = row.origin == Origin.SESSION.value and not row.noisy
-            found[row.id].append(Sibling(artifact=row.digest, same=comparable, label=row.label))
-    return {job_id: tuple(siblings) for job_id, siblings in found.items()}
+        latest = _latest(connection.execute(_OF_ROUNDS, {"ids": part}))
+        for job_id, of_job in latest.items():
+            found[job_id] = tuple(
+                Sibling(
+                    artifact=row.digest,
+                    same=row.origin == Origin.SESSION.value and not row.noisy,
+                    label=row.label,
+                )
+                for row in of_job
+            )
+    return found
+
+
+def _latest(rows: Iterable[Any]) -> dict[int, list[Any]]:
+    """By the rows' `id`, those that were chosen last, of rows in the order of their numbers."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        if found[row.id] and found[row.id][0].round < row.round:
+            found[row.id].clear()
+        found[row.id].append(row)
+    return found
 
 
 def warm_starts_of_session(connection: sa.Connection, session_id: int) -> list[WarmStart]:
     """The session's searches that learn from others, in the order in which they were loaded."""
-    columns = (WarmStartRow.origin, WarmStartRow.noisy, WarmStartRow.trials, WarmStartRow.label)
-    named = (ConfigRow.label.label("layer"), SolverRow.name.label("solver"))
+    names = ("round", "origin", "noisy", "trials", "label")
     query = (
-        sa.select(Search.id, *named, *columns)
+        sa.select(
+            *(Search.id, ConfigRow.label.label("layer"), SolverRow.name.label("solver")),
+            *(getattr(WarmStartRow, name) for name in names),
+        )
         .select_from(Search)
         .join(WarmStartRow, WarmStartRow.search_id == Search.id)
         .join(ConfigRow, ConfigRow.id == Search.config_id)
@@ -218,17 +255,19 @@ def warm_starts_of_session(connection: sa.Connection, session_id: int) -> list[W
         .where(Search.session_id == session_id)
         .order_by(Search.id, WarmStartRow.number)
     )
-    names: dict[int, tuple[str, str]] = {}
-    found: dict[int, list[SiblingFacts]] = defaultdict(list)
-    for row in connection.execute(query):
-        names[row.id] = (row.layer, row.solver)
-        found[row.id].append(SiblingFacts(row.origin, bool(row.noisy), row.trials, row.label))
-    return [WarmStart(*names[key], tuple(siblings)) for key, siblings in found.items()]
+    return [
+        WarmStart(
+            rows[0].layer,
+            rows[0].solver,
+            tuple(SiblingFacts(row.origin, bool(row.noisy), row.trials, row.label) for row in rows),
+        )
+        for rows in _latest(connection.execute(query)).values()
+    ]
 
 
 def _chosen(
     connection: sa.Connection, row: ClaimedJob
-) -> list[tuple[_EndedSearch, Origin, list[Any]]]:
+) -> list[tuple[_KnownSearch, Origin, list[Any]]]:
     """The nearest searches, with their trials."""
     mine = connection.execute(
         sa.select(EnvironmentRow.id, EnvironmentRow.library, EnvironmentRow.library_version)
@@ -244,16 +283,17 @@ def _chosen(
         EnvironmentRow.library == mine.library,
         EnvironmentRow.library_version == mine.library_version,
     )
-    ranked: list[tuple[tuple[Any, ...], _EndedSearch, Origin]] = []
+    ranked: list[tuple[tuple[Any, ...], _KnownSearch, Origin]] = []
     for which in ((here,), (~here, *like)):
-        for search in _ended(connection, row, which):
-            same = search.config_id == row.config_id
-            distance = 0.0 if same else _distance(config, from_json_text(search.json))
+        for search in _known(connection, row, which):
+            same, other = search.config_id == row.config_id, from_json_text(search.json)
+            distance = 0.0 if same else _distance(config, other)
             if distance is not None and (search.session_id != row.session_id or not same):
                 origin = search.origin(row, mine.id)
-                rank = (list(Origin).index(origin), not same, search.noisy, distance, -search.id)
-                ranked.append((rank, search, origin))
-    found: list[tuple[_EndedSearch, Origin, list[Any]]] = []
+                differs = same, not search.noisy, differ_in_batch(config, other)
+                place = list(Origin).index(origin), *(not one for one in differs)
+                ranked.append(((*place, distance, -search.id), search, origin))
+    found: list[tuple[_KnownSearch, Origin, list[Any]]] = []
     for _, search, origin in sorted(ranked, key=lambda one: one[0]):
         if len(found) == MOST:
             break
@@ -262,10 +302,10 @@ def _chosen(
     return found
 
 
-def _ended(
+def _known(
     connection: sa.Connection, row: ClaimedJob, which: Sequence[sa.ColumnElement[bool]]
-) -> Iterator[_EndedSearch]:
-    """The latest searches of the row's solver that have ended, in the environments that `which`
+) -> Iterator[_KnownSearch]:
+    """The latest searches of the row's solver that have a result, in the environments that `which`
     says."""
     result = [
         getattr(FindDb, name) == getattr(Search, name)
@@ -284,12 +324,11 @@ def _ended(
         .join(FindDb, sa.and_(*result))
         # Index ix_search_solver_id, backwards.
         .where(Search.solver_id == row.solver_id, Search.steps == row.steps)
-        .where(Search.stopped.is_not(None))
         .where(timed(FindDb.time_ms), FindDb.simulated.is_(False), *which)
         .order_by(Search.id.desc())
         .limit(_LATEST)
     )
-    return map(_EndedSearch._make, connection.execute(query))
+    return map(_KnownSearch._make, connection.execute(query))
 
 
 def _distance(config: Config, other: Config) -> float | None:
@@ -305,7 +344,7 @@ def _distance(config: Config, other: Config) -> float | None:
     return size_distance(config, other)
 
 
-def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
+def _trials(connection: sa.Connection, search: _KnownSearch) -> list[Any]:
     """The trials that are learned from a search, as `block` takes it; empty if that is too
     little."""
     query = (
@@ -333,11 +372,15 @@ def _trials(connection: sa.Connection, search: _EndedSearch) -> list[Any]:
 def _store(
     connection: sa.Connection,
     search_id: int,
-    chosen: Sequence[tuple[_EndedSearch, Origin, list[Any]]],
+    round_: int,
+    chosen: Sequence[tuple[_KnownSearch, Origin, list[Any]]],
 ) -> None:
+    """Store the warm start of the rounds from this one on, after those of earlier ones."""
+    mine = WarmStartRow.search_id == search_id
+    first = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
     rows: list[dict[str, Any]] = []
     for search, origin, trials in chosen:
-        blob = block(trials, measured=True)
+        blob = block(trials, measured=True, config=search.json)
         if len(blob) > _LARGEST_BYTES:
             continue
         name = digest(blob)
@@ -354,7 +397,7 @@ def _store(
             "noisy": search.noisy,
             "trials": len(trials),
         }
-        row = {"search_id": search_id, "number": len(rows), **facts}
-        rows.append({**row, "label": search.named(origin)})
+        place = {"search_id": search_id, "number": first + len(rows), "round": round_}
+        rows.append({**place, **facts, "label": search.named(origin)})
     if rows:
         connection.execute(sa.insert(WarmStartRow), rows)

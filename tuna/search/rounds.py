@@ -4,9 +4,10 @@ A search (table `search`) goes on in rounds. Each is a row of `job` with its own
 attempts and chunk: at most one attempt of a round is live, and everything that claims, leases,
 drains, retries or cancels jobs does so with rounds. `search.stopped` says why the search ended.
 
-A round is opened when all rounds but the one before it are complete, and of that one the proposals
-are known: so one round is built while another is measured, and what a round proposes depends on the
-complete results of those rounds alone, never on which of two results came first.
+A round is opened when all rounds but the one before it (`Library.look_ahead`) are complete, and of
+that one the proposals are known: so one round is built while another is measured, and what a round
+proposes depends on the complete results of those rounds alone, never on which of two results came
+first.
 
 Their time goes on only while coordinators serve the session. Each span is a row of `served_time`,
 which coordinators prolong while they are there. It ends when none was there for a minute.
@@ -25,15 +26,13 @@ import sqlalchemy as sa
 
 from tuna.db.bulk import parts, upsert
 from tuna.db.jobs import step_names
-from tuna.db.models import Job, Search, ServedTime, Session, StepResultRow, TrialRow
+from tuna.db.models import ConfigTag, Job, Search, ServedTime, Session, StepResultRow, TrialRow
 from tuna.db.types import UtcDateTime, utc_now
 from tuna.jobs.states import check, is_open
 from tuna.libraries.base import Found, Library
 from tuna.libraries.results import is_time
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
-#: Rounds that may be open beside the oldest one that is.
-LOOK_AHEAD = 1
 #: Why a search ended of which a person canceled a round.
 CANCELED = "a round was canceled"
 #: Why a search ended that gave up a round.
@@ -64,7 +63,7 @@ def load(
             if not search.is_canceled:
                 if not search.is_due(library):
                     continue
-                why = library.search_ends(search.options, _found(connection, search))
+                why = library.search_ends(search.options, _found(connection, search, library))
             if why is None:
                 rows.append(search.next_row())
             else:
@@ -159,6 +158,13 @@ def unended(session_id: int | sa.BindParameter[int]) -> Sequence[sa.ColumnElemen
     return Search.session_id == session_id, Search.stopped.is_(None)
 
 
+def _tagged(tag: str | None) -> sa.ColumnElement[bool]:
+    """The condition on a search that its layer carries the tag; None: none."""
+    if tag is None:
+        return sa.true()
+    return Search.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
+
+
 class Unfinished(NamedTuple):
     """Searches that go on or have an open round, and the open rounds of all, each of their
     parts."""
@@ -167,8 +173,10 @@ class Unfinished(NamedTuple):
     rounds: int
 
 
-def unfinished(connection: sa.Connection, session_id: int, library: Library) -> Unfinished:
-    """The searches and rounds of the session that are not done."""
+def unfinished(
+    connection: sa.Connection, session_id: int, library: Library, tag: str | None = None
+) -> Unfinished:
+    """The searches and rounds of the session that are not done, of the layers with `tag`."""
     if library.search is None:
         return Unfinished(0, 0)
     on_device = [step.name for step in library.steps if step.resource is Resource.DEVICE]
@@ -180,7 +188,7 @@ def unfinished(connection: sa.Connection, session_id: int, library: Library) -> 
     each = (
         sa.select(sa.func.sum(is_open).label("open"), Search.stopped)
         .join(Job, Job.search_id == Search.id)
-        .where(Search.session_id == session_id)
+        .where(Search.session_id == session_id, _tagged(tag))
         .group_by(Search.id, Search.stopped)
         .subquery()
     )
@@ -189,9 +197,11 @@ def unfinished(connection: sa.Connection, session_id: int, library: Library) -> 
     return Unfinished(*map(int, connection.execute(query.where(either)).one()))
 
 
-def to_come(connection: sa.Connection, session_id: int, library: Library) -> dict[int, int] | None:
-    """By solver, how many rounds searches that go on may still open; None where one of them has no
-    bound that is known."""
+def to_come(
+    connection: sa.Connection, session_id: int, library: Library, tag: str | None = None
+) -> dict[int, int] | None:
+    """By solver, how many rounds searches that go on may still open, of layers with `tag`; None
+    where one of them has no bound that is known."""
     query = (
         sa.select(
             Search.solver_id,
@@ -199,7 +209,7 @@ def to_come(connection: sa.Connection, session_id: int, library: Library) -> dic
             sa.func.count(Job.round.distinct()),
         )
         .join(Job, Job.search_id == Search.id)
-        .where(*unended(session_id))
+        .where(*unended(session_id), _tagged(tag))
         .group_by(Search.id, Search.solver_id, Search.options)
     )
     found: dict[int, int] = defaultdict(int)
@@ -249,10 +259,10 @@ class _Search:
     options: dict[str, Any]
     rounds: list[_Round] = field(default_factory=list)
 
-    @property
-    def judged(self) -> Sequence[_Round]:
+    def judged(self, library: Library) -> Sequence[_Round]:
         """The rounds that the next one is proposed from, and that decide whether there is one."""
-        return [one for one in self.rounds if one.round <= self.rounds[-1].round - LOOK_AHEAD]
+        last = self.rounds[-1].round - library.look_ahead(self.options)
+        return [one for one in self.rounds if one.round <= last]
 
     @property
     def is_canceled(self) -> bool:
@@ -263,7 +273,7 @@ class _Search:
         """Whether another round may be opened, if the search goes on."""
         proposes = step_names(self.steps)[0]
         proposed = all(one.step != proposes or one.is_complete(library) for one in self.rounds)
-        return proposed and all(one.is_complete(library) for one in self.judged)
+        return proposed and all(one.is_complete(library) for one in self.judged(library))
 
     def next_row(self) -> dict[str, Any]:
         """The row of the next round."""
@@ -315,9 +325,10 @@ def _searches(
     return [search for search in found.values() if search.rounds]
 
 
-def _found(connection: sa.Connection, search: _Search) -> Found:
+def _found(connection: sa.Connection, search: _Search, library: Library) -> Found:
     """The facts that the library judges by."""
-    ids, every = [one.id for one in search.judged], [one.id for one in search.rounds]
+    judged = search.judged(library)
+    ids, every = [one.id for one in judged], [one.id for one in search.rounds]
     trials = (
         sa.select(TrialRow.time_ms, TrialRow.cause)
         .join(Job, Job.id == TrialRow.job_id)
@@ -342,7 +353,7 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
     served = Served(connection, search.session_id)
     return Found(
         times_ms=times,
-        rounds=len({one.round for one in search.judged}),
+        rounds=len({one.round for one in judged}),
         opened=len({one.round for one in search.rounds}),
         proposed=connection.execute(
             sa.select(sa.func.count()).where(TrialRow.job_id.in_(every))

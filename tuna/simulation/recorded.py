@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,8 @@ import sqlalchemy as sa
 from tuna.db import sessions
 from tuna.db.models import Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput
-from tuna.libraries.base import Environment
+from tuna.libraries.base import Environment, Library
 from tuna.libraries.registry import find_library
-from tuna.search.rounds import LOOK_AHEAD
 from tuna.search.waiting_rounds import weights
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 from tuna.vocabulary import Resource, queue_name
@@ -30,6 +30,7 @@ class _Search(NamedTuple):
     config_id: int
     solver: str
     steps: str
+    options: str
 
 
 @dataclass
@@ -53,10 +54,15 @@ class _Recording:
     #: by config, of those that models have
     weights: Mapping[int, float] = field(default_factory=dict)
 
+    @property
+    def library(self) -> Library | None:
+        """Its library, if it is installed."""
+        return find_library(self.environment.library)
+
     def queue(self, step: str) -> str:
         """The queue of a step: by the library, or if it is not installed, by whether its results
         name a device."""
-        library = find_library(self.environment.library)
+        library = self.library
         resources = {one.name: one.resource for one in library.every_step} if library else {}
         on_device = (
             resources.get(step, Resource.DEVICE if self.devices[step] else Resource.CPU)
@@ -101,7 +107,7 @@ class _Recording:
     def _search(self, search: _Search, found: Mapping[int, _Round]) -> Jobs | None:
         """A search, without what was not completed at its end; None if nothing is known of its
         first round."""
-        solver = search.solver
+        solver, library = search.solver, self.library
         steps = [
             step for step in search.steps.split(",") if any(step in one for one in found.values())
         ]
@@ -119,7 +125,7 @@ class _Recording:
         return Jobs(
             solver=solver,
             rounds=count,
-            look_ahead=LOOK_AHEAD,
+            look_ahead=library.look_ahead(json.loads(search.options)) if library else 1,
             steps=tuple(
                 self._stage(
                     solver,
@@ -198,7 +204,11 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
         StepResultRow.device,
         StepResultRow.busy_s,
     )
-    of_job = (Job.search_id, Job.config_id, SolverRow.name.label("solver"), Job.steps, Job.round)
+    of_search = (
+        *(Job.search_id, Job.config_id, SolverRow.name.label("solver"), Job.steps),
+        sa.type_coerce(Job.options, sa.Text).label("options"),
+    )
+    of_job = (*of_search, Job.round)
     query = (
         sa.select(*columns, StepResultRow.started_at, StepResultRow.ended_at, *of_job)
         .join(Job, Job.id == StepResultRow.job_id)
@@ -209,7 +219,7 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
     for row in connection.execute(query):
         recording.solvers[row.job_id] = row.solver
         if row.search_id is not None:
-            search = _Search(row.search_id, row.config_id, row.solver, row.steps)
+            search = _Search(row.search_id, row.config_id, row.solver, row.steps, row.options)
             recording.rounds[row.job_id] = search, row.round
         recording.workers[row.step].add(row.worker)
         if row.device:
@@ -234,7 +244,7 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
             .group_by(*of_job)
         )
         for one in connection.execute(trials):
-            search = _Search(one.search_id, one.config_id, one.solver, one.steps)
+            search = _Search(one.search_id, one.config_id, one.solver, one.steps, one.options)
             recording.best_ms[search][one.round] = one.best_ms
     return recording
 

@@ -25,6 +25,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem, tail
 from tuna.sandbox.processes import ChildCancelled, ChildNotStarted
 from tuna.vocabulary import Cause
+from tuna.workers.link import Elsewhere
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,9 @@ REPEAT_S = 120.0
 TRUSTED = 20
 #: How long the first time to wait for news of those others.
 NEWS_S = 2.0
+#: Seconds after the first failure of a worker that has never succeeded, for which it waits for
+#: another one to compare with.
+ALONE_S = 10.0
 _TEST_BYTES = 1 << 20
 _TICK_S = 0.5
 #: A program that runs out of space where there is this much without it is at fault itself.
@@ -73,11 +77,18 @@ Repeats = Callable[[], bool | None]
 _FAILS_AGAIN = "jobs fail here in a row, and so does one that had succeeded on this device"
 
 
-class Fault(NamedTuple):
-    """Why this worker is unfit."""
+def is_in_doubt(elsewhere: Elsewhere, failing_s: float) -> bool:
+    """True if the failures of a worker that has never succeeded, the first of which was `failing_s`
+    ago, may be its own: unless all others fail too, or there have been none for long enough."""
+    return elsewhere.succeeds is not False if elsewhere.others else failing_s < ALONE_S
 
-    cause: Cause  #: `device_lost` or `infra`
+
+class Fault(NamedTuple):
+    """Why a failure is not charged to the job."""
+
+    cause: Cause
     text: str
+    is_unfit: bool = True  #: the worker must not go on
 
     def charged_to_worker(self, result: StepResult) -> StepResult:
         """The result as a failure of this worker's; what it measured does not count."""
@@ -126,6 +137,9 @@ class Health:
         #: Those with a wrong answer, which one success does not outweigh.
         self._wrong: set[int] = set()
         self._successes = 0  # in a row
+        self._has_succeeded = False  # ever
+        self._first_failed_at: float | None = None  # on the monotonic clock
+        self._in_doubt = 0  # failures that were
         self._charged = 0  # failures since a success
         self._repeat_at = _REPEAT_AFTER
         self.fault: Fault | None = None  #: while the worker takes nothing
@@ -161,16 +175,17 @@ class Health:
         self,
         result: StepResult,
         library: Library,
-        succeeds_elsewhere: Callable[[], bool | None],
+        elsewhere: Callable[[], Elsewhere],
         repeats: Repeats = lambda: None,
     ) -> Fault | None:
-        """Why the failure in `result` is this worker's; None for one that is the job's, and for
-        success.
+        """Why the failure in `result` is or may be this worker's; None for one that is the job's,
+        and for success.
 
-        `succeeds_elsewhere`: whether the same work does; None while there is no news of others.
-        `repeats`: whether the device does again what it did before; None while it has done nothing.
+        `elsewhere`: the workers that could do the same work. `repeats`: whether the device does
+        again what it did before; None while it has done nothing.
         """
         if result.ok:
+            self._has_succeeded = True
             self._failed.clear()
             self._charged, self._repeat_at = 0, _REPEAT_AFTER
             self._successes += 1
@@ -194,17 +209,17 @@ class Health:
         self._failed.add(result.job_id)
         if result.cause is Cause.WRONG_RESULT:
             self._wrong.add(result.job_id)
-        count = max(len(self._failed), len(self._wrong))
         cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
-        if count >= IN_A_ROW and self._elsewhere(
-            succeeds_elsewhere, NEWS_S if count == IN_A_ROW else 0.0
-        ):
+        if not self._has_succeeded and (found := self._doubt(result, elsewhere(), cause)):
+            return found
+        count = max(len(self._failed), len(self._wrong))
+        if count >= IN_A_ROW and self._succeeds(elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
             return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
         self._charged += 1
         # A final failure is confirmed by another worker, where there is one.
         final = (
             library.retry(result.cause or Cause.INFRA).again in _FINAL
-            and succeeds_elsewhere() is False
+            and elsewhere().succeeds is False
         )
         if self._charged < self._repeat_at and not final:
             return None
@@ -212,6 +227,25 @@ class Health:
             return Fault(cause, _FAILS_AGAIN)
         self._repeat_at = max(self._repeat_at, 2 * self._charged)
         return None
+
+    def _doubt(self, result: StepResult, elsewhere: Elsewhere, cause: Cause) -> Fault | None:
+        """Return why a failure may be the fault of this worker, which has never succeeded; `cause`
+        is for one that surely is."""
+        if self._first_failed_at is None:
+            self._first_failed_at = time.monotonic()
+        if not self._is_in_doubt(elsewhere):
+            return None
+        self._in_doubt += 1
+        text = "nothing has succeeded here yet, and others succeed elsewhere"
+        if not elsewhere.succeeds:
+            cause = result.cause or Cause.INFRA
+            text = f"nothing has succeeded here yet, the latest failed with {cause.value}, and"
+            text += " whether others succeed is not known"
+        return Fault(cause, text, is_unfit=self._in_doubt >= IN_A_ROW)
+
+    def _is_in_doubt(self, elsewhere: Elsewhere) -> bool:
+        first_at = self._first_failed_at
+        return first_at is not None and is_in_doubt(elsewhere, time.monotonic() - first_at)
 
     def _lack_of_room(self) -> Fault | None:
         for folder in self._folders:
@@ -225,9 +259,9 @@ class Health:
         return None
 
     @staticmethod
-    def _elsewhere(succeeds: Callable[[], bool | None], wait_s: float) -> bool:
+    def _succeeds(elsewhere: Callable[[], Elsewhere], wait_s: float) -> bool:
         deadline = time.monotonic() + wait_s
-        while (found := succeeds()) is None and time.monotonic() < deadline:
+        while (found := elsewhere().succeeds) is None and time.monotonic() < deadline:
             time.sleep(wait_s / 20)
         return bool(found)
 
@@ -241,12 +275,17 @@ class Health:
         return self.examine(library)
 
     def stay_aside(
-        self, fault: Fault, library: Library, limit_s: float, repeats: Repeats = lambda: None
+        self,
+        fault: Fault,
+        library: Library,
+        limit_s: float,
+        elsewhere: Callable[[], Elsewhere],
+        repeats: Repeats = lambda: None,
     ) -> None:
-        """Wait until an examination finds nothing, for `limit_s` at most; `fault` stays set if it
-        does not by then.
+        """Wait until an examination finds nothing, and for a worker that has never succeeded until
+        there is news of others, for `limit_s` at most; `fault` stays set if that is not by then.
 
-        `repeats`: see `judge`.
+        `elsewhere`, `repeats`: see `judge`.
         """
         if self.fault is None:
             library.close()  # children that are broken, or in the way of a repair
@@ -265,6 +304,9 @@ class Health:
             self.fault = self.examine(library)
             if self.fault is None and repeats() is False:
                 self.fault = Fault(fault.cause, _FAILS_AGAIN)
+            if self.fault is None and not self._has_succeeded:
+                news = elsewhere()
+                self.fault = fault if self._is_in_doubt(news) and not news.succeeds else None
             fault = self.fault or fault
         if self.fault is None:
             self._examined = True

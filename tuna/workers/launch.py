@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tuna.errors import ServiceError
 from tuna.sandbox.processes import signal_name
@@ -172,6 +172,33 @@ def local_workers(
         raise
     finally:
         workers.stop(idle=idle, bound_s=bound_s)
+
+
+class LastingWorkers:
+    """Workers on this machine that several runs share: the first run starts them, and the end of a
+    `with` block of this ends them."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._started: LocalWorkers | None = None
+        self._stopped: RunStopped | None = None  #: which ended the last run
+
+    def start(self, workers: contextlib.AbstractContextManager[LocalWorkers]) -> LocalWorkers:
+        """The workers of the first call."""
+        self._started = self._started or self._stack.enter_context(workers)
+        return self._started
+
+    def ended(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        """Note how a run ended: after a `RunStopped` workers may still have something to do."""
+        self._stopped = error if isinstance(error, RunStopped) else None
+
+    def __enter__(self) -> LastingWorkers:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None and self._stopped is not None:
+            kind, error = RunStopped, self._stopped
+        self._stack.__exit__(kind, error, trace)
 
 
 #: Long enough to reset or reboot a device.

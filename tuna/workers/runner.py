@@ -133,9 +133,8 @@ class Runner:
                 limit_s = sum(
                     library.time_limit_s(library.step(chunk.step), item) for item in chunk.items
                 )
-                self._quarantine(
-                    unfit.fault, library, started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
-                )
+                left_s = started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
+                self._quarantine(unfit.fault, chunk, library, left_s)
                 return ChunkOutcome.UNFIT
 
     def _run(
@@ -220,7 +219,7 @@ class Runner:
 
     def _results(self, run: _Run, context: RunContext) -> Iterator[StepResult]:
         """Exactly one result for each item, also if the library fails or repeats one; raises Unfit
-        after an uncharged one."""
+        after one by which the worker is."""
         library, step = run.library, run.step
         open_items = {item.job_id: item for item in run.chunk.items}
         started_at = time.time()
@@ -239,10 +238,10 @@ class Runner:
         judge = functools.partial(
             self._health.judge,
             library=library,
-            succeeds_elsewhere=lambda: self._link.elsewhere(run.chunk, self.place).succeeds,
+            elsewhere=functools.partial(self._link.elsewhere, run.chunk, self.place),
             repeats=repeats,
         )
-        found: Fault | None = None
+        of_error: Fault | None = None
         fault = "the library gave no result"
         try:
             while is_stopped and open_items:
@@ -257,7 +256,7 @@ class Runner:
                         self._repeatable = again, context.artifacts
                     began_at += seconds
                     yield found.charged_to_worker(result) if found else result
-                    if found:
+                    if found and found.is_unfit:
                         raise Unfit(found)
                     if is_stopped:
                         break
@@ -268,7 +267,7 @@ class Runner:
         except Exception as error:  # a fault of the library's own code must not end the worker
             fault = traceback.format_exc()
             log.error("library failed", library=library.name, fault=fault)
-            found = self._health.of_error(error, library)
+            of_error = self._health.of_error(error, library)
         for item in open_items.values():
             failed = result_of(
                 item,
@@ -278,9 +277,9 @@ class Runner:
                 started_at=started_at,
                 ended_at=time.time(),
             )
-            found = found or judge(failed)
+            found = of_error or judge(failed)
             yield found.charged_to_worker(failed) if found else failed
-            if found:
+            if found and found.is_unfit:
                 raise Unfit(found)
 
     def _return(self, run: _Run, reason: str, pause_s: float | None = None) -> None:
@@ -308,8 +307,9 @@ class Runner:
         if self._announcer:
             self._announcer.feel(self._health.failing, fault.text if fault else "")
 
-    def _quarantine(self, fault: Fault, library: Library, limit_s: float) -> None:
+    def _quarantine(self, fault: Fault, chunk: Chunk, library: Library, limit_s: float) -> None:
         """Take nothing until the worker is fit again, or `limit_s` are over."""
+        elsewhere = functools.partial(self._link.elsewhere, chunk, self.place)
 
         def repeats() -> bool | None:
             with contextlib.suppress(*_WORKER_FAULTS), self._device(Resource.DEVICE, lambda: False):
@@ -317,7 +317,7 @@ class Runner:
             return None
 
         self._announce_health(fault)
-        self._health.stay_aside(fault, library, limit_s, repeats)
+        self._health.stay_aside(fault, library, limit_s, elsewhere, repeats)
         self._announce_health(self._health.fault)
 
     def _repeats(

@@ -23,12 +23,14 @@ _BYTES = {"fp32": 4, "fp64": 8, "i32": 4, "i64": 8, "u64": 8}
 
 
 def watch(builder: ModuleType) -> None:
-    """Let the builder's module add a script for each launch that it builds, beside the stand-in."""
+    """Let the builder's module add a script for each launch of a kernel in `_RUN` that it builds,
+    beside the stand-in."""
     path = Path(os.environ["LD_LIBRARY_PATH"], "script")
     make_launch = builder._launch
 
     def launched(source: Any, binary: Any, call: Any, number: int) -> Any:
-        _add(path, script(builder, source, binary, call))
+        if source.kernel.function in _RUN:
+            _add(path, script(builder, source, binary, call))
         return make_launch(source, binary, call, number)
 
     builder._launch = launched

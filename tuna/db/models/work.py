@@ -261,19 +261,23 @@ class TrialRow(Base):
     ended_early: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     max_error: Mapped[float | None]
     build_s: Mapped[float | None]
+    parts: Mapped[str | None] = mapped_column(LongText)  #: JSON of `libraries.items.Trial.parts`
     measured_at: Mapped[datetime | None]
     __table_args__ = table(UniqueConstraint("job_id", "number"))
 
 
 class WarmStartRow(Base):
-    """An earlier search that a search learns from, with its trials at the time when it was chosen;
-    see `search.history`."""
+    """A search that another one learns from, with its trials at the time when it was chosen; see
+    `search.history`."""
 
     __tablename__ = "warm_start"
     search_id: Mapped[int] = mapped_column(
         BigId, ForeignKey("search.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
     )
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  #: the nearest first
+    #: the nearest first of those with the same `round`
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    #: the first that learns from it, and not from those with a smaller one
+    round: Mapped[int] = mapped_column(default=0, server_default="0")
     #: block of the trials
     digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     origin: Mapped[str] = text(16)  #: `search.history.Origin`

@@ -155,7 +155,7 @@ def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
     try:
         # unlike json, limits nesting and rejects lone surrogates
         found = from_json(read_plain(path, MAX_ANSWER_BYTES))
-    except NotPlain as error:
+    except (NotPlain, PermissionError) as error:
         raise FinFailed(f"fin's answer cannot be read: {error}", tail, garbled=True) from None
     except ValueError as error:
         raise FinFailed(f"fin's answer is not JSON: {error}", tail, garbled=True) from None

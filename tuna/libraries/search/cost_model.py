@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
-from tuna.messages import install_extra
+from tuna.libraries.kernels import Known, Past
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,44 +50,27 @@ _TRUSTED = 4.0
 Features = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class KnownTrial:
-    """One trial: a candidate by its params, and its time or why it has none."""
-
-    params: str
-    seconds: float | None
-    cause: str | None = None
-
-
-@dataclass(frozen=True)
-class TrialSource:
-    """Trials of one problem in one environment, to learn from."""
-
-    label: str  #: names the problem in the model's header
-    trials: Sequence[KnownTrial]
-    sibling: bool = False  #: of another size or another device than what is searched
-
-
-def in_order(history: Iterable[KnownTrial]) -> Sequence[KnownTrial]:
-    """The trials sorted by params, one for each; of several trials of one candidate the fastest.
+def in_order(history: Iterable[Past]) -> Sequence[Past]:
+    """The trials that are done sorted by params, one for each; of several trials of one candidate
+    the fastest.
 
     So the model does not depend on the order of measurement.
     """
-    best: dict[str, KnownTrial] = {}
+    best: dict[str, Past] = {}
     for trial in history:
         known = best.get(trial.params)
-        if known is None or _key(trial) < _key(known):
+        if trial.is_done and (known is None or _key(trial) < _key(known)):
             best[trial.params] = trial
     return [best[params] for params in sorted(best)]
 
 
-def _key(trial: KnownTrial) -> tuple[float, str]:
-    return (float("inf") if trial.seconds is None else trial.seconds, trial.cause or "")
+def _key(trial: Past) -> tuple[float, str]:
+    return (float("inf") if trial.time_ms is None else trial.time_ms, trial.cause or "")
 
 
 def learn(
-    features_of: Callable[[str], Features | None],
-    sources: Sequence[TrialSource],
+    features_of: Callable[[str, Config | None], Features | None],
+    sources: Sequence[Known],
     *,
     prior: bytes | None = None,
     trees: int = _ROUNDS,
@@ -104,20 +87,22 @@ def learn(
     targets: list[float] = []
     weights: list[float] = []
     trained_on = []
-    others = sum(len(source.trials) for source in sources if source.sibling)
+    others = sum(trial.is_done for source in sources if not source.same for trial in source.trials)
     sibling_weight = min(_SIBLING_WEIGHS, _SIBLINGS_WEIGH / others) if others else 0.0
-    for source in sorted(sources, key=lambda source: (source.sibling, source.label)):
-        known = [(trial, features_of(trial.params)) for trial in in_order(source.trials)]
+    for source in sorted(sources, key=lambda source: (not source.same, source.label)):
+        trials = in_order(source.trials)
+        known = [(trial, features_of(trial.params, source.config)) for trial in trials]
         best = min(
-            (trial.seconds for trial, found in known if found and trial.seconds), default=None
+            (trial.time_ms for trial, found in known if found and trial.time_ms), default=None
         )
         if best is None:
             continue
         used = [(trial, found) for trial, found in known if found]
         rows += [found for _, found in used]
-        targets += [_slowdown(trial.seconds, best) for trial, _ in used]
-        weights += [sibling_weight if source.sibling else 1.0] * len(used)
-        trained_on.append({"label": source.label, "trials": len(used), "sibling": source.sibling})
+        targets += [_slowdown(trial.time_ms, best) for trial, _ in used]
+        weights += [1.0 if source.same else sibling_weight] * len(used)
+        about = {"label": source.label, "trials": len(used), "sibling": not source.same}
+        trained_on.append(about)
     if not rows:
         raise BadInput("There is no trial with a time to learn from.")
     names = sorted({name for row in rows for name in row})
@@ -191,8 +176,8 @@ def _trust(
     return min(1.0, max(0.0, slope))
 
 
-def _slowdown(seconds: float | None, best: float) -> float:
-    return _FAILED if not seconds else min(math.log(seconds / best), _SLOWEST)
+def _slowdown(time_ms: float | None, best_ms: float) -> float:
+    return _FAILED if not time_ms else min(math.log(time_ms / best_ms), _SLOWEST)
 
 
 def _matrix(rows: Sequence[Features], names: Sequence[str]) -> NDArray[np.float32]:
@@ -211,6 +196,7 @@ def _xgboost() -> Any:
         import xgboost
     except ImportError:
         raise LibraryMissing(
-            "xgboost is not installed, with which a search learns.", hint=install_extra("tvm")
+            "xgboost is not installed, with which a search learns.",
+            hint="pip install 'xgboost-cpu>=3,<4', which Tuna's extras tvm and triton bring",
         ) from None
     return xgboost

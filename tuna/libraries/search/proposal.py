@@ -11,13 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from random import Random
 from typing import Literal
 
-from tuna.libraries.search.cost_model import (
-    CostModel,
-    KnownTrial,
-    TrialSource,
-    in_order,
-    learn,
-)
+from tuna.configs import Config
+from tuna.libraries.kernels import Known, Past
+from tuna.libraries.search.cost_model import CostModel, Features, in_order, learn
 
 #: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
 Point = tuple[int, ...]
@@ -31,7 +27,8 @@ _PARENTS = 64
 #: Share of a generation that is crossed; the others are mutated.
 _CROSSED = 0.15
 
-Strategy = Literal["search", "random"]
+#: Both others choose by chance, and differ in when a search ends.
+Strategy = Literal["search", "random", "exhaustive"]
 
 #: Largest space that is ranked whole; larger ones are bred.
 SMALL = 4096
@@ -42,6 +39,12 @@ _FEWEST = 8
 _AGAIN = 4
 #: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
 _RANDOM_SHARE = 0.1
+#: Decisions in which a point is near to another one at most.
+_NEAR = 2
+#: Of a batch from a space that is ranked whole: what a candidate costs more for each one before it
+#: that differs in one decision, and in two, as the logarithm of a slowdown. Without it a batch has
+#: the variants of one candidate.
+_ALIKE = {1: 0.05, 2: 0.017}
 #: Points that are drawn for each candidate wanted before a space counts as exhausted.
 _DRAWS = 50
 #: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of
@@ -59,6 +62,9 @@ class Space(ABC):
     #: A cost model that was trained on other problems: it chooses until there are trials, and those
     #: say how they differ from it.
     prior: bytes | None = None
+    #: Proposed before all others, such as a known default. What chance chooses in a small space is
+    #: near to them in one half.
+    begins_with: Sequence[Point] = ()
 
     @abstractmethod
     def points(self) -> Iterator[Point]:
@@ -78,7 +84,7 @@ class Space(ABC):
         valid candidate."""
 
     @abstractmethod
-    def features(self, point: Point) -> Mapping[str, float]:
+    def features(self, point: Point) -> Features:
         """Return the features of a point for a cost model. A name means the same in the spaces of
         similar problems."""
 
@@ -88,9 +94,9 @@ class Space(ABC):
         return 0.0
 
     @abstractmethod
-    def features_of(self, params: str) -> Mapping[str, float] | None:
-        """Return the features of a candidate of this problem or a similar one; None if the params
-        do not have them."""
+    def features_of(self, params: str, config: Config | None = None) -> Features | None:
+        """Return the features of a candidate of this problem or a similar one, whose config is
+        given where it is known; None if the params do not have them."""
 
     @abstractmethod
     def random(self, chance: Random) -> Point:
@@ -108,42 +114,39 @@ class Space(ABC):
 
 def propose(
     space: Space,
-    history: Iterable[KnownTrial],
+    history: Sequence[Past],
     *,
     count: int,
     seed: int,
     strategy: Strategy = "search",
-    others: Sequence[TrialSource] = (),
-    avoid: Collection[str] = (),
+    others: Sequence[Known] = (),
 ) -> list[str]:
-    """The params of up to `count` different candidates, none of which is in `history` or `avoid`;
-    fewer: the space is exhausted.
+    """The params of up to `count` different candidates, none of which is in `history`; fewer: the
+    space is exhausted.
 
-    `others`: trials of earlier searches to learn from too. Of those of the same problem (no
-    `sibling`) the fastest few are proposed again, so that they are measured here, and the others
-    with a time are not. `avoid`: candidates of rounds that are still being measured. Raises
-    LibraryMissing where a model is needed and xgboost is not installed.
+    `others`: trials of earlier searches to learn from too. Of those of the same problem the fastest
+    few are proposed again, so that they are measured here, and the others with a time are not.
+    Raises LibraryMissing where a model is needed and xgboost is not installed.
     """
     trials = in_order(history)
-    taken = {trial.params for trial in trials} | set(avoid)
+    taken = {trial.params for trial in history}
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
-    found: list[str] = []
+    found = _new(space, space.begins_with, count, taken)
+    taken |= set(found)
     if strategy == "search":
-        known = in_order(
-            trial for source in others if not source.sibling for trial in source.trials
-        )
+        known = in_order(trial for source in others if source.same for trial in source.trials)
         timed = sorted(
-            (trial.seconds, trial.params) for trial in known if trial.seconds is not None
+            (trial.time_ms, trial.params) for trial in known if trial.time_ms is not None
         )
-        found = _new(space, _points(space, timed[:_AGAIN]), count, taken)
+        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
-        sources = [TrialSource("", learned), *(source for source in others if source.sibling)]
+        sources = [Known("", learned), *(source for source in others if not source.same)]
         wanted = count - len(found)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
             model = CostModel(learn(space.features_of, sources, prior=space.prior), space.prior)
-            ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance)
+            ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance, taken)
         elif wanted and space.prior:
             ranked = _expected(
                 space, _costs(space, CostModel(space.prior), _BLIND_EFFORT), chance, wanted
@@ -161,18 +164,18 @@ def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]
     return (point for point in points if point is not None)
 
 
-def _suffice(space: Space, trials: Sequence[KnownTrial], others: Sequence[TrialSource]) -> bool:
+def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> bool:
     """Whether there is enough to learn from: own trials, or others' in which features can be
     seen."""
-    if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
+    if sum(trial.time_ms is not None for trial in trials) >= _FEWEST:
         return True
     timed = (
-        trial.params for source in others for trial in source.trials if trial.seconds is not None
+        space.features_of(trial.params, source.config)
+        for source in others
+        for trial in source.trials
+        if trial.time_ms is not None
     )
-    return (
-        len(list(itertools.islice((one for one in timed if space.features_of(one)), _FEWEST)))
-        == _FEWEST
-    )
+    return len(list(itertools.islice(filter(None, timed), _FEWEST))) == _FEWEST
 
 
 def _costs(space: Space, model: CostModel, effort: float) -> Costs:
@@ -189,14 +192,32 @@ def _costs(space: Space, model: CostModel, effort: float) -> Costs:
 
 
 def _ranked(
-    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
+    space: Space, costs: Costs, trials: Sequence[Past], chance: Random, taken: Collection[str]
 ) -> Iterable[Point]:
-    """Points by what they are expected to cost, the cheapest first."""
+    """Points by what they are expected to cost, the cheapest first; of a small space without those
+    taken."""
     if space.size() > SMALL:
         return evolved(space, costs, trials, chance)
-    points = list(space.points())
+    known = {space.point_of(params) for params in taken}
+    points = [point for point in space.points() if point not in known]
     chance.shuffle(points)  # trees give many points the same
-    return _cheapest_first(points, costs)
+    return _different(points, costs)
+
+
+def _different(points: Sequence[Point], costs: Costs) -> Iterator[Point]:
+    """Points, the cheapest first, each of which makes those that are like it dearer."""
+    cost = dict(zip(points, costs(points), strict=True))
+    while cost:
+        best = min(cost, key=cost.__getitem__)
+        del cost[best]
+        yield best
+        for point in cost:
+            cost[point] += _ALIKE.get(_differences(point, best), 0.0)
+
+
+def _differences(one: Point, other: Point) -> int:
+    """Return the number of decisions that differ."""
+    return sum(mine != theirs for mine, theirs in itertools.zip_longest(one, other))
 
 
 def _expected(space: Space, costs: Costs, chance: Random, count: int) -> Sequence[Point]:
@@ -204,20 +225,22 @@ def _expected(space: Space, costs: Costs, chance: Random, count: int) -> Sequenc
     points = list(
         dict.fromkeys(itertools.islice(_drawn(space, chance, count), _BLIND_DRAWS * count))
     )
-    return _cheapest_first(points, costs)
-
-
-def _cheapest_first(points: Sequence[Point], costs: Costs) -> list[Point]:
     cost = dict(zip(points, costs(points), strict=True))
     return sorted(points, key=cost.__getitem__)
 
 
 def _drawn(space: Space, chance: Random, count: int) -> Iterator[Point]:
-    if space.size() <= SMALL:
-        points = list(space.points())
-        chance.shuffle(points)
-        return iter(points)
-    return (space.random(chance) for _ in range(count * _DRAWS))
+    if space.size() > SMALL:
+        return (space.random(chance) for _ in range(count * _DRAWS))
+    points = list(space.points())
+    chance.shuffle(points)
+    near = [point for point in points if _is_near(point, space.begins_with)]
+    turns = itertools.zip_longest(near, points)
+    return (point for turn in turns for point in turn if point is not None)
+
+
+def _is_near(point: Point, others: Iterable[Point]) -> bool:
+    return any(_differences(point, other) <= _NEAR for other in others)
 
 
 def _new(space: Space, points: Iterable[Point], count: int, taken: Collection[str]) -> list[str]:
@@ -240,11 +263,9 @@ def _digest(seed: int, taken: Iterable[str]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def evolved(
-    space: Space, costs: Costs, trials: Sequence[KnownTrial], chance: Random
-) -> Sequence[Point]:
+def evolved(space: Space, costs: Costs, trials: Sequence[Past], chance: Random) -> Sequence[Point]:
     """All points that were met, the cheapest first. `trials` in the order of `in_order`."""
-    timed = sorted((trial.seconds, trial.params) for trial in trials if trial.seconds is not None)
+    timed = sorted((trial.time_ms, trial.params) for trial in trials if trial.time_ms is not None)
     known = [space.point_of(params) for _, params in timed[:_PARENTS]]
     population = [point for point in known if point is not None]
     population += [space.random(chance) for _ in range(_POPULATION - len(population))]

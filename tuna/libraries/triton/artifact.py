@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 MAGIC = b"TUNATRI1"
@@ -27,7 +28,10 @@ ELEMENT_BYTES = {
     **{"fp8e4nv": 1, "fp8e5": 1, "fp8e4b8": 1, "fp8e5b16": 1},
 }
 #: Bytes of a launch argument by its type; `ptr` is a device address.
-PARAM_BYTES = {"ptr": 8, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "fp32": 4, "fp64": 8}
+PARAM_BYTES = {
+    **{"ptr": 8, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "fp32": 4, "fp64": 8},
+    **{"i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2},
+}
 ROLES = ("input", "output", "scratch")
 #: Names of buffers that Triton itself asks for: their bytes are stated by the launch, and the
 #: argument is a null pointer where these are 0.
@@ -86,6 +90,17 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The right answer in some places of an output, where whoever measures cannot compute it."""
+
+    buffer: str
+    rows: tuple[int, ...]  #: of the output as a matrix of its last dimension
+    columns: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]  #: a tuple for each row
+    tolerance: float  #: largest error, relative to the largest magnitude of the values
+
+
+@dataclass(frozen=True)
 class Artifact:
     """A built candidate."""
 
@@ -95,6 +110,7 @@ class Artifact:
     buffers: tuple[Buffer, ...]
     launches: tuple[Launch, ...]
     binaries: tuple[bytes, ...]
+    answers: tuple[Answer, ...] = ()  #: of each output of a kernel that came in a file
 
     def to_bytes(self) -> bytes:
         """Return the file's content, equal for equal artifacts."""
@@ -109,6 +125,8 @@ class Artifact:
                 for one in self.binaries
             ],
         }
+        if self.answers:
+            header["answers"] = [asdict(one) for one in self.answers]
         text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         return b"".join([MAGIC, len(text).to_bytes(4, "little"), text, *self.binaries])
 
@@ -131,9 +149,10 @@ def from_bytes(data: bytes) -> Artifact:
             buffers=tuple(_buffer(one) for one in header["buffers"]),
             launches=tuple(_launch(one) for one in header["launches"]),
             binaries=binaries,
+            answers=tuple(_answer(one) for one in header.get("answers", ())),
         )
         _check(found)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadArtifact(f"the header is not sound: {error}") from None
     return found
 
@@ -163,6 +182,16 @@ def _launch(facts: Mapping[str, Any]) -> Launch:
     return Launch(**{**facts, "grid": tuple(facts["grid"]), "params": params})
 
 
+def _answer(facts: Mapping[str, Any]) -> Answer:
+    return Answer(
+        buffer=str(facts["buffer"]),
+        rows=tuple(facts["rows"]),
+        columns=tuple(facts["columns"]),
+        values=tuple(tuple(map(float, row)) for row in facts["values"]),
+        tolerance=float(facts["tolerance"]),
+    )
+
+
 def _check(found: Artifact) -> None:
     """Raise ValueError for values that a launch could not use."""
     if not _ARCH.fullmatch(found.arch):
@@ -174,6 +203,15 @@ def _check(found: Artifact) -> None:
         if buffer.element not in ELEMENT_BYTES or buffer.role not in ROLES:
             raise ValueError(f"buffer {buffer.name} has an unknown element or role")
         _check_counts(f"the shape of {buffer.name}", buffer.shape, 1, 2**40)
+    for answer in found.answers:
+        if answer.buffer not in {one.name for one in found.buffers if one.role == "output"}:
+            raise ValueError(f"there is no output {answer.buffer}")
+        wide = {len(row) for row in answer.values} | {len(answer.columns)}
+        if len(answer.values) != len(answer.rows) or len(wide) > 1 or not answer.values:
+            raise ValueError(f"the answer for {answer.buffer} is no matrix of its rows and columns")
+        if not all(map(math.isfinite, (answer.tolerance, *chain(*answer.values)))):
+            raise ValueError(f"the answer for {answer.buffer} is not finite")
+        _check_counts("rows", (*answer.rows, *answer.columns), 0, 2**40)
     if not found.launches:
         raise ValueError("there is no launch")
     for launch in found.launches:

@@ -22,8 +22,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
-from tuna.libraries.kernels import Builder, KernelJob
+from tuna.libraries.kernels import Builder, KernelJob, Known, Past
+from tuna.libraries.search import proposal
 from tuna.libraries.triton.artifact import (
     GLOBAL_SCRATCH,
     PARAM_BYTES,
@@ -34,8 +36,9 @@ from tuna.libraries.triton.artifact import (
     Param,
     from_bytes,
 )
-from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, TunedKernel
 from tuna.libraries.triton.kernel_file import KernelFile
+from tuna.libraries.triton.space import TileSpace
 from tuna.libraries.triton.tiles import (
     OPTIONS,
     TARGETS,
@@ -45,14 +48,16 @@ from tuna.libraries.triton.tiles import (
     Target,
     Tile,
     Value,
-    least_shared_bytes,
     tile_of,
     tile_text,
 )
+from tuna.libraries.triton.user_kernel import user_kernel
 
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone
 #: share most of theirs.
 _KEPT = 2048
+#: Spaces that are kept: those of searches that go on beside each other take turns.
+_KEPT_SPACES = 32
 _TL = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16}
 _PTX_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]\d+)\b[^,)]*_param_\d+")
 _PTX_TYPES = {"u64": 8, "s64": 8, "b64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "f64": 8}
@@ -103,6 +108,7 @@ class TritonBuilder(Builder):
         """The consumer's default, then points of the space in an order that the job's seed
         decides."""
         description, target = _description(job), TARGETS[job.target]
+        description.answers(job.config)  # no candidate's time
         space = description.space(job.config, target)
         first = [] if space.default is None else [tile_text(space.default)]
         if job.solver.endswith(DEFAULT):
@@ -111,36 +117,63 @@ class TritonBuilder(Builder):
         random.Random(job.seed).shuffle(rest)  # noqa: S311
         return [*first, *rest][: job.count]
 
+    def search(
+        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+    ) -> Sequence[str]:
+        """Propose candidates by `search.proposal`."""
+        strategy = job.options.get("strategy", "search")
+        space = _space(job)
+        return proposal.propose(
+            space, history, count=count, seed=job.seed, strategy=strategy, others=known
+        )
+
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the artifact of one candidate."""
-        made = artifact(_description(job), job, tile_of(params))
-        path.write_bytes(made.to_bytes())
+        path.write_bytes(artifact(*_candidate(job, params)).to_bytes())
+
+    def workload(self, job: KernelJob) -> bytes:
+        """Compute the right answer where artifacts have it, so that it is no candidate's time;
+        exporters need no description."""
+        _description(job).answers(job.config)
+        return b""
 
     def build_key(self, job: KernelJob, params: str) -> str:
         """Return the SHA-256 of all that the code depends on: neither grids nor the values of
         arguments, so that batch sizes share it."""
-        _, sources = _sources(_description(job), job, tile_of(params))
+        _, sources = _sources(*_candidate(job, params))
         text = repr([triton.__version__, *(one.facts for one in sources)])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def rebuild(self, job: KernelJob, params: str, built: Path, path: Path) -> None:
         """Write the artifact of one candidate with the code of another one."""
         code = from_bytes(built.read_bytes())
-        path.write_bytes(artifact(_description(job), job, tile_of(params), code).to_bytes())
+        path.write_bytes(artifact(*_candidate(job, params), code).to_bytes())
 
 
-def _description(job: KernelJob) -> Description:
+@functools.lru_cache(maxsize=_KEPT_SPACES)
+def _space(job: KernelJob) -> TileSpace:
+    return TileSpace(_description(job), job.config, TARGETS[job.target])
+
+
+def _description(job: KernelJob) -> TunedKernel:
+    if isinstance(job.config, TritonKernelConfig):
+        return user_kernel(Path(job.body).read_text())
     return DESCRIPTIONS[job.solver.removesuffix(DEFAULT)]
 
 
+def _candidate(job: KernelJob, params: str) -> tuple[TunedKernel, KernelJob, Tile]:
+    description = _description(job)
+    return description, job, tile_of(params, description.tile_names)
+
+
 def artifact(
-    description: Description, job: KernelJob, tile: Tile, code: Artifact | None = None
+    description: TunedKernel, job: KernelJob, tile: Tile, code: Artifact | None = None
 ) -> Artifact:
     """Return the candidate compiled, or with the code of an artifact that has its build key; raises
     TooLarge where it cannot run, before it is compiled if its tiles alone are too large."""
     target, kernel = TARGETS[job.target], _kernel(description)
     plan, sources = _sources(description, job, tile)
-    least = least_shared_bytes(plan, tile, target)
+    least = description.least_shared_bytes(plan, tile, target)
     if least > target.shared_bytes:
         raise TooLarge(_too_large(f"at least {least}", target))
     launches: list[Launch] = []
@@ -158,16 +191,17 @@ def artifact(
         plan.buffers,
         tuple(launches),
         tuple(binaries),
+        description.answers(job.config),
     )
     if code is not None and _interface(code) != _interface(made):
         raise BadArtifact("the artifact is of another kernel")
     return made
 
 
-def _sources(description: Description, job: KernelJob, tile: Tile) -> tuple[Plan, list[Source]]:
+def _sources(description: TunedKernel, job: KernelJob, tile: Tile) -> tuple[Plan, list[Source]]:
     """Return the launches of a candidate, and the build of each."""
     target, kernel = TARGETS[job.target], _kernel(description)
-    plan = description.family.plan(job.config, tile, target, description.package)
+    plan = description.plan(job.config, tile, target)
     return plan, [specialise(kernel, plan, call, target) for call in plan.calls]
 
 
@@ -334,10 +368,10 @@ def _launch(source: Source, binary: Binary, call: KernelCall, number: int) -> La
 
 
 @functools.cache
-def _kernel(description: Description) -> KernelFile:
+def _kernel(description: TunedKernel) -> KernelFile:
     found = description.kernel()
     if found is None:
-        raise BadInput(f"{description.package} is not installed here.")
+        raise BadInput(f"The package of {description.name} is not installed here.")
     return found
 
 

@@ -10,6 +10,7 @@ for all candidates of a config.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import math
@@ -17,22 +18,18 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuna.configs import Config, from_json
 from tuna.libraries.probe import Probe
 from tuna.libraries.repeats import HOPELESS, Repeat, Sampler, Timing, sample_until_done, timing
 from tuna.libraries.triton.artifact import ELEMENT_BYTES, Artifact, Buffer, from_bytes
-from tuna.libraries.triton.device_problems import (
-    DeviceProblem,
-    Floats,
-    IntArray,
-    decode,
-    poison_byte,
-)
+from tuna.libraries.triton.device_problems import DeviceProblem, OutputSample, poison_byte
 from tuna.libraries.triton.driver import Cuda, DeviceMemory, scratch
 from tuna.sandbox import nvml, seccomp
 
@@ -40,9 +37,8 @@ from tuna.sandbox import nvml, seccomp
 _GRAPH_MS, _MOST_RUNS = 2.0, 2048
 #: The copies of the buffers that runs take turns with are so many times the L2 cache in all.
 _ROTATED = 2
-#: Values of an output that are read back for one check, and rows and columns of them whose right
-#: answer is computed.
-_READ, _ROWS, _COLUMNS = 1 << 20, 32, 64
+#: Configs whose right answers are kept: those of a search take turns.
+_KEPT = 64
 #: Bytes of a copy in the probe, tries, and seconds until the clock has risen.
 _COPY_BYTES, _TRIES, _SPIN_S = 64 << 20, 4, 0.1
 _RISEN = 0.98
@@ -122,13 +118,15 @@ def probe(loader: str) -> dict[str, Any]:
         def copy_s() -> float:
             return cuda.time_ms(lambda: cuda.copy(target, source, _COPY_BYTES)) / 1e3
 
-        device = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+        device = _visible()
         try:
-            risen, until = _RISEN * _nvml().sm_mhz(device, highest=True), time.monotonic() + _SPIN_S
-            while _nvml().sm_mhz(device) < risen and time.monotonic() < until:
+            until = time.monotonic() + _SPIN_S
+            while _nvml().sm_mhz(device) < _risen_mhz(device) and time.monotonic() < until:
                 copy_s()
             fastest_s = min(copy_s() for _ in range(_TRIES))
             mhz = _nvml().sm_mhz(device)
+            if time.monotonic() >= until:  # it does not rise further, and is not waited for again
+                _most_mhz[device] = mhz
         except nvml.NvmlError:
             return {}
     cores = cuda.facts.units * nvml.unit_cores(cuda.facts.arch)
@@ -140,70 +138,51 @@ def _nvml() -> nvml.Nvml:
     return nvml.Nvml()
 
 
-class _Sample:
-    """Places of an output that are read, and the right answer in some of them."""
-
-    def __init__(self, output: Buffer, problem: DeviceProblem) -> None:
-        *heights, width = output.shape
-        height = math.prod(heights)
-        generator = np.random.default_rng(height * width)
-        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
-        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
-        self.rows = np.arange((height - 1) % self.step, height, self.step)
-        checked, columns = (
-            _spread(generator, len(self.rows), _ROWS),
-            _spread(generator, width, _COLUMNS),
-        )
-        self._checked = np.ix_(checked, columns)
-        self._expected = problem.expected(output.name, self.rows[checked], columns)
-        self._scale = float(np.max(np.abs(self._expected))) or 1.0
-        self._first: Floats | None = None  #: what the first right candidate wrote in all rows
-        self.tolerance = problem.tolerance(output.name)
-
-    def error(self, found: Floats) -> float:
-        """The largest error relative to the largest magnitude; infinite where a row was not
-        written.
-
-        Beside the right answer in some places, `found` is compared with the first right candidate
-        in all: of that difference half counts, since each of the two may be off by the tolerance.
-        """
-        if not np.all(np.isfinite(found)):
-            return math.inf
-        error = float(np.max(np.abs(found[self._checked] - self._expected))) / self._scale
-        if self._first is not None:
-            return max(error, float(np.max(np.abs(found - self._first))) / self._scale / 2)
-        if error <= self.tolerance:
-            self._first = found
-        return error
+_most_mhz: dict[str, int] = {}  #: the clock that a device was seen to rise to
 
 
-class _Bench:
-    """A config's inputs on the device, which its candidates share."""
+def _risen_mhz(device: str) -> float:
+    """The clock that counts as risen."""
+    if device not in _most_mhz:
+        _most_mhz[device] = _nvml().sm_mhz(device, highest=True)
+    return _RISEN * _most_mhz[device]
+
+
+def _visible() -> str:
+    """The device as NVML takes it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+
+
+class DeviceBench:
+    """A config's inputs on the device, which its candidates share, and its right answers, which
+    stay known after it was closed."""
 
     def __init__(self, cuda: Cuda, config: Config) -> None:
         self.cuda, self._config = cuda, config
         self._memory = DeviceMemory(cuda)
         self._inputs: dict[tuple[Buffer, int], tuple[DeviceProblem, list[int]]] = {}
         self._places = 0  #: sets of buffers that runs take turns with; 0: not known yet
-        self._samples: dict[Buffer, _Sample] = {}
+        self._samples: dict[Buffer, OutputSample] = {}
 
     def close(self) -> None:
-        """Free the inputs."""
+        """Free the inputs; they are made anew for the next candidate."""
         self._memory.close()
+        self._inputs.clear()
 
     @contextlib.contextmanager
-    def placed(self, path: str) -> Iterator[_Placed]:
+    def placed(self, path: str) -> Iterator[PlacedCandidate]:
         """A candidate, ready to run until the context ends."""
         artifact = from_bytes(Path(path).read_bytes())
         arch = self.cuda.facts.arch
         if artifact.arch != arch:
             raise ValueError(f"the candidate is built for {artifact.arch}, and this is an {arch}")
-        problem = DeviceProblem(self._config, {one.name: one for one in artifact.buffers})
+        buffers = {one.name: one for one in artifact.buffers}
+        problem = DeviceProblem(self._config, buffers, artifact.answers)
         if not self._places:
             wanted = math.ceil(_ROTATED * self.cuda.facts.l2_bytes / problem.touched_bytes)
             self._places = min(wanted, _MOST_RUNS)
         with DeviceMemory(self.cuda) as memory, contextlib.ExitStack() as stack:
-            yield _Placed(self, artifact, problem, memory, stack)
+            yield PlacedCandidate(self, artifact, problem, memory, stack)
 
     def addresses(self, problem: DeviceProblem, buffer: Buffer, memory: DeviceMemory) -> list[int]:
         """Where each set has a buffer; inputs are shared by candidates, and the others in `memory`.
@@ -243,19 +222,19 @@ class _Bench:
                 done += size
         self.cuda.synchronize()
 
-    def sample(self, output: Buffer, problem: DeviceProblem) -> _Sample:
+    def sample(self, output: Buffer, problem: DeviceProblem) -> OutputSample:
         """Where an output is checked, the same for all candidates."""
         if output not in self._samples:
-            self._samples[output] = _Sample(output, problem)
+            self._samples[output] = OutputSample(output, problem)
         return self._samples[output]
 
 
-class _Placed:
+class PlacedCandidate:
     """A candidate with its code and buffers on the device."""
 
     def __init__(
         self,
-        bench: _Bench,
+        bench: DeviceBench,
         artifact: Artifact,
         problem: DeviceProblem,
         memory: DeviceMemory,
@@ -269,56 +248,55 @@ class _Placed:
         for binary in artifact.binaries:
             modules.append(self._cuda.load(binary))
             stack.callback(self._cuda.unload, modules[-1])
-        self._launches = []
+        self._at = {name: addresses[0] for name, addresses in at.items()}
+        #: of each set of buffers, its launches in order
+        self._runs: list[list[Callable[[], None]]] = [[] for _ in range(self._places)]
         for launch in artifact.launches:
             own = scratch(launch, memory)
             kernel = self._cuda.kernel(modules[launch.binary], launch)
-            sets = [
-                {**own, **{name: addresses[place] for name, addresses in at.items()}}
-                for place in range(self._places)
-            ]
-            self._launches.append((kernel, launch, sets))
+            for place, run in enumerate(self._runs):
+                addresses = {name: some[place] for name, some in at.items()}
+                run.append(self._cuda.prepared(kernel, launch, {**own, **addresses}))
 
     def run(self, place: int = 0) -> None:
         """Launch all of it with one set of buffers."""
-        for kernel, launch, sets in self._launches:
-            self._cuda.launch(kernel, launch, sets[place % self._places])
+        for launch in self._runs[place % self._places]:
+            launch()
 
     def error(self) -> tuple[float, float]:
         """Run once on outputs full of NaN; the largest error of the answer, relative to its largest
         magnitude, and the largest that is rounding. It is infinite where the answer was not
         written."""
-        _, _, sets = self._launches[0]
         for buffer in self._buffers:
             if buffer.role != "input":
-                self._cuda.fill(sets[0][buffer.name], poison_byte(buffer.element), buffer.bytes)
+                self._cuda.fill(self._at[buffer.name], poison_byte(buffer.element), buffer.bytes)
         self.run()
         self._cuda.synchronize()
         worst, allowed = 0.0, math.inf
         for buffer in self._buffers:
             if buffer.role == "output":
                 sample = self._bench.sample(buffer, self._problem)
-                found = self._read(buffer, sets[0][buffer.name], sample)
-                worst = max(worst, sample.error(found))
+                worst = max(worst, sample.error(self.read(buffer)))
                 allowed = min(allowed, sample.tolerance)
         return worst, allowed
 
-    def _read(self, output: Buffer, address: int, sample: _Sample) -> Floats:
-        """The values of the sampled rows."""
-        width = output.shape[-1]
-        size = ELEMENT_BYTES[output.element] * width
-        raw = np.empty((len(sample.rows), size), np.uint8)
-        self._cuda.download(address + int(sample.rows[0]) * size, sample.step * size, raw)
-        return decode(output.element, raw).reshape(len(raw), width)
+    def read(self, output: Buffer) -> NDArray[np.uint8]:
+        """The bytes of the sampled rows of an output, as the run with the first set left them."""
+        sample = self._bench.sample(output, self._problem)
+        size = ELEMENT_BYTES[output.element] * output.shape[-1]
+        rows = np.empty((len(sample.rows), size), np.uint8)
+        first = self._at[output.name] + int(sample.rows[0]) * size
+        self._cuda.download(first, sample.step * size, rows)
+        return rows
 
     def once_ms(self) -> float:
         """The shorter one of two runs."""
         return min(self._cuda.time_ms(functools.partial(self.run, place)) for place in (1, 2))
 
     @contextlib.contextmanager
-    def repeats(self, once_ms: float) -> Iterator[Callable[[], Repeat]]:
-        """A function that measures one run, as the mean of a graph of them; `once_ms`: about how
-        long one takes."""
+    def graph(self, once_ms: float) -> Iterator[tuple[ctypes.c_void_p, int]]:
+        """A graph of runs that lasts long enough to be timed, and their number; `once_ms`: about
+        how long one takes."""
         wanted = max(self._places, math.ceil(_GRAPH_MS / max(once_ms, 1e-6)))
         runs = min(wanted, _MOST_RUNS)
 
@@ -330,33 +308,40 @@ class _Placed:
         try:
             self._cuda.launch_graph(graph)  # the first launch uploads it
             self._cuda.synchronize()
-            yield lambda: Repeat(
-                self._cuda.time_ms(lambda: self._cuda.launch_graph(graph)) / runs, None, False
-            )
+            yield graph, runs
         finally:
             self._cuda.destroy(graph)
 
-
-def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
-    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
-    and the last."""
-    if size <= count:
-        return np.arange(size)
-    starts = np.linspace(0, size, count + 1)
-    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
-    found[0], found[-1] = 0, size - 1
-    return np.unique(found)
+    @contextlib.contextmanager
+    def repeats(self, once_ms: float) -> Iterator[Callable[[], Repeat]]:
+        """A function that measures one run, as the mean of a graph of them."""
+        with self.graph(once_ms) as (graph, runs):
+            yield lambda: Repeat(
+                self._cuda.time_ms(lambda: self._cuda.launch_graph(graph)) / runs, None, False
+            )
 
 
-def _timed(candidates: Sequence[tuple[_Placed, float]], budget_s: float) -> list[Timing]:
+def _timed(candidates: Sequence[tuple[PlacedCandidate, float]], budget_s: float) -> list[Timing]:
     """Time candidates in turn, each until the interval is narrow or the budget is spent."""
     with contextlib.ExitStack() as stack:
         samplers = [
             Sampler(stack.enter_context(one.repeats(once_ms)), budget_s, clock="own")
             for one, once_ms in candidates
         ]
+        slowed = _is_slowed()
         sample_until_done(samplers)
-    return [sampler.timing() for sampler in samplers]
+        slowed = _is_slowed() or slowed
+    found = [sampler.timing() for sampler in samplers]
+    return [replace(one, noisy=True) for one in found] if slowed else found
+
+
+def _is_slowed() -> bool:
+    """Whether heat or a failing power supply slows the device down; False where NVML does not
+    tell."""
+    try:
+        return _nvml().is_slowed(_visible())
+    except nvml.NvmlError:
+        return False
 
 
 def _wrong(error: float, tolerance: float) -> dict[str, Any]:
@@ -364,19 +349,20 @@ def _wrong(error: float, tolerance: float) -> dict[str, Any]:
     return {"error": found, "tolerance": tolerance, "timing": None}
 
 
-_benches: dict[str, _Bench] = {}
+_benches: dict[str, DeviceBench] = {}
 
 
-def _bench(loader: str, job: Mapping[str, Any]) -> _Bench:
-    """The bench of a job's config; that of another config is closed."""
+def _bench(loader: str, job: Mapping[str, Any]) -> DeviceBench:
+    """The bench of a job's config; the memory of others is freed."""
     _seal()
     key = json.dumps(job["config"], sort_keys=True)
-    if key not in _benches:
-        for other in _benches.values():
-            other.close()
-        _benches.clear()
-        _benches[key] = _Bench(_device(loader), from_json(job["config"]))
-    return _benches[key]
+    found = _benches.pop(key, None) or DeviceBench(_device(loader), from_json(job["config"]))
+    for other in _benches.values():
+        other.close()
+    if len(_benches) >= _KEPT:
+        del _benches[next(iter(_benches))]  # the one that was not used for longest
+    _benches[key] = found
+    return found
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.triton import kernel_file
+from tuna.libraries.triton.artifact import Answer
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, GEMM, MOE, KernelFamily
 from tuna.libraries.triton.kernel_file import KernelFile
 from tuna.libraries.triton.tiles import (
+    AXES,
+    Plan,
     Target,
     Tile,
     least_shared_bytes,
@@ -21,6 +25,8 @@ from tuna.libraries.triton.tiles import (
 
 #: End of the names of solvers that have one candidate, the consumer's default.
 DEFAULT = "Default"
+#: The solver of kernels that come in files.
+USER_KERNEL = "TritonKernel"
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,40 @@ class KernelSpace:
     too_large: int  #: different kernels left out, which need more shared memory than there is
 
 
+class TunedKernel(ABC):
+    """A kernel with its candidates: a consumer's, Tuna's own, or one that came in a file."""
+
+    name: str  #: of its solver, or of its file
+
+    @abstractmethod
+    def kernel(self) -> KernelFile | None:
+        """Return the kernel file; None where it is not installed."""
+
+    @property
+    def tile_names(self) -> Sequence[str]:
+        """The names that a tile has, but for those of AMD's compiler."""
+        return AXES
+
+    @abstractmethod
+    def space(self, config: Config, target: Target) -> KernelSpace:
+        """Return the candidates that differ and can run."""
+
+    @abstractmethod
+    def plan(self, config: Config, tile: Tile, target: Target) -> Plan:
+        """Return the launches of a candidate."""
+
+    def least_shared_bytes(self, plan: Plan, tile: Tile, target: Target) -> int:
+        """Return a lower bound of a candidate's shared memory, as far as it is known before it is
+        compiled."""
+        return 0
+
+    def answers(self, config: Config) -> tuple[Answer, ...]:
+        """Return the right answers for the artifact; none where whoever measures computes them."""
+        return ()
+
+
 @dataclass(frozen=True)
-class Description:
+class Description(TunedKernel):
     """A kernel that is a solver."""
 
     name: str
@@ -59,6 +97,14 @@ class Description:
                 return kernel_file.read(found, function or self.function)
         raise BadInput(f"This version of {self.package} has no kernel {self.function}.")
 
+    def plan(self, config: Config, tile: Tile, target: Target) -> Plan:
+        """Return the launches of a candidate."""
+        return self.family.plan(config, tile, target, self.package)
+
+    def least_shared_bytes(self, plan: Plan, tile: Tile, target: Target) -> int:
+        """Return what the tiles of the pipelined loop take."""
+        return least_shared_bytes(plan, tile, target)
+
     def space(self, config: Config, target: Target) -> KernelSpace:
         """Return the candidates that differ and can run."""
         family = self.family
@@ -73,7 +119,7 @@ class Description:
         runs = [
             tile
             for tile in map(tile_of, different)
-            if least_shared_bytes(family.plan(config, tile, target, self.package), tile, target)
+            if least_shared_bytes(self.plan(config, tile, target), tile, target)
             <= target.shared_bytes
         ]
         return KernelSpace(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from tuna.configs import Config, GemmConfig
 from tuna.configs.moe import MoeConfig
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
-from tuna.libraries.triton.artifact import ELEMENT_BYTES, Buffer
+from tuna.libraries.triton.artifact import ELEMENT_BYTES, Answer, Buffer
 from tuna.libraries.triton.kernel_arguments import block_sizes
 
 Floats = NDArray[np.float64]
@@ -30,8 +31,13 @@ IntArray = NDArray[np.int64]
 BLOCK = 4_194_301
 #: Largest error, relative to the largest magnitude of the answer, by the answer's element type: as
 #: in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
-_TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2}
+_TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "i64": 0.0, "i32": 0.0, "i8": 0.0}
 _FP8_TOLERANCE = 1.6e-2
+#: Values of an output that are read back for one check, and rows and columns of them whose right
+#: answer is known.
+_READ, _ROWS, _COLUMNS = 1 << 20, 32, 64
+#: Blocks of values, and routings, that a process keeps: the configs of a search take turns.
+_KEPT = 32
 #: Inputs of a mixture of experts that list its rows by expert.
 _HIGHEST_TILE = 256
 _ROUTED = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
@@ -92,14 +98,53 @@ class Content:
             flat = flat * size + one
         return decode(self.buffer.element, self.block[flat % len(self.block)]).reshape(flat.shape)
 
+    def values(self) -> Floats | IntArray:
+        """All values, as doubles or as whole numbers."""
+        buffer = self.buffer
+        found = np.resize(decode(buffer.element, self.block), buffer.shape)
+        return found.astype(np.int64) if buffer.element[0] == "i" else found
+
+
+class Places:
+    """Places of an output that are read, and those of them whose right answer is known."""
+
+    def __init__(self, shape: Sequence[int], *, is_known: bool = False) -> None:
+        """`is_known`: the whole answer is, so that few rows are checked in more columns."""
+        *heights, width = shape
+        height = math.prod(heights)
+        generator = np.random.default_rng(height * width)
+        #: rows from one that is read to the next: odd, so that they lie at any place of a tile
+        self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
+        self.rows = np.arange((height - 1) % self.step, height, self.step)  #: that are read
+        checked = _spread(generator, len(self.rows), _ROWS)
+        most = _ROWS * _COLUMNS // len(checked) if is_known else _COLUMNS
+        self.columns = _spread(generator, width, most)
+        self.checked_rows = self.rows[checked]
+        self.checked = np.ix_(checked, self.columns)  #: index into the rows that are read
+
+
+def _spread(generator: np.random.Generator, size: int, count: int) -> IntArray:
+    """Numbers below `size` in order, `count` at most: one of each of as many equal parts, the first
+    and the last."""
+    if size <= count:
+        return np.arange(size)
+    starts = np.linspace(0, size, count + 1)
+    found = (starts[:-1] + generator.random(count) * np.diff(starts)).astype(np.int64)
+    found[0], found[-1] = 0, size - 1
+    return np.unique(found)
+
 
 class DeviceProblem:
     """Inputs and answers of one config for the buffers of a candidate, by their names."""
 
-    def __init__(self, config: Config, buffers: Mapping[str, Buffer]) -> None:
-        if not isinstance(config, GemmConfig | MoeConfig):
+    def __init__(
+        self, config: Config, buffers: Mapping[str, Buffer], answers: Sequence[Answer] = ()
+    ) -> None:
+        """`answers`: of a kernel that came in a file, as its artifacts have them."""
+        if not isinstance(config, GemmConfig | MoeConfig | TritonKernelConfig):
             raise BadInput(f"there is no reference on a device for {config.label}")
         self._config, self._buffers = config, buffers
+        self._answers = {one.buffer: one for one in answers}
 
     def tile_rows(self, name: str) -> int:
         """Rows of the candidate's tile if an input depends on them; else 0."""
@@ -119,7 +164,7 @@ class DeviceProblem:
         return {
             one.name: Content(one, routed[one.name].view(np.uint32))
             if one.name in routed
-            else Content(one, _random(one))
+            else Content(one, _random(one.name, one.element, min(BLOCK, math.prod(one.shape))))
             for one in given
         }
 
@@ -142,8 +187,18 @@ class DeviceProblem:
         step = max(1, self._config.experts // places)
         return ((block + place * step) % self._config.experts).astype(block.dtype)
 
+    def places(self, output: str) -> Places:
+        """Where an output is checked."""
+        known = isinstance(self._config, TritonKernelConfig)
+        return Places(self._buffers[output].shape, is_known=known)
+
     def expected(self, output: str, rows: IntArray, columns: IntArray) -> Floats:
         """The right answer in these rows and columns of an output buffer."""
+        if isinstance(self._config, TritonKernelConfig):
+            answer = self._answers[output]
+            if (answer.rows, answer.columns) != (tuple(rows), tuple(columns)):
+                raise BadInput(f"the artifact's answer for {output} has other rows or columns")
+            return np.asarray(answer.values, np.float64)
         if isinstance(self._config, MoeConfig):
             return _moe(self._config, self.inputs, output.removesuffix("_c"), rows, columns)
         assert isinstance(self._config, GemmConfig)
@@ -151,9 +206,59 @@ class DeviceProblem:
 
     def tolerance(self, output: str) -> float:
         """The largest error that is rounding, relative to the largest magnitude of the answer."""
+        if output in self._answers:
+            return self._answers[output].tolerance
+        element = self._buffers[output].element
         eight_bits = any(one.buffer.element in _FP8 for one in self.inputs.values())
-        usual = _TOLERANCES[self._buffers[output].element]
+        # half a unit in the last place of an 8-bit float, and as much for what comes before
+        usual = _TOLERANCES[element] if element not in _FP8 else 2.0 ** (_FP8[element][0] - 7)
         return max(usual, _FP8_TOLERANCE) if eight_bits else usual
+
+
+class OutputSample:
+    """The right answer in some places of an output, and what the first right candidate wrote."""
+
+    def __init__(self, output: Buffer, problem: DeviceProblem) -> None:
+        places = problem.places(output.name)
+        self.step, self.rows, self._checked = places.step, places.rows, places.checked
+        self._expected = problem.expected(output.name, places.checked_rows, places.columns)
+        self._scale = float(np.max(np.abs(self._expected))) or 1.0
+        self._element, self._kind = output.element, f"u{ELEMENT_BYTES[output.element]}"
+        #: bits of what the first right candidate wrote in all rows
+        self._first: NDArray[np.generic] | None = None
+        self.tolerance = problem.tolerance(output.name)
+
+    def error(self, rows: NDArray[np.uint8]) -> float:
+        """The largest error relative to the largest magnitude; infinite where a row was not
+        written.
+
+        Beside the right answer in some places, what was read is compared with the first right
+        candidate in all: of that difference half counts, since each of the two may be off by the
+        tolerance. Sums in another order differ in few bits, and only these values are decoded.
+        """
+        found = rows.view(self._kind)
+        error = self._largest(found[self._checked], self._expected)
+        if self._first is not None:
+            differs = found != self._first
+            return max(
+                error, self._largest(found[differs], self._decoded(self._first[differs])) / 2
+            )
+        if not np.all(np.isfinite(self._decoded(found))):
+            return math.inf
+        if error <= self.tolerance:
+            self._first = found
+        return error
+
+    def _largest(self, found: NDArray[np.generic], right: Floats) -> float:
+        errors = np.abs(self._decoded(found) - right)
+        return (
+            float(np.max(errors, initial=0.0)) / self._scale
+            if np.all(errors < np.inf)
+            else math.inf
+        )
+
+    def _decoded(self, bits: NDArray[np.generic]) -> Floats:
+        return decode(self._element, bits).reshape(bits.shape)
 
 
 def _generator(*words: object) -> np.random.Generator:
@@ -162,23 +267,22 @@ def _generator(*words: object) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
-def _random(buffer: Buffer) -> NDArray[np.generic]:
+@functools.lru_cache(maxsize=_KEPT)
+def _random(name: str, element: str, size: int) -> NDArray[np.generic]:
     """The bits of values from -1 to 1, of factors from 1/2 to 1, or of whole numbers from -8 to
-    7; equal for buffers of one name and element that are longer than a block."""
-    size = min(BLOCK, math.prod(buffer.shape))
-    generator = _generator(buffer.name, buffer.element)
-    if buffer.element in _FP8:
-        magnitude = np.abs(_fp8_values(buffer.element))
+    7."""
+    generator = _generator(name, element)
+    if element in _FP8:
+        magnitude = np.abs(_fp8_values(element))
         bits = np.flatnonzero((magnitude >= 1 / 16) & (magnitude <= 1))
         return generator.choice(bits, size).astype(np.uint8)
-    if buffer.element[0] == "i":
-        whole = generator.integers(-8, 8, size, dtype=f"i{ELEMENT_BYTES[buffer.element]}")
-        return np.asarray(whole)
-    lowest = 0.5 if buffer.name.endswith(("scale", "weights")) else -1.0
+    if element[0] == "i":
+        return np.asarray(generator.integers(-8, 8, size, dtype=f"i{ELEMENT_BYTES[element]}"))
+    lowest = 0.5 if name.endswith(("scale", "weights")) else -1.0
     values = generator.uniform(lowest, 1.0, size).astype(np.float32)
-    if buffer.element == "bf16":
+    if element == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(np.float16) if buffer.element == "fp16" else values
+    return values.astype(np.float16) if element == "fp16" else values
 
 
 def _gemm(
@@ -197,7 +301,7 @@ def _gemm(
     return a @ b.T
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=_KEPT)
 def _routing(config: MoeConfig) -> IntArray:
     """The experts of each token: different ones, at random."""
     generator = _generator("routing", config.experts, config.topk)

@@ -82,6 +82,7 @@ _LOST = frozenset({4, 46, 100, 101, 214, 220})
 _FORMATS = {
     **{"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q"},
     **{"fp32": "<f", "fp64": "<d"},
+    **{"i1": "<b", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H"},
 }
 
 
@@ -162,6 +163,11 @@ class Cuda:
             shared_bytes=self._attribute(_SHARED_BYTES),
         )
 
+    @property
+    def stream(self) -> int:
+        """The handle of the stream."""
+        return self._stream.value or 0
+
     def allocate(self, size: int) -> int:
         """The address of `size` bytes, aligned to 256."""
         address = _D()
@@ -230,23 +236,20 @@ class Cuda:
         self._call("cuFuncGetAttribute", byref(static), _STATIC_SHARED, kernel)
         self._call("cuFuncSetAttribute", kernel, _DYNAMIC_SHARED, most - static.value)
 
-    def launch(self, kernel: ctypes.c_void_p, launch: Launch, addresses: Mapping[str, int]) -> None:
-        """Launch a kernel in the stream; `addresses` of its buffers by name."""
+    def prepared(
+        self, kernel: ctypes.c_void_p, launch: Launch, addresses: Mapping[str, int]
+    ) -> Callable[[], None]:
+        """A function that launches a kernel in the stream; `addresses` of its buffers by name."""
         values = [_slot(param, addresses) for param in launch.params]
         slots = ctypes.create_string_buffer(b"".join(values), 8 * len(values) or 1)
         start = ctypes.addressof(slots)
         arguments = (_V * len(values))(*(start + 8 * place for place in range(len(values))))
-        block = launch.num_warps * launch.warp_size, 1, 1
-        self._call(
-            "cuLaunchKernel",
-            kernel,
-            *launch.grid,
-            *block,
-            launch.shared_bytes,
-            self._stream,
-            arguments,
-            None,
-        )
+        sizes = (*launch.grid, launch.num_warps * launch.warp_size, 1, 1, launch.shared_bytes)
+
+        def run(kept: object = slots) -> None:
+            self._call("cuLaunchKernel", kernel, *sizes, self._stream, arguments, None)
+
+        return run
 
     def graph(self, work: Callable[[], object]) -> ctypes.c_void_p:
         """A graph of what `work` puts into the stream; to be given to `destroy`."""

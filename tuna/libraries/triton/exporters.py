@@ -28,7 +28,7 @@ from tuna.libraries.exporter import (
     Findings,
 )
 from tuna.libraries.results import ResultRecord, ResultSource, is_close, is_time
-from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, MOE, WIDEST_GROUP, KernelFamily
 from tuna.libraries.triton.tiles import TARGETS, Tile, tile_of, tile_text
 from tuna.libraries.triton.tuned_files import (
@@ -255,15 +255,24 @@ class WinnersExporter(Exporter[ExportOptions]):
     ) -> int:
         """Write tiles by architecture, kernel and label of the layer; a default where it is the
         fastest."""
-        found: dict[str, dict[str, dict[str, Any]]] = {}
+        fastest: dict[tuple[str, str, str], ResultRecord] = {}
+        versions: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         for record in source.records(baselines=True):
-            name = record.solver.removesuffix(DEFAULT)
-            if name not in DESCRIPTIONS or not is_time(record.time_ms):
+            name = _kernel_name(record)
+            if not name or not is_time(record.time_ms):
                 tally.skipped["of another library, or without a time"] += 1
                 continue
-            kernels = found.setdefault(record.environment.arch, {}).setdefault(name, {})
+            place = record.environment.arch, name, record.label
             # in order of time, so the first is the fastest
-            kernels.setdefault(record.label, dict(tile_of(record.params)))
+            fastest.setdefault(place, record)
+            versions[place].add(record.config_key)
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for (arch, name, label), record in fastest.items():
+            if len(versions[arch, name, label]) > 1:
+                tally.skipped["versions of a kernel's file have the same label"] += 1
+                continue
+            tile = dict(json.loads(record.params))
+            found.setdefault(arch, {}).setdefault(name, {})[label] = tile
         layers = [label for kernels in found.values() for one in kernels.values() for label in one]
         tally.configs = len(set(layers))
         text = json.dumps({"format": self.form, "tiles": found}, indent=1, sort_keys=True)
@@ -287,6 +296,15 @@ class WinnersExporter(Exporter[ExportOptions]):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"{path} is no {self.title}: {error}") from None
         yield from rows
+
+
+def _kernel_name(record: ResultRecord) -> str:
+    """The name of a kernel in a file of tiles: that of its solver, or of the function that came in
+    a file; empty for results of others."""
+    solver = record.solver.removesuffix(DEFAULT)
+    if solver == USER_KERNEL:
+        return str(json.loads(record.config)["function"])
+    return solver if solver in DESCRIPTIONS else ""
 
 
 def check_folders(

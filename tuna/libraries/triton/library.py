@@ -12,12 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import ClassVar
 
 from tuna.configs import Config
+from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.measurement import Budgets
 from tuna.libraries.options import Condition
-from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, Description
+from tuna.libraries.searching import SearchingLibrary
+from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description
 from tuna.libraries.triton.exporters import (
     BlockFp8Exporter,
     SglangMoeExporter,
@@ -32,13 +33,14 @@ from tuna.vocabulary import BASELINE
 _SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
 
 
-class TritonLibrary(CandidateLibrary):
+class TritonLibrary(SearchingLibrary):
     """Compiles kernels for NVIDIA's and AMD's GPUs on machines that have none."""
 
     name = "triton"
-    kinds = ("gemm", "moe")
+    kinds = ("gemm", "moe", TritonKernelConfig.kind)
     device_kind = DeviceKind.NVIDIA
     conditions: Sequence[Condition] = ()
+    in_rounds = frozenset({*DESCRIPTIONS, USER_KERNEL})
     exporters = (
         VllmMoeExporter(),
         SglangMoeExporter(),
@@ -49,17 +51,19 @@ class TritonLibrary(CandidateLibrary):
     loader = "tuna.libraries.triton.driver:Cuda"
     measuring = "tuna.libraries.triton.cuda_measuring"
     device_code_only = True
+    runs_bodies = True
     #: NVIDIA's driver maps private memory for what it shares with the device
     memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
     baselines_in_finals = True
-    #: Repeats on a device are steadier, and a fresh process opens the device anew.
+    #: Repeats on a device are steadier, and a fresh process, which opens the device anew, takes a
+    #: second: there is one for each layer's finals.
     budgets: ClassVar[Budgets] = Budgets(
         candidate_s=0.05,
         finalist_s=0.1,
         finalist_processes=1,
-        rival_s=0.1,
-        rival_processes=2,
+        rival_s=0.2,
+        rival_processes=1,
         first_again_s=0.02,
     )
 
@@ -72,8 +76,9 @@ class TritonLibrary(CandidateLibrary):
             known = ", ".join(arch for arch in TARGETS if arch.startswith("sm_"))
             raise LibraryMissing(
                 f"{here}: Tuna measures Triton kernels on {known}.",
-                hint="compile for one: --arch sm_90 --num-cu 132 --device-name"
-                " 'NVIDIA H100 80GB HBM3'",
+                hint="compile here for one that is elsewhere: `tuna init-session triton -l first"
+                " --arch sm_90 --num-cu 132 --device-name 'NVIDIA H100 80GB HBM3'`, then `tuna"
+                " import` and so on, as docs/gpu.md says",
             )
         return self._environment(device.arch, device.units, device.name)
 
@@ -118,12 +123,14 @@ class TritonLibrary(CandidateLibrary):
 
     def solvers(self) -> Sequence[Solver]:
         """Return each kernel twice: tuned, and with its consumer's default as a baseline."""
+        kernels = [(one.name, one.family.kind, "GEMM") for one in DESCRIPTIONS.values()]
+        kernels.append((USER_KERNEL, TritonKernelConfig.kind, "Direct"))
         return [
             solver
-            for one in DESCRIPTIONS.values()
+            for name, kind, algorithm in kernels
             for solver in (
-                Solver(one.name, (one.family.kind,), "GEMM"),
-                Solver(one.name + DEFAULT, (one.family.kind,), BASELINE, tunable=False),
+                Solver(name, (kind,), algorithm),
+                Solver(name + DEFAULT, (kind,), BASELINE, tunable=False),
             )
         ]
 
@@ -136,8 +143,9 @@ class TritonLibrary(CandidateLibrary):
         consumed = {one.family.name for one in there if one.package}
         kernels = [one for one in there if one.package or one.family.name not in consumed]
         for config in configs:
-            fit = [one for one in kernels if one.family.fits(config, target, one.package)]
-            yield config, [name for one in fit for name in (one.name, one.name + DEFAULT)]
+            fit = [one.name for one in kernels if one.family.fits(config, target, one.package)]
+            fit += [USER_KERNEL] if isinstance(config, TritonKernelConfig) else []
+            yield config, [name for one in fit for name in (one, one + DEFAULT)]
 
     def readable_params(self, params: str) -> str:
         """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""

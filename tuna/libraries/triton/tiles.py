@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuna.configs.values import DataType
@@ -79,19 +79,22 @@ class Plan:
 
 
 def tile_text(tile: Tile) -> str:
-    """Return a candidate's params: JSON with the axes in their usual order."""
+    """Return a candidate's params: JSON with the axes in their usual order, after others."""
     order = {name: number for number, name in enumerate((*AXES, *AMD_AXES))}
-    return json.dumps({name: tile[name] for name in sorted(tile, key=lambda one: order[one])})
+    return json.dumps(
+        {name: tile[name] for name in sorted(tile, key=lambda one: order.get(one, -1))}
+    )
 
 
-def tile_of(params: str) -> Tile:
-    """Return the candidate that `tile_text` wrote; raises BadInput for anything else."""
+def tile_of(params: str, names: Collection[str] = AXES) -> Tile:
+    """Return the candidate that `tile_text` wrote; raises BadInput for anything but a tile with
+    these names."""
     try:
         found = json.loads(params)
         tile = {str(name): int(value) for name, value in found.items()}
     except (ValueError, TypeError, AttributeError):
         tile = {}
-    if not set(AXES) <= tile.keys() or not tile.keys() <= {*AXES, *AMD_AXES}:
+    if not set(names) <= tile.keys() or not tile.keys() <= {*names, *AMD_AXES}:
         raise BadInput(f"{params[:200]!r} are no params of a Triton kernel.")
     return tile
 

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm.runtime
-from tvm import rpc
+from tvm import relax, rpc
 
 from tuna.errors import ServiceError
 from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
-from tuna.libraries.tvm import functions
+from tuna.libraries.tvm import functions, whole_models
 from tuna.libraries.tvm.boards import Tracker
 from tuna.libraries.tvm.kernel_child import Answer, TvmLoader
+from tuna.libraries.tvm.whole_models import ModelKernel
 
 #: Function that the server of an emulated board has; it returns the emulator's name.
 EMULATOR = "tuna.emulator"
@@ -49,6 +50,15 @@ class _Session:
             self.remote.upload(str(path))
             self._loaded[path.name] = self.remote.load_module(path.name)
         return self._loaded[path.name]
+
+    def program(self, path: Path) -> Any:
+        """A new copy of the virtual machine's program in the file `path`, which is sent once."""
+        if path.name not in self._loaded:
+            self.remote.upload(str(path))
+            place = self.remote.get_function("tvm.rpc.server.workpath")(path.name)
+            self._loaded[path.name] = str(place)
+        load = self.remote.get_function("relax.ExecutableLoadFromFile")
+        return load(self._loaded[path.name])
 
 
 _session: _Session | None = None
@@ -118,10 +128,50 @@ class BoardKernel(Kernel):
         timed = self._module.time_evaluator(
             "main", self._device, number=number, repeat=repeats, **flush
         )
-        times_ms = [float(seconds) * 1e3 for seconds in timed(*self._tensors).results]
-        if len(times_ms) != repeats or not all(map(is_time, times_ms)):
-            raise BoardLost(f"the board's clock says {times_ms[:4]}")
-        return times_ms
+        return _times_ms(timed(*self._tensors), repeats)
+
+
+class BoardModelKernel(ModelKernel):
+    """A model on the board, timed by the board's clock. Its virtual machine loads the program from
+    a file, so that nothing is linked for it."""
+
+    empties_caches = True  # they are not asked to: see `TvmLibrary._job`
+
+    def __init__(self, job: KernelJob, built: Path, arrays: Sequence[Any]) -> None:
+        super().__init__(job, arrays)
+        session = _current()
+        program = session.program(Path(job.files["program"]))
+        program.import_module(session.module(whole_models.extract_library(built)))
+        self._device = session.remote.cpu(0)
+        self._machine = relax.VirtualMachine(program, self._device)
+        self._inputs = [
+            tvm.runtime.tensor(np.ascontiguousarray(array), device=self._device)
+            for array in arrays[:-1]
+        ]
+
+    def call(self, function: str) -> None:
+        """Run a function of the program."""
+        self._machine.set_input(function, *self._inputs)
+        self._machine.invoke_stateful(function)
+
+    def outputs(self, function: str) -> list[Any]:
+        """The arrays that the last run returned, copied from the board."""
+        return whole_models.arrays_of(self._machine.get_outputs(function))
+
+    def times_ms(self, number: int, repeats: int) -> list[float]:
+        """Measure by `time_evaluator` on the board."""
+        timed = self._machine.time_evaluator(
+            "invoke_stateful", self._device, number=number, repeat=repeats
+        )
+        return _times_ms(timed(whole_models.MAIN), repeats)
+
+
+def _times_ms(found: Any, repeats: int) -> list[float]:
+    """The results of TVM's evaluator in milliseconds; raises BoardLost for what no clock says."""
+    times_ms = [float(seconds) * 1e3 for seconds in found.results]
+    if len(times_ms) != repeats or not all(map(is_time, times_ms)):
+        raise BoardLost(f"the board's clock says {times_ms[:4]}")
+    return times_ms
 
 
 class BoardLoader(TvmLoader):
@@ -131,11 +181,14 @@ class BoardLoader(TvmLoader):
         cold = job.conditions.get("caches") == "cold"
         return BoardKernel(_current().module(path), arrays, cold, answer)
 
+    def _model(self, job: KernelJob, path: Path, arrays: Sequence[Any]) -> Kernel:
+        return BoardModelKernel(job, path, arrays)
+
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, computed on this machine, whatever the board
-        is."""
-        if not job.body:
-            return None
+        is; and of a model."""
+        if not job.body or job.files:
+            return super().reference(job)
         return functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
 
 

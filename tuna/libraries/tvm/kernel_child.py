@@ -35,11 +35,18 @@ from tuna.libraries.kernels import (
 )
 from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
-from tuna.libraries.search.cost_model import KnownTrial, TrialSource
-from tuna.libraries.tvm import functions, problems, schedules, toolchain, workloads
+from tuna.libraries.tvm import (
+    functions,
+    problems,
+    schedules,
+    toolchain,
+    whole_models,
+    workloads,
+)
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.schedules import ScheduleSpace
-from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED, error_bound
+from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, MODEL, UNTUNED, error_bound
+from tuna.libraries.tvm.whole_models import ModelBody
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
@@ -56,7 +63,10 @@ class TvmBuilder(Builder):
     """The builder of `TvmLibrary`."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:
-        """A TuningRecord of each candidate, as JSON text."""
+        """A TuningRecord of each candidate, as JSON text; of a model where its kernels come
+        from."""
+        if BY_NAME[job.solver] is MODEL:
+            return [ModelBody.read(Path(job.body)).choices]
         module, target = module_of(job), problems.target_of(job.target)
         found = (schedules.to_params(module, target, one) for one in _proposals(job, module))
         return list(dict.fromkeys(found))
@@ -64,26 +74,35 @@ class TvmBuilder(Builder):
     def search(
         self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
     ) -> Sequence[str]:
-        """Propose candidates by `search.proposal`."""
-        others = [
-            TrialSource(one.label, _measured(one.trials), sibling=not one.same) for one in known
-        ]
-        avoid = {one.params for one in history}
-        return proposal.propose(
+        """Propose candidates by `search.proposal`; of a function of a model its schedule by rule
+        before all others."""
+        by_rule = []
+        if BY_NAME[job.solver] is FUNCTION:
+            if not functions.can_be_tuned(module_of(job)):
+                return []
+            if not history:
+                target = problems.target_of(job.target)
+                by_rule = [schedules.to_params(module_of(job), target, _by_rule(job))]
+        proposed = proposal.propose(
             space_of(job),
-            _measured(history),
-            count=count,
+            [*history, *map(Past, by_rule)],
+            count=count - len(by_rule),
             seed=job.seed,
-            others=others,
-            avoid=avoid,
+            others=known,
         )
+        return [*by_rule, *proposed][:count]
 
     def workload(self, job: KernelJob) -> bytes:
-        """The Workload as JSON text."""
+        """The Workload as JSON text; none of a model."""
+        if BY_NAME[job.solver] is MODEL:
+            return b""
         return schedules.to_text(ms.database.Workload(module_of(job)).as_json()).encode()
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
-        """A shared library with the function `main`."""
+        """A shared library with the function `main`; of a model see `whole_models`."""
+        if BY_NAME[job.solver] is MODEL:
+            whole_models.build(job, path)
+            return
         module = schedules.schedule_of(module_of(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
@@ -93,12 +112,6 @@ class TvmBuilder(Builder):
         linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
         built = tvm.tirx.build(module, target=tvm.target.Target(toolchain.for_code(target)))
         built.export_library(str(path), **({"cc": linker} if linker else {}))
-
-
-def _measured(trials: Sequence[Past]) -> list[KnownTrial]:
-    """Return the trials that have been measured, or have failed."""
-    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
-    return [KnownTrial(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
 
 
 @functools.lru_cache(maxsize=_KEPT_PROBLEMS)
@@ -134,13 +147,16 @@ def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
 
 
 def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
-    """The schedule by rule, or none where there is no rule, then sampled ones."""
-    by_rule = functions.schedule(
-        module["main"], machine.from_target(problems.target_of(job.target))
-    )
-    yield by_rule or Schedule(module)
+    """The schedule by rule, then sampled ones."""
+    yield _by_rule(job)
     if job.count > 1:
         yield from _sampled(job, module, job.count - 1)
+
+
+def _by_rule(job: KernelJob) -> Schedule:
+    """The schedule of a function by rule, or as it is where there is no rule."""
+    module, target = module_of(job), machine.from_target(problems.target_of(job.target))
+    return functions.schedule(module["main"], target) or Schedule(module)
 
 
 def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
@@ -190,6 +206,8 @@ class TvmLoader(Loader):
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
         """The function `main` of the shared library; weights are packed ahead of time, once for all
         candidates."""
+        if BY_NAME[job.solver] is MODEL:
+            return self._model(job, path, arrays)
         problem = problems.of(job)
         if problem is None:
             return self._kernel(job, path, arrays, lambda y: y)
@@ -200,9 +218,18 @@ class TvmLoader(Loader):
     def _kernel(self, job: KernelJob, path: Path, arrays: Sequence[Any], answer: Answer) -> Kernel:
         return TvmKernel(path, arrays, answer)
 
+    def _model(self, job: KernelJob, path: Path, arrays: Sequence[Any]) -> Kernel:
+        return whole_models.LocalModelKernel(job, path, arrays)
+
+    def takes_nan(self, job: KernelJob) -> bool:
+        """Return False for a model, which may index a table with what it computed."""
+        return BY_NAME[job.solver] is not MODEL
+
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, which is a function: its answer is that of
-        its code without a schedule."""
+        its code without a schedule; and of a model."""
+        if "answers" in job.files:
+            return whole_models.problem(job.files["answers"])
         if not job.body:
             return None
         return functions.problem(functions.read(job.body), problems.target_of(job.target))

@@ -16,21 +16,22 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tuna.configs import Config
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment, Solver, Step
+from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.measurement import Call, Contest, DeviceGone, DeviceHeld
-from tuna.libraries.options import LAYOUTS, Condition
+from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, toolchain
 from tuna.libraries.tvm.decisions import readable
-from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable, unsupported
+from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import DeviceKind
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed, ChildFault
@@ -49,6 +50,13 @@ _MARGIN_S = 60.0
 class TvmJobOptions(SearchOptions):
     """Job options of TVM."""
 
+    strategy: Literal["search", "random"] = Field(
+        "search",
+        description=(
+            "how candidates of MetaSchedule's space are chosen: by a search that learns, or at"
+            " random"
+        ),
+    )
     first: str = Field(
         "",
         max_length=1000,
@@ -57,6 +65,16 @@ class TvmJobOptions(SearchOptions):
             " is not"
         ),
     )
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _has_an_end(cls, strategy: object) -> object:
+        if strategy == "exhaustive":
+            raise ValueError(
+                "MetaSchedule's spaces have up to 10^15 points, which nobody can try; take search"
+                " or random, with more --trials"
+            )
+        return strategy
 
 
 class TvmLibrary(SearchingLibrary):
@@ -70,10 +88,10 @@ class TvmLibrary(SearchingLibrary):
     """
 
     name = "tvm"
-    kinds = ("convolution", "gemm", "task")
+    kinds = ("convolution", "gemm", "task", "model")
     device_kind = DeviceKind.CPU
     options = TvmJobOptions
-    in_rounds = frozenset(row.name for row in SEARCHED)
+    in_rounds = frozenset(row.name for row in (*SEARCHED, FUNCTION))
     exporters = (TvmDatabaseExporter(),)
     conditions = (
         *SearchingLibrary.conditions,
@@ -133,6 +151,14 @@ class TvmLibrary(SearchingLibrary):
     def readable_params(self, params: str) -> str:
         """The decisions of the schedule."""
         return readable(params)
+
+    def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
+        """A model is timed run after run, as it is used, whatever the session says of caches: its
+        weights take them."""
+        job = super()._job(item, asked, context)
+        if item.solver == MODEL.name:
+            job["conditions"] |= {CACHES.name: CACHES.values[0]}
+        return job
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
         """TVM's threads, which stay where the sandbox puts them."""

@@ -25,6 +25,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
+from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.tvm.decisions import (
@@ -95,7 +96,7 @@ class ScheduleSpace(Space):
         design, *values = point
         return self.designs[design].features(tuple(values))
 
-    def features_of(self, params: str) -> Mapping[str, float] | None:
+    def features_of(self, params: str, config: Config | None = None) -> Mapping[str, float] | None:
         """Return the features of the record's own trace."""
         trace = _trace(params)
         if not trace:

@@ -1,10 +1,10 @@
 """The solvers of the TVM library: each is one way to compute a layer, and says where it applies.
 Imports no TVM.
 
-Four sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all
+Five sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all
 tried in order; layers as expressions whose schedule MetaSchedule searches, for what the families do
-not cover; functions of models without such a layer, searched too; and the baseline, TVM without
-tuning.
+not cover; functions of models without such a layer, searched too; whole models; and the baseline,
+TVM without tuning.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TypeGuard
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.gemm import COMMANDS, LATER
+from tuna.configs.model import WholeModelConfig
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
@@ -62,6 +63,8 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
     """
     if isinstance(config, TaskConfig):
         return _applicable_to_task(config, target, conditions)
+    if isinstance(config, WholeModelConfig):
+        return [MODEL.name] if config.target == target else []
     mode, cpu = mode_of(conditions), _is_cpu(target)
     names = _names(TILED, config, mode, conditions) if cpu else []
     names = names or _names(SEARCHED, config, mode, conditions)
@@ -83,6 +86,8 @@ def _applicable_to_task(
 def unsupported(config: Config) -> str:
     """Return the feature of a config that no solver supports, in a few words; empty for a function
     that is scheduled by rule."""
+    if isinstance(config, WholeModelConfig):
+        return "models for another target"
     if isinstance(config, TaskConfig):
         if config.core:
             return "functions like this one"
@@ -246,5 +251,10 @@ UNTUNED = TvmSolver(
 FUNCTION = TvmSolver(
     Solver("TvmFunction", (TaskConfig.kind,), "Direct"), lambda config, mode: False
 )
-TABLE: tuple[TvmSolver, ...] = (*TILED, *SEARCHED, FUNCTION, UNTUNED)
+#: A whole model with kernels that were chosen for it, which it checks and times.
+MODEL = TvmSolver(
+    Solver("TvmModel", (WholeModelConfig.kind,), "Direct", tunable=False),
+    lambda config, mode: False,
+)
+TABLE: tuple[TvmSolver, ...] = (*TILED, *SEARCHED, FUNCTION, MODEL, UNTUNED)
 BY_NAME = {row.name: row for row in TABLE}

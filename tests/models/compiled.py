@@ -1,0 +1,50 @@
+"""Planned models, compiled and linked as a worker and the coordinator do it, in this process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tuna.configs.model import WholeModelConfig
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm import toolchain, whole_models
+from tuna.models import program
+from tuna.models.build import Planned
+from tuna.models.program import BODY, PROGRAM, Program
+
+
+def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:
+    """The job of a program that was written into a folder, with `answers.npz` there."""
+    text = json.dumps(target)
+    digests = (digit * 64 for digit in "012")
+    config = WholeModelConfig("net", text, *digests)
+    files = {"program": str(folder / PROGRAM), "answers": str(folder / "answers.npz")}
+    return KernelJob(config, "TvmModel", text, {}, 0, 1, {}, str(folder / BODY), files)
+
+
+def write(planned: Planned, target: Mapping[str, Any], folder: Path, *others: Planned) -> Path:
+    """Write a program into the folder and compile its functions; returns what was compiled."""
+    code = tvm.target.Target(toolchain.for_code(target))
+    Program.of([planned, *others], None, code).write(folder, "predicted")
+    whole_models.build(job_of(folder, target), folder / "built.zip")
+    return folder / "built.zip"
+
+
+def compile_to(planned: Planned, target: Mapping[str, Any], path: Path) -> None:
+    """Write a shared library that TVM's Relax virtual machine loads."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        compiled = whole_models.extract_object(write(planned, target, folder), folder)
+        program.link(folder, compiled, target, path)
+
+
+def machine_of(planned: Planned, target: Any) -> Any:
+    """A virtual machine of the model, of which nothing is written."""
+    made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))
+    return relax.VirtualMachine(made, tvm.cpu())

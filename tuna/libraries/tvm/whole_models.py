@@ -1,0 +1,248 @@
+"""Whole models as candidates: their functions compiled, their answers checked, the model and each
+of its functions timed. Imports TVM.
+
+`models/program.py` plans a model where its weights are, and writes three things. The *body* has the
+functions that are to be compiled, as TVM's JSON. The *program*, for TVM's virtual machine, has what
+calls them, with the weights. The *answers* are inputs and the right answers to them. What is built
+of the body are the functions alone, without weights.
+
+Beside `main` the program has functions that compute the same and say when each of the model's
+functions began and ended: `timed_0` calls those of `main`, `timed_1` and so on call other kernels
+in the places of some of them, `untuned` is what TVM makes of the model without Tuna.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import statistics
+import tempfile
+import time
+import zipfile
+from abc import abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm.runtime
+from tvm import relax
+from tvm.support.cc import create_shared
+
+from tuna.configs.model import SMALL, TOLERANCE
+from tuna.errors import BadInput
+from tuna.files import gunzip
+from tuna.libraries.kernels import Kernel, KernelJob
+from tuna.libraries.reference import Problem
+from tuna.libraries.tvm import toolchain
+
+MAIN, UNTUNED = "main", "untuned"
+#: Files in what is built: everything for the device, and the functions of `main` alone, of which a
+#: library for users is linked.
+_LIBRARY, _OBJECT = "functions.so", "main.o"
+#: Most and fewest runs with each of the program's functions, and seconds after which the fewest
+#: suffice.
+_MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
+
+
+@dataclass(frozen=True)
+class ModelBody:
+    """What is to be compiled of a model."""
+
+    choices: str  #: where its kernels come from, in words
+    #: the functions that each timed function of the program calls, in order
+    timed: Mapping[str, Sequence[str]]
+    functions: str  #: those of `main`, as TVM's JSON of the module
+    others: str  #: those that timed functions call beside them
+
+    def to_bytes(self) -> bytes:
+        """The JSON form."""
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> ModelBody:
+        """The body in a file; raises BadInput."""
+        try:
+            return cls(**json.loads(gunzip(path.read_bytes())))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"The body of a model cannot be read: {error}") from None
+
+
+def build(job: KernelJob, path: Path) -> None:
+    """Compile the functions for the job's target into an archive for `load`."""
+    body, target = ModelBody.read(Path(job.body)), json.loads(job.target)
+    code = tvm.target.Target(toolchain.for_code(target))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {_OBJECT: body.functions, "others.o": body.others}
+        objects = [str(Path(folder, name)) for name in parts]
+        for text, file in zip(parts.values(), objects, strict=True):
+            tvm.tirx.build(tvm.ir.load_json(text), target=code).write_to_file(file)
+        linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
+        library = str(Path(folder, _LIBRARY))
+        create_shared(library, objects, **({"cc": linker} if linker else {}))
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in (library, objects[0]):
+                # always the same bytes
+                entry = zipfile.ZipInfo(Path(file).name)
+                archive.writestr(entry, Path(file).read_bytes())
+
+
+def extract_object(built: Path, folder: Path) -> Path:
+    """The object file with the functions of `main`, from what `build` made."""
+    with zipfile.ZipFile(built) as archive:
+        return Path(archive.extract(_OBJECT, folder))
+
+
+def extract_library(built: Path) -> Path:
+    """The shared library with all functions, in a new folder within the working folder; named as
+    what was built."""
+    path = Path(tempfile.mkdtemp(dir=Path.cwd()), f"{built.stem}.so")
+    with zipfile.ZipFile(built) as archive:
+        path.write_bytes(archive.read(_LIBRARY))
+    return path
+
+
+def write_answers(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Write inputs and the right answers to them to `path`."""
+    named = {f"in_{number}": array for number, array in enumerate(inputs)}
+    named |= {f"out_{number}": np.asarray(array) for number, array in enumerate(outputs)}
+    with open(path, "wb") as file:
+        np.savez(file, **named)
+
+
+@dataclass(frozen=True)
+class ModelProblem(Problem):
+    """Inputs of a model and the right answers, each divided by its largest magnitude, one after
+    the other."""
+
+    scales: tuple[tuple[tuple[int, ...], float], ...]  #: shape and divisor of each output
+
+    def vector(self, outputs: Sequence[Any]) -> Any:
+        """The outputs of a run in the form of `expected`; raises ValueError for others."""
+        shapes = [tuple(output.shape) for output in outputs]
+        if shapes != [shape for shape, _ in self.scales]:
+            raise ValueError(f"the model answers with tensors of the shapes {shapes}")
+        return _vector(outputs, [scale for _, scale in self.scales])
+
+    def error(self, answer: Any) -> float:
+        """Largest difference; infinite where a value is not finite."""
+        if not np.all(np.isfinite(answer)):
+            return float("inf")
+        return float(np.max(np.abs(answer - self.expected), initial=0.0))
+
+
+def _vector(outputs: Sequence[Any], scales: Sequence[float]) -> Any:
+    parts = [
+        np.asarray(output, np.float64).reshape(-1) / scale
+        for output, scale in zip(outputs, scales, strict=True)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def read_answers(path: str) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs in a file of `write_answers`."""
+    with np.load(path, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    counts = Counter(name.partition("_")[0] for name in found)
+    inputs, outputs = (
+        [found[f"{kind}_{number}"] for number in range(counts[kind])] for kind in ("in", "out")
+    )
+    return inputs, outputs
+
+
+@functools.lru_cache(maxsize=1)
+def problem(answers: str) -> ModelProblem:
+    """The problem in a file of `write_answers`."""
+    inputs, outputs = read_answers(answers)
+    scales = [float(np.max(np.abs(output), initial=0.0)) + SMALL for output in outputs]
+    return ModelProblem(
+        tuple(inputs),
+        _vector(outputs, scales),
+        "float64",
+        TOLERANCE,
+        tuple((tuple(output.shape), scale) for output, scale in zip(outputs, scales, strict=True)),
+    )
+
+
+class ModelKernel(Kernel):
+    """A model that was built, with its inputs in place."""
+
+    def __init__(self, job: KernelJob, arrays: Sequence[Any]) -> None:
+        """`arrays` are the inputs, then the answer's place, which is not used."""
+        self._problem = problem(job.files["answers"])
+        self._body = ModelBody.read(Path(job.body))
+        self._found: Sequence[Any] = ()
+        super().__init__(functools.partial(self.call, MAIN), arrays)
+
+    @abstractmethod
+    def call(self, function: str) -> None:
+        """Run a function of the program and wait for the end."""
+
+    @abstractmethod
+    def outputs(self, function: str) -> list[Any]:
+        """The arrays that the last run of this function returned, in order."""
+
+    def answer(self) -> Any:
+        """The outputs of the last run, as `ModelProblem.expected` has them."""
+        return self._problem.vector(self.outputs(MAIN))
+
+    def parts_ms(self) -> Mapping[str, float]:
+        """The lower quartile of each function's time in a run, all its calls together, because
+        other programs only ever make a call slower; and of runs as a whole, by the program's
+        function.
+
+        The program's functions run in turn, in an order that is drawn anew for each round.
+        """
+        spent: dict[str, list[float]] = defaultdict(list)
+        order, started, names = np.random.default_rng(0), time.perf_counter(), [*self._body.timed]
+        for done in range(_MOST):
+            if done >= _FEWEST and time.perf_counter() - started > _BUDGET_S:
+                break
+            for name in order.permutation(names):
+                for part, ms in self._run_timed(str(name)).items():
+                    spent[part].append(ms)
+        return {part: _lower(times) for part, times in spent.items()}
+
+    def _run_timed(self, name: str) -> dict[str, float]:
+        """Milliseconds of each function, and of the whole, in a run of a timed function."""
+        called, found = self._body.timed[name], dict[str, float]()
+        self.call(name)
+        stamps = self.outputs(name)[len(self._problem.scales) :]
+        moments = [float(stamp[0]) * 1e3 + float(stamp[1]) * 1e-6 for stamp in stamps]
+        for function, began, ended in zip(called, moments[::2], moments[1::2], strict=True):
+            found[function] = found.get(function, 0.0) + max(0.0, ended - began)
+        return {**found, name: max(0.0, moments[-1] - moments[0]) if moments else 0.0}
+
+
+def _lower(times_ms: Sequence[float]) -> float:
+    return statistics.quantiles(times_ms, n=4)[0] if len(times_ms) > 1 else times_ms[0]
+
+
+class LocalModelKernel(ModelKernel):
+    """A model in this process."""
+
+    def __init__(self, job: KernelJob, built: Path, arrays: Sequence[Any]) -> None:
+        super().__init__(job, arrays)
+        program = tvm.get_global_func("relax.ExecutableLoadFromFile")(job.files["program"])
+        program.import_module(tvm.runtime.load_module(str(extract_library(built))))
+        self._machine = relax.VirtualMachine(program, tvm.cpu())
+        self._inputs = [tvm.runtime.tensor(np.ascontiguousarray(one)) for one in arrays[:-1]]
+
+    def call(self, function: str) -> None:
+        """Run a function of the program."""
+        self._found = self._machine[function](*self._inputs)
+
+    def outputs(self, function: str) -> list[Any]:
+        """The arrays that the last run returned."""
+        return arrays_of(self._found)
+
+
+def arrays_of(answer: Any) -> list[Any]:
+    """The arrays in what a function of a virtual machine returned."""
+    if hasattr(answer, "numpy"):
+        return [answer.numpy()]
+    return [array for part in answer for array in arrays_of(part)]
