@@ -30,8 +30,9 @@ def make(engine: sa.Engine, jobs: int) -> None:
         return sa.case((layer > _BIG * layers, small), (solver <= PER_LAYER // 2, 1), else_=2)
 
     fill(engine, Filling(layers, trials=3, session_of=session_of, imported=20))
-    failed = sa.select(Job.id).where(Job.id % 50 == 0, Job.session_id != 20)
-    waits = sa.select(Job.id).where(Job.id % 2 == 1, Job.session_id == 3)
+    spread = Job.config_id + Job.solver_id
+    failed = sa.select(Job.id).where(spread % 50 == 0, Job.session_id != 20)
+    waits = sa.select(Job.id).where(spread % 2 == 1, Job.session_id == 3)
     with writing(engine) as connection:
         for table in (FindDb, TrialRow, StepResultRow):
             connection.execute(sa.delete(table).where(table.job_id.in_(waits)))

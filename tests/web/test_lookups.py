@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from command_lines import Ended
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("golden", "reports")]
@@ -23,7 +24,7 @@ from tuna import api
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import benchmarks
 from tuna.db.engine import writing
-from tuna.db.models import ConfigTag
+from tuna.db.models import ConfigTag, Job, StepResultRow
 from tuna.models import store
 from tuna.models.manifest import Manifest, ManifestTask
 from tuna.settings import get_settings
@@ -40,13 +41,17 @@ def filled(
         monkeypatch.setenv(name, value)
     get_settings.cache_clear()
     scene = Scene(api.open_database())
-    first = scene.session({(A, ASM): 2.0, (A, GEMM): 1.5, (B, ASM): 3.0, (C, GEMM): 0.25})
-    second = scene.session({(A, ASM): 1.0, (B, ASM): 3.5})
+    times = {(A, ASM): 2.0, (A, GEMM): 1.5, (B, ASM): 3.0, (C, GEMM): 0.25}
+    first = scene.session(times, "noop")
+    second = scene.session({(A, ASM): 1.0, (B, ASM): 3.5}, "noop")
     with scene.builder() as build:
         for driver in (A, B, C):
             build.insert(ConfigTag, tag="net", config_id=build.config(driver), recurrent=False)
-        failing = build.job(first, build.config(A), build.solver("Other", "miopen"), "errored")
+        failing = build.job(first, build.config(A), build.solver("Other", "noop"), "errored")
         build.step(failing, "eval", 1.0, 1.0, "gpu", ok=False, cause="run_error")
+    scene.execute(sa.update(Job).values(steps="build,measure", step="measure"))
+    for old, new in (("compile", "build"), ("eval", "measure")):
+        scene.execute(sa.update(StepResultRow).where(StepResultRow.step == old).values(step=new))
     scene.build(1, first)
     scene.build(2, second, base=1)
     task = TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, 1, 1), layouts="native")
@@ -56,7 +61,7 @@ def filled(
     with writing(scene.engine) as connection:
         store.save(connection, "a/net", manifest, {})
         benchmarks.store(connection, "run", [row("net.so", 2.0), row("old.so", 4.0)])
-    (entry, *_) = scene.entries(2)
+    (entry, *_) = scene.entries(2, "noop")
     return {"first": first, "second": second, "entry": entry.id, "job": failing}
 
 
@@ -90,7 +95,7 @@ SAME = (
     ("golden report 2", "golden/2/report", ""),
     ("golden report 2 --min-gain 99%", "golden/2/report?min_gain=0.99", ""),
     ("golden report 1 --session-id {second}", "golden/1/report?session_id={second}", ""),
-    ("workers list", "workers", ""),
+    ("workers", "workers", ""),
 )
 
 
@@ -113,7 +118,7 @@ def test_each_endpoint_says_what_its_command_says(
         if name == "sessions":  # the newest first, as pages have them
             said.reverse()
         assert said == told, path
-        assert said or "workers" in words, "something is compared"
+        assert said or words == "workers", "something is compared"
 
 
 def test_a_table_is_also_a_file_with_all_rows(
@@ -130,9 +135,7 @@ def test_a_table_is_also_a_file_with_all_rows(
         where = f"/v1/{path.format(**filled)}"
         rows = visitor.get(where).json()
         rows = rows[name] if name else rows
-        answer = visitor.get(where, params={**httpx.URL(where).params, "format": "csv", "limit": 1})
-        if answer.status_code == 422:  # has no pages
-            answer = visitor.get(where, params={**httpx.URL(where).params, "format": "csv"})
+        answer = visitor.get(f"{where}{'&' if '?' in where else '?'}format=csv")
         assert answer.headers["content-type"].startswith("text/csv"), (path, answer.text)
         assert answer.headers["content-disposition"].startswith("attachment")
         read = list(csv.DictReader(io.StringIO(answer.text)))
@@ -159,8 +162,7 @@ def test_pages_follow_each_other_by_cursor(
         ("golden/2/entries", "entries"),
         ("query", "rows"),
     ):
-        given = dict(httpx.URL(f"/v1/{path}").params.multi_items())
-        where = f"/v1/{path}{'&' if given else '?'}"
+        where = f"/v1/{path}{'&' if '?' in path else '?'}"
         whole = visitor.get(f"{where}limit=500").json()[name]
         found, page = [], {"next": ""}
         while page["next"] is not None:

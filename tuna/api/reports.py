@@ -71,12 +71,17 @@ def write_report(figures: ReportFigures | int, path: Path, against: int | None =
 
 
 def coverage(
-    name: str, arch: str, *, device: str | None = None, library: str | None = None
+    name: str,
+    arch: str,
+    *,
+    device: str | None = None,
+    library: str | None = None,
+    index: LayerIndex | None = None,
 ) -> Coverage:
     """Return the part of a model, network or tag that has results on `arch`; see `models.coverage`.
     Raises NotFound."""
     with reading(open_database()) as connection:
-        return read_coverage(connection, name, arch, device=device, library=library)
+        return read_coverage(connection, name, arch, device=device, library=library, index=index)
 
 
 def best(

@@ -107,6 +107,7 @@ def best(
 
 @router.get("/coverage/{name:path}")
 def coverage(
+    request: Request,
     _: Reader,
     name: str,
     arch: str,
@@ -116,7 +117,8 @@ def coverage(
 ) -> Response:
     """Return the part of a model, network or tag that has results on an architecture, as `tuna
     coverage` does; in CSV its layers."""
-    found = api.coverage(name, arch, device=device, library=library)
+    index = request.app.state.layers
+    found = api.coverage(name, arch, device=device, library=library, index=index)
     return table("coverage", found.layers, format, found)
 
 

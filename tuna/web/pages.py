@@ -148,9 +148,10 @@ def explain(visitor: Reader, version: Version, key: str, library: str | None = N
 
 
 @router.get("/models")
-def models(visitor: Reader, name: str = "", arch: str = "") -> Response:
+def models(request: Request, visitor: Reader, name: str = "", arch: str = "") -> Response:
     """List models, with the coverage of one."""
-    coverage = api.coverage(name, arch) if name and arch else None
+    index = request.app.state.layers
+    coverage = api.coverage(name, arch, index=index) if name and arch else None
     wanted = {"name": name, "arch": arch}
     csv = f"/v1/coverage/{quote(name)}?{urlencode({'arch': arch, 'format': 'csv'})}"
     facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
