@@ -26,8 +26,10 @@ from tuna.results.selectable import BOTH, Results
 
 #: Layers that are asked for at once.
 MOST_LAYERS = 1000
-#: Configs that are read at once, and similar ones that are looked at first.
-_BATCH, _FIRST = 5000, 8
+#: Configs that are read at once.
+_BATCH = 5000
+#: As many similar configs are looked at, then all that have results.
+_NEAREST = (8, 256)
 #: Distances that differ by less are equal.
 _ALIKE = 1e-9
 #: Environments are looked up this often, for as many scopes at most.
@@ -248,7 +250,7 @@ class LayerIndex:
             there = self._families[like]
             if among is not None:
                 there = there.only(among)
-            found |= {layer: there.nearest(layer, most) for layer in those}
+            found |= there.nearest(those, most)
         return {layer: ids for layer, ids in found.items() if ids}
 
 
@@ -282,20 +284,27 @@ class _Family:
         labels = tuple(self.labels[place] for place in places.tolist())
         return _Family(self.ids[places], labels, self.sizes[:, places])
 
-    def nearest(self, layer: Config, most: int) -> list[int]:
-        """Return ids of the nearest."""
-        distances = np.abs(self.sizes - np.array(log_sizes(layer))[:, None]).sum(axis=0)
-        places = np.arange(len(distances))
-        if len(places) > most + 1:  # with its own
-            last = np.partition(distances, most)[most]
-            places = np.flatnonzero(distances <= last + _ALIKE)
-        # rounded, so that equal ones are ordered by label
-        order = sorted(
-            (round(float(distances[place]) / _ALIKE), self.labels[place], int(self.ids[place]))
-            for place in places.tolist()
-            if distances[place] > _ALIKE
-        )
-        return [number for _, _, number in order[:most]]
+    def nearest(self, layers: Iterable[Config], most: int) -> dict[Config, list[int]]:
+        """Return ids of the nearest of each of some layers of the family."""
+        # arrays of this size are not had for nothing: they are written anew for each layer
+        ratios, distances = np.empty_like(self.sizes), np.empty(len(self.ids))
+        ordered, found = np.empty_like(distances), {}
+        for layer in layers:
+            np.subtract(self.sizes, np.array(log_sizes(layer))[:, None], out=ratios)
+            np.abs(ratios, out=ratios).sum(axis=0, out=distances)
+            farthest = np.inf
+            if len(distances) > most + 1:  # with its own
+                ordered[:] = distances
+                ordered.partition(most)
+                farthest = ordered[most] + _ALIKE
+            # rounded, so that equal ones are ordered by label
+            order = sorted(
+                (round(float(distances[place]) / _ALIKE), self.labels[place], int(self.ids[place]))
+                for place in np.flatnonzero(distances <= farthest).tolist()
+                if distances[place] > _ALIKE
+            )
+            found[layer] = [number for _, _, number in order[:most]]
+        return found
 
 
 def nearest(
@@ -308,14 +317,20 @@ def nearest(
     """Return for each layer the fastest result of the most similar config that has one, with these
     fields; layers without any are left out."""
     index.refresh(connection)
-    close = index.nearest(layers, _FIRST)
-    there = _with_results(connection, environments, set().union(*close.values()))
-    firsts = {layer: [one for one in ids if one in there][:1] for layer, ids in close.items()}
-    # all results are looked at for layers alone whose nearest have none
-    left = [layer for layer, first in firsts.items() if not first]
-    if left:
-        firsts |= index.nearest(left, 1, _with_results(connection, environments))
-    chosen = {layer: first[0] for layer, first in firsts.items() if first}
+    chosen: dict[Config, int] = {}
+    left = list(layers)
+    for most in _NEAREST:
+        close = index.nearest(left, most)
+        there = _with_results(connection, environments, set().union(*close.values()))
+        for layer, ids in close.items():
+            if usable := [one for one in ids if one in there]:
+                chosen[layer] = usable[0]
+        left = [layer for layer in close if layer not in chosen]
+        if not left:
+            break
+    else:
+        close = index.nearest(left, 1, _with_results(connection, environments))
+        chosen |= {layer: ids[0] for layer, ids in close.items()}
     rows = fastest(connection, environments, "config_id", chosen.values(), fields)
     return {layer: rows[number] for layer, number in chosen.items() if number in rows}
 

@@ -47,12 +47,15 @@ class Conditions:
         """On results of one provenance, without what concerns configs; `of_layers`: these are named
         beside it."""
         found: list[_Condition] = []
+        # a sum keeps SQLite from an index that has far more rows than the layers have
         if self.sessions is not None:
-            found.append(results["session_id"].in_(self.sessions))
+            column = results["session_id"]
+            found.append(
+                (column + 0 if of_layers and results.released else column).in_(self.sessions)
+            )
         if self.solvers is not None:
-            # the sum keeps SQLite from the index of the solver, which has far more rows
-            column = results["solver_id"] + 0 if of_layers else results["solver_id"]
-            found.append(column.in_(self.solvers))
+            column = results["solver_id"]
+            found.append((column + 0 if of_layers else column).in_(self.solvers))
         if self.wanted.since is not None:
             found.append(results["kept_at"] >= self.wanted.since)
         if self.device is not None:

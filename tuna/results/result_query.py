@@ -104,9 +104,7 @@ def winners(
     meant = conditions(connection, wanted)
     found: dict[int, Any] = {}
     for layers in _layers(connection, meant, after + 1):
-        for row in _results(connection, meant, layers):
-            if row.time_ms is None:
-                continue
+        for row in sorted(_fastest(connection, meant, layers), key=_place):
             before = found.setdefault(row.config_id, row)
             if before.family == BASELINE != row.family:
                 found[row.config_id] = row
@@ -238,7 +236,7 @@ def _from_layers(query: sa.Select[Any], results: Results, layers: Sequence[int])
 
 
 def _results(
-    connection: sa.Connection, meant: Conditions, layers: Sequence[int], limit: int | None = None
+    connection: sa.Connection, meant: Conditions, layers: Sequence[int], limit: int
 ) -> list[Any]:
     """Results of these configs, one more than the limit of each source."""
     found: list[Any] = []
@@ -254,11 +252,28 @@ def _results(
             results["id"],
         )
         found += connection.execute(
-            rows.where(*meant.of(results, of_layers=True))
-            .order_by(*order)
-            .limit(limit and limit + 1)
+            rows.where(*meant.of(results, of_layers=True)).order_by(*order).limit(limit + 1)
         )
     return sorted(found, key=_place)
+
+
+def _fastest(connection: sa.Connection, meant: Conditions, layers: Sequence[int]) -> list[Any]:
+    """The fastest result of each of these configs and each source, a baseline where it is the only
+    one."""
+    found: list[Any] = []
+    for results in BOTH:
+        order = (
+            results["family"] == BASELINE,
+            *(results[name] for name in ("time_ms", "solver", "id")),
+        )
+        place = sa.func.row_number().over(partition_by=results["config_id"], order_by=order)
+        ranked = results.over([results["id"], place.label("place")], ("time_ms", "family"))
+        timed = (results["time_ms"].is_not(None), *meant.of(results, of_layers=True))
+        first = _from_layers(ranked, results, layers).where(*timed).subquery()
+        rows = results.select(*_COPIED, *_READ, *(_OF_ENTRY if results.released else ()))
+        rows = rows.join(first, first.c.id == results["id"]).where(first.c.place == 1)
+        found += connection.execute(rows)
+    return found
 
 
 def _place(row: Any) -> tuple[Any, ...]:
