@@ -48,6 +48,8 @@ def filled(
         for driver in (A, B, C):
             build.insert(ConfigTag, tag="net", config_id=build.config(driver), recurrent=False)
         failing = build.job(first, build.config(A), build.solver("Other", "noop"), "errored")
+        build.trial(failing, 0, None, cause="run_error")
+        build.trial(failing, 1, 2.0)
         build.step(failing, "eval", 1.0, 1.0, "gpu", ok=False, cause="run_error")
     scene.execute(sa.update(Job).values(steps="build,measure", step="measure"))
     for old, new in (("compile", "build"), ("eval", "measure")):
@@ -87,6 +89,7 @@ SAME = (
     ("query", "query", "rows"),
     ("query --arch gfx90a --n-best 2", "query?arch=gfx90a&n_best=2", "rows"),
     ("coverage net --arch gfx90a", "coverage/net?arch=gfx90a", ""),
+    ("coverage net --arch gfx90a --library noop", "coverage/net?arch=gfx90a&library=noop", ""),
     ("model list", "models", ""),
     ("model show a/net", "models/a/net", ""),
     ("model benchmarks", "benchmarks", ""),
@@ -114,7 +117,7 @@ def test_each_endpoint_says_what_its_command_says(
             assert said["next"] is None
             said = said[name]
         elif isinstance(said, dict):
-            said.pop("next", None)  # of a comparison
+            said.pop("next", None)  # of a page of layers
         if name == "sessions":  # the newest first, as pages have them
             said.reverse()
         assert said == told, path
@@ -159,6 +162,8 @@ def test_pages_follow_each_other_by_cursor(
         (f"sessions/{first}/jobs", "jobs"),
         (f"sessions/{first}/results", "rows"),
         (f"compare?session_id={first}&session_id=2", "layers"),
+        ("coverage/net?arch=gfx90a", "layers"),
+        (f"jobs/{filled['job']}/trials", "trials"),
         ("golden/2/entries", "entries"),
         ("query", "rows"),
     ):

@@ -98,6 +98,7 @@ from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
 from tuna.api.reports import list_jobs as list_jobs
+from tuna.api.reports import list_trials as list_trials
 from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
 from tuna.api.reports import show_job as show_job
@@ -165,6 +166,7 @@ from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.models.coverage import Coverage as Coverage
+from tuna.models.coverage import CoveredLayer as CoveredLayer
 from tuna.models.store import StoredModel as StoredModel
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands

@@ -21,7 +21,15 @@ from tuna.policies import POLICIES
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import Comparison, compare
 from tuna.reports.html import write
-from tuna.reports.job_list import JobFigures, JobFilter, JobLine, read_job, read_page
+from tuna.reports.job_list import (
+    JobFigures,
+    JobFilter,
+    JobLine,
+    TrialFigures,
+    read_job,
+    read_page,
+    read_trials,
+)
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
 from tuna.results.best import BestResult, LayerIndex, Scope
@@ -77,11 +85,15 @@ def coverage(
     device: str | None = None,
     library: str | None = None,
     index: LayerIndex | None = None,
+    most_layers: int | None = None,
 ) -> Coverage:
     """Return the part of a model, network or tag that has results on `arch`; see `models.coverage`.
-    Raises NotFound."""
+
+    Raises NotFound, and BadInput for more than `most_layers` layers.
+    """
     with reading(open_database()) as connection:
-        return read_coverage(connection, name, arch, device=device, library=library, index=index)
+        scope = Scope(arch, device, library)
+        return read_coverage(connection, name, scope, index, most_layers)
 
 
 def best(
@@ -125,6 +137,12 @@ def list_jobs(wanted: JobFilter) -> Page[JobLine]:
     """A page of a session's jobs; raises NotFound, BadInput."""
     with reading(open_database()) as connection:
         return read_page(connection, wanted)
+
+
+def list_trials(job_id: int, limit: int, after: int = 0) -> Page[TrialFigures]:
+    """A page of a job's trials; raises NotFound."""
+    with reading(open_database()) as connection:
+        return read_trials(connection, job_id, limit, after)
 
 
 def show_job(job_id: int) -> JobFigures:

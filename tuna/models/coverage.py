@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config
 from tuna.db import networks
-from tuna.errors import NotFound
+from tuna.errors import BadInput, NotFound
 from tuna.results.best import (
     Cover,
     LayerIndex,
@@ -85,20 +85,24 @@ class Coverage:
 def coverage(
     connection: sa.Connection,
     name: str,
-    arch: str,
-    *,
-    device: str | None = None,
-    library: str | None = None,
+    scope: Scope,
     index: LayerIndex | None = None,
+    most_layers: int | None = None,
 ) -> Coverage:
-    """Return the coverage of the model, network or tag `name` by results on `arch` (and `device`,
-    text in its name); `index`: that of an earlier question, which need not be read again.
+    """Return the coverage of the model, network or tag `name` by results on an architecture;
+    `index`: that of an earlier question, which need not be read again.
 
     Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
-    NotFound for a name that is neither, and for an architecture without any session.
+    NotFound for a name that is neither, and for a scope without any session; BadInput for more than
+    `most_layers` layers.
     """
     subject, weights = _weights(connection, name)
-    environments = find_environments(connection, Scope(arch, device, library))
+    if most_layers is not None and len(weights) > most_layers:
+        raise BadInput(
+            f"The {subject} has {len(weights)} layers, too many for one answer.",
+            hint=f"type `tuna coverage {name} --arch {scope.arch} --json`",
+        )
+    environments = find_environments(connection, scope)
     layers = dict(read_configs(connection, list(weights)))
     index = index or LayerIndex()
     exact = fastest(connection, environments, "config_id", list(weights), ["noisy"])
@@ -110,7 +114,7 @@ def coverage(
     ]
     order = list(reversed(Cover))
     found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
-    return Coverage(subject, arch, tuple(found))
+    return Coverage(subject, scope.arch or "", tuple(found))
 
 
 def _covered(layer: Config, weight: int, best: Any, near: Any) -> CoveredLayer:

@@ -28,8 +28,8 @@ from tuna.results.selectable import BOTH, Results
 MOST_LAYERS = 1000
 #: Configs that are read at once.
 _BATCH = 5000
-#: As many similar configs are looked at, then all that have results.
-_NEAREST = (8, 256)
+#: As many similar configs are looked at, for so many layers at most; then all that have results.
+_NEAREST = ((8, MOST_LAYERS), (256, 32))
 #: Distances that differ by less are equal.
 _ALIKE = 1e-9
 #: Environments are looked up this often, for as many scopes at most.
@@ -319,16 +319,16 @@ def nearest(
     index.refresh(connection)
     chosen: dict[Config, int] = {}
     left = list(layers)
-    for most in _NEAREST:
+    for most, layers_at_most in _NEAREST:
+        if not 0 < len(left) <= layers_at_most:
+            continue
         close = index.nearest(left, most)
         there = _with_results(connection, environments, set().union(*close.values()))
         for layer, ids in close.items():
             if usable := [one for one in ids if one in there]:
                 chosen[layer] = usable[0]
         left = [layer for layer in close if layer not in chosen]
-        if not left:
-            break
-    else:
+    if left:
         close = index.nearest(left, 1, _with_results(connection, environments))
         chosen |= {layer: ids[0] for layer, ids in close.items()}
     rows = fastest(connection, environments, "config_id", chosen.values(), fields)

@@ -13,8 +13,8 @@ from tuna.api.documents import csv_lines, json_text
 from tuna.db.bulk import Page
 from tuna.results.result_rows import DEFAULT_LIMIT
 
-#: Rows of a page at most: 500 kB.
-MOST_ROWS = 500
+#: Rows of a page at most; with fewer, if these are long.
+MOST_ROWS, _MOST_CHARS = 500, 480_000
 _LARGEST_ID = 2**63 - 1
 Form = Literal["json", "csv"]
 RowId = Annotated[int, Path(ge=1, le=_LARGEST_ID)]
@@ -52,13 +52,18 @@ class Paged(BaseModel):
         return {name: value for name, value in given.items() if value != ""}
 
     def answer(self, name: str, read: Callable[[int, int], Page[Any]]) -> Response:
-        """Return a page, `{name: rows, "next": cursor}`, or a file; `read`: returns rows behind
-        a cursor."""
-        if self.format == "json":
-            page = read(self.limit, self.cursor)
-            return answered({name: page.rows, "next": page.next})
-        page = read(MOST_ROWS, self.cursor)  # errors are answered before anything is sent
-        return _download(name, _texts(page, lambda after: read(MOST_ROWS, after)))
+        """Return a page, `{name: rows, "next": cursor}`, or a file; `read`: returns so many rows at
+        most behind a cursor."""
+        if self.format == "csv":
+            page = read(MOST_ROWS, self.cursor)  # errors are answered before anything is sent
+            return _download(name, _texts(page, lambda after: read(MOST_ROWS, after)))
+        limit = self.limit
+        while True:
+            page = read(limit, self.cursor)
+            text = json_text({name: page.rows, "next": page.next})
+            if len(text) <= _MOST_CHARS or limit == 1:
+                return Response(text, media_type="application/json")
+            limit = max(1, limit * _MOST_CHARS * 4 // 5 // len(text))
 
 
 def _texts(page: Page[Any], read: Callable[[Any], Page[Any]]) -> Iterator[str]:

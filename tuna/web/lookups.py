@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +19,7 @@ from tuna.api.documents import model_document, overview_document, size_document,
 from tuna.db.bulk import Page
 from tuna.golden.versions import MAX_VERSION
 from tuna.reports.job_list import JobFilter
-from tuna.results.best import MOST_LAYERS
+from tuna.results.best import MOST_LAYERS, LayerIndex
 from tuna.results.result_rows import ResultFilter, moment
 from tuna.web.answers import Form, Number, Paged, RowId, answered, table
 from tuna.web.visitors import Anyone, Reader
@@ -26,6 +27,8 @@ from tuna.web.visitors import Anyone, Reader
 router = APIRouter(prefix="/v1")
 #: Jobs of a session that is reported, and layers of sessions that are compared.
 _MOST_REPORTED, _MOST_COMPARED = 500, 2000
+#: Layers of a tag whose coverage is asked for.
+_MOST_COVERED = 2000
 #: Sizes are counted again after this: to do so reads each trial.
 _SIZES_S = 60.0
 
@@ -105,21 +108,38 @@ def best(
     return answered(found)
 
 
+class Covered(Paged):
+    """What a model, network or tag is to be covered on, and a page of its layers."""
+
+    cursor: str = Field("", max_length=64, description="`next` of the page before")  # type: ignore[assignment]
+    arch: str
+    device: str | None = None
+    library: str | None = None
+
+    def read(self, name: str, index: LayerIndex) -> api.Coverage:
+        """Return the coverage; raises BadInput for a tag with too many layers."""
+        scope = {"arch": self.arch, "device": self.device, "library": self.library}
+        return api.coverage(name, **scope, index=index, most_layers=_MOST_COVERED)
+
+    def page(self, layers: Sequence[api.CoveredLayer]) -> Page[api.CoveredLayer]:
+        """Return the layers behind the one that the cursor names."""
+        keys = [one.config_key for one in layers]
+        first = keys.index(self.cursor) + 1 if self.cursor in keys else 0
+        there = layers[first : first + self.limit]
+        more = first + self.limit < len(layers)
+        return Page(tuple(there), there[-1].config_key if more else None)
+
+
 @router.get("/coverage/{name:path}")
 def coverage(
-    request: Request,
-    _: Reader,
-    name: str,
-    arch: str,
-    device: str | None = None,
-    library: str | None = None,
-    format: Form = "json",
+    request: Request, _: Reader, name: str, wanted: Annotated[Covered, Query()]
 ) -> Response:
     """Return the part of a model, network or tag that has results on an architecture, as `tuna
-    coverage` does; in CSV its layers."""
-    index = request.app.state.layers
-    found = api.coverage(name, arch, device=device, library=library, index=index)
-    return table("coverage", found.layers, format, found)
+    coverage` does, with a page of its layers; in CSV all of them."""
+    found = wanted.read(name, request.app.state.layers)
+    page = wanted.page(found.layers)
+    document = found.as_json() | {"layers": page.rows, "next": page.next}
+    return table("layers", found.layers, wanted.format, document)
 
 
 @router.get("/sessions")
@@ -261,16 +281,20 @@ def jobs(_: Reader, session_id: RowId, wanted: Annotated[WantedJobs, Query()]) -
 
 @router.get("/jobs/{job_id}")
 def job(_: Reader, job_id: RowId) -> Response:
-    """Return one job with every attempt and its trials."""
+    """Return one job with every attempt, its first trials, and the command that repeats it."""
     return answered(api.show_job(job_id))
 
 
-@router.get("/jobs/{job_id}/{rows}")
-def rows_of_job(
-    _: Reader, job_id: RowId, rows: Literal["attempts", "trials"], format: Form = "json"
-) -> Response:
-    """Return every attempt at a job, or its trials."""
-    return table(rows, getattr(api.show_job(job_id), rows), format)
+@router.get("/jobs/{job_id}/attempts")
+def attempts(_: Reader, job_id: RowId, format: Form = "json") -> Response:
+    """Return every accepted attempt at a job."""
+    return table("attempts", api.show_job(job_id).attempts, format)
+
+
+@router.get("/jobs/{job_id}/trials")
+def trials(_: Reader, job_id: RowId, wanted: Annotated[Paged, Query()]) -> Response:
+    """Return the trials of a job by id."""
+    return wanted.answer("trials", partial(api.list_trials, job_id))
 
 
 @router.get("/workers")

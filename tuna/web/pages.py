@@ -22,7 +22,7 @@ from tuna.reports import formats
 from tuna.vocabulary import Cause, State
 from tuna.web import changes
 from tuna.web.answers import Paged, RowId
-from tuna.web.lookups import Compared, Layers, Version, Wanted, WantedEntries, WantedJobs
+from tuna.web.lookups import Compared, Covered, Layers, Version, Wanted, WantedEntries, WantedJobs
 from tuna.web.visitors import Admin, Reader, Role, Visitor
 
 router = APIRouter(include_in_schema=False)
@@ -105,11 +105,20 @@ def results(visitor: Reader, session_id: RowId, wanted: Annotated[Layers, Query(
     return _page("query.html.j2", visitor, title, "/sessions", wanted=wanted.model_dump(), **facts)
 
 
+class JobView(Paged):
+    """A page of a job's trials, and what came of a change."""
+
+    told: str = ""
+
+
 @router.get("/jobs/{job_id}")
-def job(visitor: Reader, job_id: RowId, told: str = "") -> Response:
+def job(visitor: Reader, job_id: RowId, wanted: Annotated[JobView, Query()]) -> Response:
     """Show a job with every attempt and its trials."""
     found = api.show_job(job_id)
-    return _page("job.html.j2", visitor, f"Job {job_id}", "/sessions", job=found, told=told[:300])
+    page = api.list_trials(job_id, wanted.limit, wanted.cursor)
+    more = _links(f"/jobs/{job_id}", wanted, page.next)["more"]
+    facts = {"job": found, "trials": page.rows, "more": more, "told": wanted.told[:300]}
+    return _page("job.html.j2", visitor, f"Job {job_id}", "/sessions", **facts)
 
 
 @router.get("/query")
@@ -150,8 +159,9 @@ def explain(visitor: Reader, version: Version, key: str, library: str | None = N
 @router.get("/models")
 def models(request: Request, visitor: Reader, name: str = "", arch: str = "") -> Response:
     """List models, with the coverage of one."""
-    index = request.app.state.layers
-    coverage = api.coverage(name, arch, index=index) if name and arch else None
+    coverage = None
+    if name and arch:
+        coverage = Covered(arch=arch).read(name, request.app.state.layers)
     wanted = {"name": name, "arch": arch}
     csv = f"/v1/coverage/{quote(name)}?{urlencode({'arch': arch, 'format': 'csv'})}"
     facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
@@ -312,7 +322,7 @@ def _done(answer: Response, back: str) -> Response:
 
 def _links(place: str, wanted: Paged, following: object) -> dict[str, str]:
     """Return the addresses of the next page, empty if there is none, and of the whole as CSV."""
-    given = wanted.model_dump(exclude={"cursor", "format"}, exclude_defaults=True)
+    given = wanted.model_dump(exclude={"cursor", "format", "told"}, exclude_defaults=True)
     more = {**given, "cursor": following}
     return {
         "more": "" if following is None else f"{place}?{urlencode(more, doseq=True)}",
